@@ -1,0 +1,15 @@
+BOT_NAME = "example"
+SPIDER_MODULES = ["example.spiders"]
+
+# The one line. A job directory (scrapy crawl docs -s JOBDIR=job) makes it last.
+DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
+
+# How many different requests the crawl is expected to schedule, and how often a new one may be
+# taken for seen: here, one in a million.
+BLOOM_EXPECTED_REQUESTS = 10_000
+BLOOM_ERROR_RATE = 1e-6
+
+ROBOTSTXT_OBEY = True
+CONCURRENT_REQUESTS_PER_DOMAIN = 16
+DOWNLOAD_DELAY = 0
+LOG_LEVEL = "INFO"

@@ -1,0 +1,58 @@
+"""Where a filter is kept: what every place must offer, and which one the settings ask for."""
+
+from pathlib import Path
+from typing import Protocol
+
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.status import FilterStatus
+
+
+class Backend(Protocol):
+    """A place that keeps a filter for a crawl.
+
+    It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
+    `add`, `close`.
+    """
+
+    def open(self) -> None:
+        """Make the filter ready, leaving what is stored as it is; raises BloomError."""
+
+    def begin(self) -> None:
+        """The crawl begins: from now to `close`, its end counts as unclean."""
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint; True if it was new."""
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        """Whether a fingerprint is recorded (or, at the error rate, seems to be)."""
+
+    def status(self) -> FilterStatus:
+        """The filter's figures now; not to be called after `close`."""
+
+    def close(self) -> None:
+        """Make everything durable and end; the last call. Raises BloomError."""
+
+
+def create_backend(
+    settings: BloomSettings, *, job_dir: str | None, spider: str, fingerprinter: str
+) -> Backend:
+    """The backend that the settings ask for, not yet opened.
+
+    Args:
+        settings: the BLOOM_* settings.
+        job_dir: Scrapy's job directory, None without one.
+        spider: the spider's name.
+        fingerprinter: import path of the request fingerprinter's class.
+    """
+    return LocalBackend(
+        settings.directory(job_dir, spider),
+        capacity=settings.expected_requests,
+        error_rate=settings.error_rate,
+        salt=settings.salt,
+        fingerprinter=fingerprinter,
+        spider=spider,
+        job_dir=Path(job_dir) if job_dir else None,
+        on_unclean_shutdown=settings.on_unclean_shutdown,
+        sync_secs=settings.sync_secs,
+    )

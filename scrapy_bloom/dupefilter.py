@@ -1,0 +1,274 @@
+"""Scrapy's side: the duplicate filter's life in a crawl, its log lines and its stats."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scrapy import Request, Spider
+from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.job import job_dir
+from scrapy.utils.python import global_object_name
+from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
+
+from scrapy_bloom.backend import Backend, create_backend
+from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.jobdir import queue_path
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.settings import BloomSettings
+
+if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+    from scrapy.statscollectors import StatsCollector
+
+logger = logging.getLogger(__name__)
+
+# Stats are brought up to date every so many new requests: often enough to watch a crawl, and
+# too seldom to cost anything.
+_STATS_EVERY = 1000
+
+
+class BloomDupeFilter(BaseDupeFilter):
+    """Scrapy's set of seen requests as a Bloom filter: `DUPEFILTER_CLASS` in the settings.
+
+    A request seen before is always filtered. A new one is taken for seen, and never crawled,
+    with a chance of at most `BLOOM_ERROR_RATE` while no more than `BLOOM_EXPECTED_REQUESTS` are
+    recorded. Should the filter itself fail, requests are crawled (again) rather than dropped.
+
+    Args:
+        backend: an opened backend.
+        fingerprinter: the crawler's request fingerprinter.
+        stats: the crawler's stats, for the bloom/* and dupefilter/* values.
+        debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
+        spider: the spider, for the log records.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        fingerprinter: RequestFingerprinterProtocol,
+        *,
+        stats: "StatsCollector",
+        debug: bool = False,
+        spider: Spider | None = None,
+    ) -> None:
+        self.backend = backend
+        self.debug = debug
+        self._fingerprint: Callable[[Request], bytes] = fingerprinter.fingerprint
+        self._add = backend.add
+        self._stats = stats
+        self._extra = {"spider": spider}
+        self._logged_duplicate = self._logged_failure = self._closed = False
+        self._added = 0
+        status = backend.status()
+        self._known = status.count
+        self._warn_at = status.capacity
+        self._failures = 0
+        self._look_at = 0
+        self._plan_look()
+
+    @classmethod
+    def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
+        """Build the filter that the settings ask for, with its files locked and verified.
+
+        It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
+        between: a queue that belongs to another running crawl, or to a crashed one, must not be
+        touched.
+
+        Raises:
+            BloomError: with one line that says what to do. It is logged as well, because Scrapy
+                buries it under an error of its own.
+        """
+        fingerprinter = crawler.request_fingerprinter
+        assert fingerprinter is not None
+        assert crawler.stats is not None
+        try:
+            if _is_shell(crawler):
+                backend = _shell_backend(crawler)
+            else:
+                backend = create_backend(
+                    BloomSettings.from_settings(crawler.settings),
+                    job_dir=job_dir(crawler.settings),
+                    spider=crawler.spidercls.name,
+                    fingerprinter=global_object_name(type(fingerprinter)),
+                )
+            backend.open()
+        except BloomError as error:
+            logger.error("%s", error, extra={"spider": crawler.spider})  # noqa: TRY400 - one line
+            raise
+        return cls(
+            backend,
+            fingerprinter,
+            stats=crawler.stats,
+            debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
+            spider=crawler.spider,
+        )
+
+    def open(self) -> None:
+        """Begin the crawl: mark the filter as in use, say what it is."""
+        self.backend.begin()
+        status = self.backend.status()
+        logger.info(
+            "Bloom filter in %s: %s requests at error rate %g, %s; %s already recorded",
+            status.location,
+            f"{status.capacity:,}",
+            status.error_rate,
+            _size(status.nbytes),
+            f"{status.count:,}",
+            extra=self._extra,
+        )
+        self._look()
+
+    def request_seen(self, request: Request) -> bool:
+        """Whether the request was seen before; a new one is recorded.
+
+        Never raises: Scrapy would lose the request. When anything fails, the request passes as
+        new, and `bloom/errors` counts it.
+        """
+        try:
+            if not self._add(self._fingerprint(request)):
+                return True
+            self._added += 1
+            if self._added == self._look_at:
+                self._look()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
+            self._failed(request, error)
+        return False
+
+    def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
+        """End the crawl: tell the figures, write the filter out, and mark it as closed."""
+        if self._closed:
+            return
+        self._closed = True
+        status = self.backend.status()
+        self._update_stats()
+        drops = status.expected_false_drops
+        self._stats.set_value("bloom/expected_false_drops", drops)
+        try:
+            self.backend.close()
+        except StorageError as error:
+            self._failures += 1
+            self._update_errors(status.errors)
+            logger.error("%s", error, extra=self._extra)  # noqa: TRY400 - one line
+        logger.info(
+            "Bloom filter closed: %s requests recorded, %s in all, %.1f %% of the bits set, "
+            "error rate now %.2g, expected false drops %.2g",
+            f"{self._added:,}",
+            f"{status.count:,}",
+            100 * status.fill_ratio,
+            status.error_rate_now,
+            drops,
+            extra=self._extra,
+        )
+
+    def log(self, request: Request, spider: Spider) -> None:
+        """Log that a request was filtered, and count it, as Scrapy's own filter does."""
+        if self.debug:
+            logger.debug(
+                "Filtered duplicate request: %(request)s (referer: %(referer)s)",
+                {"request": request, "referer": referer_str(request)},
+                extra={"spider": spider},
+            )
+        elif not self._logged_duplicate:
+            logger.debug(
+                "Filtered duplicate request: %(request)s - no more duplicates will be shown (see "
+                "DUPEFILTER_DEBUG to show all duplicates)",
+                {"request": request},
+                extra={"spider": spider},
+            )
+            self._logged_duplicate = True
+        self._stats.inc_value("dupefilter/filtered")
+
+    def _failed(self, request: Request, error: Exception) -> None:
+        self._failures += 1
+        self._update_errors(0)
+        if not self._logged_failure:
+            self._logged_failure = True
+            logger.error(
+                "The Bloom filter failed on %s: it is crawled, whether it was seen or not. More "
+                "failures are counted in bloom/errors, not logged",
+                request,
+                exc_info=error,
+                extra=self._extra,
+            )
+
+    def _look(self) -> None:
+        """Every now and then: stats, and whether the filter is full."""
+        if self._known + self._added >= self._warn_at:
+            self._warn_full()
+        self._plan_look()
+        self._update_stats()
+
+    def _plan_look(self) -> None:
+        regular = self._added + _STATS_EVERY
+        self._look_at = min(regular, max(self._added + 1, self._warn_at - self._known))
+
+    def _warn_full(self) -> None:
+        status = self.backend.status()
+        while self._warn_at <= status.count:
+            self._warn_at *= 2
+        logger.warning(
+            "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
+            "(asked for: %g) and rises with each further request, so that more and more new pages "
+            "are taken for seen. For the next crawl, raise BLOOM_EXPECTED_REQUESTS",
+            f"{status.count:,}",
+            f"{status.capacity:,}",
+            status.error_rate_now,
+            status.error_rate,
+            extra=self._extra,
+        )
+
+    def _update_stats(self) -> None:
+        status = self.backend.status()
+        for name, value in (
+            ("added", self._added),
+            ("capacity", status.capacity),
+            ("fill_ratio", status.fill_ratio),
+            ("error_rate", status.error_rate_now),
+            ("bytes", status.nbytes),
+        ):
+            self._stats.set_value(f"bloom/{name}", value)
+        self._update_errors(status.errors)
+
+    def _update_errors(self, storage_errors: int) -> None:
+        if errors := self._failures + storage_errors:
+            self._stats.max_value("bloom/errors", errors)
+
+
+def _is_shell(crawler: "Crawler") -> bool:
+    """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it."""
+    try:
+        engine = crawler.engine
+    except RuntimeError:  # Scrapy 2.19: not there yet
+        return False
+    return engine is not None and not crawler.crawling
+
+
+def _shell_backend(crawler: "Crawler") -> Backend:
+    """A filter in memory: what is fetched in a shell is not part of any crawl.
+
+    Raises:
+        StorageError: Scrapy's scheduler would take requests out of the queue in JOBDIR for the
+            shell, and they would be lost for the job.
+    """
+    if path := job_dir(crawler.settings):
+        queue = queue_path(Path(path))
+        if queue.exists() and any(entry.name != "active.json" for entry in queue.iterdir()):
+            raise StorageError(
+                f"a crawl is paused or running in JOBDIR = {path!r}, and the shell would take "
+                "requests out of its queue; start the shell with -s JOBDIR="
+            )
+    return LocalBackend(None, capacity=100_000, error_rate=1e-6)
+
+
+def _size(nbytes: int) -> str:
+    """A size for people, in units of 1,024.
+
+    >>> _size(8192), _size(3_604_480), _size(3_604_480 * 1024)
+    ('8.0 KiB', '3.4 MiB', '3.4 GiB')
+    """
+    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"

@@ -1,0 +1,63 @@
+"""The errors that scrapy_bloom raises.
+
+    BloomError
+      SettingError (also ValueError)           a BLOOM_* setting of a wrong type or out of range
+      GeometryMismatchError (also ValueError)  two filters that cannot be combined
+      SeenFileError                            a requests.seen file in neither of Scrapy's formats
+      StorageError                             the directory cannot be used
+        LockedError                            ... because a running crawl holds it
+        FilterFileError                        ... because of a filter file that cannot be trusted
+        FingerprinterMismatchError             ... because other fingerprints are recorded in it
+        UncleanShutdownError                   ... because the last run did not close it
+
+Each message is one line that names the setting or file, says what is wrong with it, and what
+to do next.
+"""
+
+__all__ = [
+    "BloomError",
+    "FilterFileError",
+    "FingerprinterMismatchError",
+    "GeometryMismatchError",
+    "LockedError",
+    "SeenFileError",
+    "SettingError",
+    "StorageError",
+    "UncleanShutdownError",
+]
+
+
+class BloomError(Exception):
+    """Base of every error that scrapy_bloom raises on purpose."""
+
+
+class SettingError(BloomError, ValueError):
+    """A BLOOM_* setting is unknown, of a wrong type or out of range."""
+
+
+class GeometryMismatchError(BloomError, ValueError):
+    """Two filters differ in size, number of hashes, hash scheme or salt."""
+
+
+class SeenFileError(BloomError):
+    """A requests.seen file is in neither of the two formats that Scrapy has written."""
+
+
+class StorageError(BloomError):
+    """The directory of a filter cannot be read, written or extended."""
+
+
+class LockedError(StorageError):
+    """Another running crawl uses the directory."""
+
+
+class FilterFileError(StorageError):
+    """A filter file is truncated, foreign, damaged or of a newer format."""
+
+
+class FingerprinterMismatchError(StorageError):
+    """A filter was recorded under another REQUEST_FINGERPRINTER_CLASS."""
+
+
+class UncleanShutdownError(StorageError):
+    """The last run did not close the filter, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"."""

@@ -1,0 +1,200 @@
+"""The header of a filter file: 4 KiB, then follow the blocks. All numbers are big-endian.
+
+    offset  bytes  content
+         0      8  magic
+         8      2  format version
+        10      2  hash scheme
+        12      2  variant (1: plain)
+        14      2  num_hashes
+        16      8  num_blocks
+        24      8  capacity
+        32      8  error_rate, a double
+        40      8  created_at, seconds since 1970, a double
+        48      4  generation number
+        52     16  salt
+        68      2  length of the fingerprinter's import path, then up to 1,024 bytes of UTF-8
+      1094      2  length of the spider's name, then up to 1,024 bytes of UTF-8
+      2120         zeros
+      4076      4  CRC32 of all that is before it; nothing up to here ever changes
+      4080      8  reserved state word
+      4088      8  state word: 1 bit "in use", 47 bits count, 16 bits CRC of the other six bytes
+
+The state changes while a crawl runs and must survive a kill at any instant. An aligned 8-byte
+store is one instruction, so the word is either the old or the new one, never half of each; and
+its own CRC tells a damaged byte from a written one.
+"""
+
+import binascii
+import os
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrapy_bloom.exceptions import FilterFileError, StorageError
+from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.sizing import Geometry
+
+MAGIC = b"\x89BLOOM\r\n"
+FORMAT_VERSION = 1
+VARIANT_PLAIN = 1
+HEADER_BYTES = 4096
+
+_VERSION = struct.Struct(">H")
+_FIXED = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}s")
+_TEXT_BYTES = 1024
+_TEXT = struct.Struct(f">H{_TEXT_BYTES}s")
+_CRC = struct.Struct(">I")
+_CRC_OFFSET = 4076
+_RESERVED_WORD = 4080 // 8
+STATE_WORD = 4088 // 8
+_IN_USE = 1 << 47
+_MAX_COUNT = _IN_USE - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What never changes in a filter file: its shape, its salt, and whose requests it holds."""
+
+    geometry: Geometry
+    capacity: int
+    error_rate: float
+    salt: bytes
+    fingerprinter: str
+    spider: str
+    created_at: float
+    generation: int = 1
+
+    def pack(self) -> bytes:
+        """The header's bytes up to and with its CRC."""
+        head = _FIXED.pack(
+            MAGIC,
+            FORMAT_VERSION,
+            HASH_SCHEME,
+            VARIANT_PLAIN,
+            self.geometry.num_hashes,
+            self.geometry.num_blocks,
+            self.capacity,
+            self.error_rate,
+            self.created_at,
+            self.generation,
+            self.salt,
+        )
+        body = head + _pack_text(self.fingerprinter) + _pack_text(self.spider)
+        body = body.ljust(_CRC_OFFSET, b"\0")
+        return body + _CRC.pack(binascii.crc32(body))
+
+
+@dataclass(frozen=True)
+class State:
+    """What changes in a filter file: how many are recorded, and whether it was closed."""
+
+    count: int
+    in_use: bool
+
+
+def read_header(path: Path) -> tuple[Header, State]:
+    """Read and verify the header of a filter file, without changing or locking anything.
+
+    Raises:
+        FilterFileError: the file is truncated, foreign, damaged or of a newer format.
+        StorageError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+    header, state = _unpack(path, raw)
+    expected = HEADER_BYTES + header.geometry.nbytes
+    if size != expected:
+        raise _unusable(path, f"has {size:,} bytes where its header promises {expected:,}")
+    return header, state
+
+
+def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
+    if not raw.startswith(MAGIC):
+        if not raw:
+            raise _unusable(path, "is empty")
+        if MAGIC.startswith(raw):
+            raise _unusable(path, f"is cut off after {len(raw)} bytes")
+        raise _unusable(path, "is not a filter of scrapy_bloom (it begins otherwise)")
+    if len(raw) < HEADER_BYTES:
+        raise _unusable(path, f"is cut off in its header, after {len(raw):,} bytes")
+    if (version := _VERSION.unpack_from(raw, len(MAGIC))[0]) > FORMAT_VERSION:
+        raise FilterFileError(
+            f"{path} has format version {version} (or is damaged), and this scrapy_bloom knows "
+            f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it. It was left as it is"
+        )
+    if binascii.crc32(raw[:_CRC_OFFSET]) != _CRC.unpack_from(raw, _CRC_OFFSET)[0]:
+        raise _unusable(path, "has a damaged header (its checksum is wrong)")
+    (
+        _,
+        _,
+        scheme,
+        variant,
+        num_hashes,
+        num_blocks,
+        capacity,
+        error_rate,
+        created_at,
+        number,
+        salt,
+    ) = _FIXED.unpack_from(raw)
+    if scheme != HASH_SCHEME or variant != VARIANT_PLAIN or not num_hashes or not num_blocks:
+        raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
+    words = memoryview(raw).cast("Q")
+    _unpack_state(path, words[_RESERVED_WORD])
+    header = Header(
+        geometry=Geometry(num_blocks, num_hashes),
+        capacity=capacity,
+        error_rate=error_rate,
+        salt=salt,
+        fingerprinter=_unpack_text(raw, _FIXED.size),
+        spider=_unpack_text(raw, _FIXED.size + _TEXT.size),
+        created_at=created_at,
+        generation=number,
+    )
+    return header, _unpack_state(path, words[STATE_WORD])
+
+
+def _unusable(path: Path, what: str) -> FilterFileError:
+    return FilterFileError(
+        f"{path} {what}; it was left as it is: restore it from a backup, or move it away to start "
+        "with an empty filter (pages crawled before are then crawled again)"
+    )
+
+
+def pack_state(state: State) -> int:
+    """The state as the value of one native 64-bit word whose bytes in memory are big-endian."""
+    value = min(state.count, _MAX_COUNT) | (_IN_USE if state.in_use else 0)
+    data = value.to_bytes(6, "big")
+    return int.from_bytes(data + _state_crc(data).to_bytes(2, "big"), sys.byteorder)
+
+
+def _unpack_state(path: Path, word: int) -> State:
+    data = word.to_bytes(8, sys.byteorder)
+    if _state_crc(data[:6]) != int.from_bytes(data[6:], "big"):
+        raise _unusable(path, "has a damaged header (the checksum of its count is wrong)")
+    value = int.from_bytes(data[:6], "big")
+    return State(value & _MAX_COUNT, bool(value & _IN_USE))
+
+
+def _state_crc(data: bytes) -> int:
+    return binascii.crc_hqx(data, 0xFFFF)  # CRC-16/CCITT finds any single damaged byte
+
+
+def clip(text: str) -> str:
+    """A text as a header can hold it: its first 1,024 bytes of UTF-8."""
+    return text.encode("utf-8", "replace")[:_TEXT_BYTES].decode("utf-8", "ignore")
+
+
+def _pack_text(text: str) -> bytes:
+    data = clip(text).encode()
+    return _TEXT.pack(len(data), data)
+
+
+def _unpack_text(raw: bytes, offset: int) -> str:
+    length, data = _TEXT.unpack_from(raw, offset)
+    return bytes(data[:length]).decode("utf-8", "replace")

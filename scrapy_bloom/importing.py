@@ -1,0 +1,118 @@
+"""Reading what other filters have recorded: Scrapy's requests.seen file."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from scrapy_bloom.exceptions import SeenFileError
+
+_CHUNK_BYTES = 1 << 20
+_LENGTH_BYTES = 2
+_MAX_FINGERPRINT_BYTES = 255
+_HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
+
+
+class SeenFile:
+    """The fingerprints in a requests.seen file, in either of the formats that Scrapy has written.
+
+    Since Scrapy 2.19 the file is binary: each fingerprint behind its length, 2 bytes, big-endian.
+    Before, it was text: one fingerprint a line, in hexadecimal digits. Iterating yields each
+    fingerprint as bytes, in constant memory.
+
+    Args:
+        path: the file; it is only read.
+
+    Attributes:
+        size: bytes in the file.
+        position: bytes read so far.
+        truncated: incomplete records at the end, 0 or 1: a killed process leaves one.
+
+    Raises:
+        SeenFileError: (while iterating, too) the file is in neither format.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+        self.position = 0
+        self.truncated = 0
+        with path.open("rb") as file:
+            first = file.read(1)
+        # A length below 256 begins with a zero byte, which is no digit: no file fits both.
+        if first and first != b"\0" and first[0] not in _HEX_DIGITS:
+            raise self._neither(0)
+        self.is_text = bool(first) and first != b"\0"
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.position = self.truncated = 0
+        with self.path.open("rb") as file:
+            yield from self._text_records(file) if self.is_text else self._binary_records(file)
+
+    def estimated_records(self) -> int:
+        """About how many fingerprints there are, from the size of the file and the first one."""
+        for first in self:
+            record = 2 * len(first) + 1 if self.is_text else _LENGTH_BYTES + len(first)
+            return self.size // record
+        return 0
+
+    def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:
+        data = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            base = self.position
+            data += chunk
+            start = 0
+            while start + _LENGTH_BYTES <= len(data):
+                length = data[start] << 8 | data[start + 1]
+                if not 0 < length <= _MAX_FINGERPRINT_BYTES:
+                    raise self._neither(base + start)
+                end = start + _LENGTH_BYTES + length
+                if end > len(data):
+                    break
+                yield data[start + _LENGTH_BYTES : end]
+                start = end
+            self.position += start
+            data = data[start:]
+        self._end(bool(data))
+
+    def _text_records(self, file: BinaryIO) -> Iterator[bytes]:
+        length = 0
+        rest = b""
+        while chunk := file.read(_CHUNK_BYTES):
+            lines = (rest + chunk).split(b"\n")
+            rest = lines.pop()
+            if len(rest) > 2 * _MAX_FINGERPRINT_BYTES + 1:
+                raise self._neither(self.position)
+            for line in lines:
+                fingerprint = self._from_hex(line.removesuffix(b"\r"))
+                yield fingerprint
+                length = len(fingerprint)
+                self.position += len(line) + 1
+        if rest and (len(rest) != 2 * length):
+            if not _HEX_DIGITS.issuperset(rest):
+                raise self._neither(self.position)
+            self._end(truncated=True)
+            return
+        if rest:  # only the line's end is missing
+            yield self._from_hex(rest)
+        self._end(truncated=False)
+
+    def _from_hex(self, line: bytes) -> bytes:
+        if not 0 < len(line) <= 2 * _MAX_FINGERPRINT_BYTES or not _HEX_DIGITS.issuperset(line):
+            raise self._neither(self.position)
+        try:
+            return bytes.fromhex(line.decode("ascii"))
+        except ValueError:
+            raise self._neither(self.position) from None
+
+    def _end(self, truncated: bool) -> None:  # noqa: FBT001 - a private setter of that flag
+        self.truncated = int(truncated)
+        self.position = self.size
+
+    def _neither(self, offset: int) -> SeenFileError:
+        return SeenFileError(
+            f"{os.fspath(self.path)} is in neither format of Scrapy's requests.seen (at byte "
+            f"{offset:,}); it was left as it is: move it away to start with an empty filter, or "
+            "restore it from a backup"
+        )

@@ -1,0 +1,182 @@
+"""The BLOOM_* settings: read, checked and explained in one place."""
+
+import difflib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from scrapy.settings import BaseSettings
+
+from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.hashing import SALT_BYTES
+from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+
+PREFIX = "BLOOM_"
+_MAX_SECONDS = 10**9
+
+
+def _whole_number(name: str, value: Any) -> int:
+    allowed = f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000"
+    number = _as_number(name, value, allowed)
+    if number != int(number) or not 1 <= number <= MAX_CAPACITY:
+        raise _error(name, value, allowed)
+    return int(number)
+
+
+def _rate(name: str, value: Any) -> float:
+    allowed = f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-6"
+    number = _as_number(name, value, allowed)
+    if not MIN_ERROR_RATE <= number < 1:
+        raise _error(name, value, allowed)
+    return float(number)
+
+
+def _seconds(name: str, value: Any) -> float:
+    allowed = f"a number of seconds from 0 (never) to {_MAX_SECONDS:,}"
+    number = _as_number(name, value, allowed)
+    if not 0 <= number <= _MAX_SECONDS:
+        raise _error(name, value, allowed)
+    return float(number)
+
+
+def _choice(*choices: str) -> Callable[[str, Any], str]:
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise _error(name, value, "one of " + ", ".join(f'"{choice}"' for choice in choices))
+        return value
+
+    return check
+
+
+def _directory(name: str, value: Any) -> str | None:
+    allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise _error(name, value, allowed)
+    path = os.fspath(value)
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise _error(name, value, allowed)
+    try:
+        path % {"spider": "name"}
+    except (KeyError, TypeError, ValueError):
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"') from None
+    return path
+
+
+def _salt(name: str, value: Any) -> bytes | None:
+    if value is None:
+        return None
+    try:
+        salt = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        salt = b""
+    if len(salt) != SALT_BYTES:
+        # The value is a secret: whoever knows it can craft colliding URLs.
+        raise SettingError(
+            f"{name} is not valid (its value is kept out of the log): allowed are "
+            f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
+        )
+    return salt
+
+
+@dataclass(frozen=True)
+class BloomSettings:
+    """The settings of one crawl, checked.
+
+    Each attribute is the setting of that name with the prefix BLOOM_; README.md describes them.
+    """
+
+    expected_requests: int = 1_000_000
+    error_rate: float = 1e-6
+    backend: str = "local"
+    dir: str | None = None
+    on_unclean_shutdown: str = "auto"
+    sync_secs: float = 30.0
+    salt: bytes | None = None
+
+    @classmethod
+    def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
+        """Read and check the BLOOM_* settings of a crawler.
+
+        Args:
+            settings: Scrapy's settings; values from the command line come as strings.
+
+        Raises:
+            SettingError: (a ValueError) names the setting, the value and what is allowed. A name
+                that does not exist is an error too: a typo must not pass for a default.
+        """
+        values = {}
+        for name in sorted(str(key) for key in settings):
+            if name.startswith(PREFIX):
+                check = _CHECKS.get(name)
+                if check is None:
+                    raise SettingError(_unknown(name))
+                values[name.removeprefix(PREFIX).lower()] = check(name, settings[name])
+        return cls(**values)
+
+    def directory(self, job_dir: str | None, spider: str) -> Path | None:
+        """Where the filter's files go.
+
+        Args:
+            job_dir: Scrapy's job directory, if the crawl has one.
+            spider: the spider's name.
+
+        Returns:
+            BLOOM_DIR, else `bloom` in the job directory, else None: the filter stays in memory.
+        """
+        if self.dir is not None:
+            return Path(self.dir % {"spider": spider}).expanduser()
+        return Path(job_dir, "bloom") if job_dir else None
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "BLOOM_EXPECTED_REQUESTS": _whole_number,
+    "BLOOM_ERROR_RATE": _rate,
+    "BLOOM_BACKEND": _choice("local"),
+    "BLOOM_DIR": _directory,
+    "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
+    "BLOOM_SYNC_SECS": _seconds,
+    "BLOOM_SALT": _salt,
+}
+if {PREFIX + field.name.upper() for field in fields(BloomSettings)} != set(_CHECKS):
+    raise AssertionError("every field of BloomSettings needs its check, and the other way round")
+
+
+def _as_number(name: str, value: Any, allowed: str) -> int | float:
+    number = _parsed(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise _error(name, value, allowed)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise _error(name, value, allowed)
+    return number
+
+
+def _parsed(text: str) -> int | float | None:
+    for parse in (int, float):
+        try:
+            return parse(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _error(name: str, value: Any, allowed: str) -> SettingError:
+    return SettingError(f"{name} is {_shown(value)}; allowed is {allowed}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, _CHECKS, n=1)
+    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_CHECKS)
+    return f"{name} is not a setting of scrapy_bloom; {hint}"

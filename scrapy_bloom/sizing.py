@@ -1,0 +1,263 @@
+"""How large a filter must be: from (n, p) to bits and hashes, and back.
+
+The cheat sheet of a Bloom filter, in the names used throughout this package:
+
+    n  capacity     different requests the filter is sized for
+    p  error_rate   chance that a request never recorded is taken for a recorded one
+    m  num_bits     size in bits          m = n ln(1/p) / (ln 2)^2
+    k  num_hashes   bits per request      k = (m/n) ln 2; then half of the bits are set
+       p from m, k, n                     p = (1 - e^(-kn/m))^k
+       m/n                                9.6 bits at p = 1 %, 4.8 bits more for each factor 10
+
+Sources: B. H. Bloom, "Space/time trade-offs in hash coding with allowable errors", CACM 13(7),
+1970; A. Broder and M. Mitzenmacher, "Network applications of Bloom filters: a survey", Internet
+Mathematics 1(4), 2004.
+
+Our filter is an array of blocks of 65,536 bits, and a fingerprint sets all its bits in one of
+them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficient Bloom filters", 2007).
+Some blocks receive more fingerprints than others, which costs a little: `block_error_rate`
+counts it exactly, and `choose_geometry` sizes with it.
+"""
+
+import math
+from typing import NamedTuple
+
+BLOCK_BITS = 65_536
+BLOCK_BYTES = BLOCK_BITS // 8
+
+MIN_ERROR_RATE = 1e-15
+MAX_CAPACITY = 10**12
+MAX_HASHES = 64
+
+
+class Geometry(NamedTuple):
+    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request."""
+
+    num_blocks: int
+    num_hashes: int
+
+    @property
+    def num_bits(self) -> int:
+        """Size in bits, a multiple of 65,536."""
+        return self.num_blocks * BLOCK_BITS
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, a multiple of 8,192."""
+        return self.num_blocks * BLOCK_BYTES
+
+
+def bits_per_element(error_rate: float) -> float:
+    """Bits that a classic Bloom filter of the best k spends on one element.
+
+    Args:
+        error_rate: p, 0 < p < 1.
+
+    Returns:
+        ln(1/p) / (ln 2)^2.
+
+    >>> round(bits_per_element(0.01), 1), round(bits_per_element(0.001), 1)
+    (9.6, 14.4)
+    """
+    return -math.log(error_rate) / math.log(2) ** 2
+
+
+def optimal_num_bits(capacity: int, error_rate: float) -> int:
+    """Bits of a classic Bloom filter for n elements at error rate p, before block rounding.
+
+    Args:
+        capacity: n, at least 1.
+        error_rate: p, 0 < p < 1.
+
+    Returns:
+        m, rounded up.
+
+    >>> optimal_num_bits(1_000_000, 0.0001)
+    19170117
+    """
+    return math.ceil(capacity * bits_per_element(error_rate))
+
+
+def optimal_num_hashes(num_bits: int, capacity: int) -> int:
+    """The number of hashes with the lowest error rate: (m/n) ln 2, at least 1.
+
+    Args:
+        num_bits: m, at least 1.
+        capacity: n, at least 1.
+
+    >>> optimal_num_hashes(19_170_117, 1_000_000)
+    13
+    """
+    return max(1, round(num_bits / capacity * math.log(2)))
+
+
+def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
+    """Expected share of set bits after `count` elements: 1 - e^(-kn/m), from 0 to 1.
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        count: elements recorded, at least 0.
+
+    >>> classic_fill_ratio(19_170_117, 13, 0)
+    0.0
+    >>> round(classic_fill_ratio(1_442_695, 1, 1_000_000), 3)  # the optimum: half
+    0.5
+    """
+    return abs(math.expm1(-num_hashes * count / num_bits))
+
+
+def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
+    """Error rate of a classic Bloom filter that holds `count` elements.
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        count: elements recorded, at least 0.
+
+    Returns:
+        (1 - e^(-kn/m))^k, from 0 to 1.
+
+    >>> round(classic_error_rate(20_000_000, 10, 1_000_000), 7)
+    8.89e-05
+    """
+    return float(classic_fill_ratio(num_bits, num_hashes, count) ** num_hashes)
+
+
+def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
+    """Error rate of our block filter that holds `count` fingerprints.
+
+    A block's load is binomial (each fingerprint falls into one of the blocks with equal chance),
+    and so this is the mean of the one-block error rate over that distribution.
+
+    Args:
+        num_blocks: blocks of 65,536 bits, at least 1.
+        num_hashes: k, bits set per fingerprint, at least 1.
+        count: fingerprints recorded, at least 0.
+
+    Returns:
+        The expected false-positive rate now, from 0 to 1.
+
+    >>> block_error_rate(1, 1, 0)
+    0.0
+    >>> block_error_rate(1, 3, 5000) == classic_error_rate(65_536, 3, 5000)
+    True
+    """
+    if count <= 0:
+        return 0.0
+    if num_blocks == 1:
+        return classic_error_rate(BLOCK_BITS, num_hashes, count)
+    mode = min(count, int((count + 1) / num_blocks))
+    odds = 1 / (num_blocks - 1)
+    total = weighted = 0.0
+    # From the most likely load outwards, each weight from its neighbour's: no factorials, so it
+    # is exact for any count. What lies beyond 1e-18 of the peak adds nothing to a float.
+    weight, load = 1.0, mode
+    while weight > 1e-18 and load <= count:
+        total += weight
+        weighted += weight * classic_error_rate(BLOCK_BITS, num_hashes, load)
+        weight *= (count - load) / (load + 1) * odds
+        load += 1
+    weight, load = 1.0, mode
+    while load > 0:
+        weight *= load / ((count - load + 1) * odds)
+        load -= 1
+        if weight <= 1e-18:
+            break
+        total += weight
+        weighted += weight * classic_error_rate(BLOCK_BITS, num_hashes, load)
+    return weighted / total
+
+
+def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
+    """Pages that a crawl is expected to lose while it records its first `count` requests.
+
+    The filter starts empty, so the early requests risk next to nothing: this is the sum of the
+    error rate over the crawl, well below `count` times the final error rate.
+
+    Args:
+        num_blocks: blocks of 65,536 bits, at least 1.
+        num_hashes: k, at least 1.
+        count: requests recorded, at least 0.
+
+    Returns:
+        The expected number of new requests taken for seen ones, 0 or more.
+
+    >>> geometry = choose_geometry(1_000_000, 1e-6)
+    >>> 0.05 < expected_false_drops(*geometry, 1_000_000) < 0.1
+    True
+    """
+    if count <= 0:
+        return 0.0
+    # Simpson's rule: the rate is smooth in the count, close to a power of it.
+    intervals = 64
+    step = count / intervals
+    rates = [block_error_rate(num_blocks, num_hashes, round(i * step)) for i in range(65)]
+    inner = 4 * sum(rates[1:-1:2]) + 2 * sum(rates[2:-1:2])
+    return (rates[0] + inner + rates[-1]) * step / 3
+
+
+def choose_geometry(capacity: int, error_rate: float) -> Geometry:
+    """The smallest block filter that keeps the error rate up to its capacity.
+
+    Args:
+        capacity: n, different fingerprints to hold, 1 to 10**12.
+        error_rate: p, 1e-15 <= p < 1.
+
+    Returns:
+        The geometry with the fewest blocks, and of those the fewest hashes, whose
+        `block_error_rate` at `capacity` is at most `error_rate`.
+
+    Raises:
+        TypeError: capacity is no int, or error_rate no number.
+        ValueError: capacity or error_rate is out of range.
+
+    >>> choose_geometry(1_000_000, 1e-6)
+    Geometry(num_blocks=440, num_hashes=20)
+    """
+    _check(capacity, error_rate)
+    best_k = max(1, round(-math.log2(error_rate)))
+    candidates = range(max(1, best_k - 1), min(best_k + 1, MAX_HASHES) + 1)
+    num_blocks = min(_fewest_blocks(capacity, error_rate, k) for k in candidates)
+    # A filter of few blocks has room to spare, and fewer hashes are faster. The rate falls with
+    # k up to the optimum, so a bisection finds the lowest k that will do.
+    low = 1
+    high = min(k for k in candidates if block_error_rate(num_blocks, k, capacity) <= error_rate)
+    while low < high:
+        middle = (low + high) // 2
+        if block_error_rate(num_blocks, middle, capacity) <= error_rate:
+            high = middle
+        else:
+            low = middle + 1
+    return Geometry(num_blocks, high)
+
+
+def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
+    """Smallest number of blocks that holds `capacity` at `error_rate` with `num_hashes`."""
+    high = max(1, optimal_num_bits(capacity, error_rate) // BLOCK_BITS)
+    low = 1
+    while block_error_rate(high, num_hashes, capacity) > error_rate:
+        low = high + 1
+        high += max(1, high // 50)
+    while low < high:
+        middle = (low + high) // 2
+        if block_error_rate(middle, num_hashes, capacity) <= error_rate:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _check(capacity: int, error_rate: float) -> None:
+    if isinstance(capacity, bool) or not isinstance(capacity, int):
+        raise TypeError(
+            f"capacity is {capacity!r}; it must be a whole number (int) of fingerprints"
+        )
+    if not 1 <= capacity <= MAX_CAPACITY:
+        raise ValueError(f"capacity is {capacity}; allowed are 1 to {MAX_CAPACITY:,} fingerprints")
+    if isinstance(error_rate, bool) or not isinstance(error_rate, (int, float)):
+        raise TypeError(f"error_rate is {error_rate!r}; it must be a number, 0 < p < 1")
+    if not MIN_ERROR_RATE <= error_rate < 1:
+        raise ValueError(
+            f"error_rate is {error_rate}; allowed is 0 < p < 1, not below {MIN_ERROR_RATE}"
+        )
