@@ -222,6 +222,7 @@ class BloomDupeFilter(BaseDupeFilter):
         status = self.backend.status()
         for name, value in (
             ("added", self._added),
+            ("count", status.count),
             ("capacity", status.capacity),
             ("fill_ratio", status.fill_ratio),
             ("error_rate", status.error_rate_now),

@@ -6,10 +6,12 @@ DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 
 # How many different requests the crawl is expected to schedule, and how often a new one may be
 # taken for seen: here, one in a million.
-BLOOM_EXPECTED_REQUESTS = 10_000
+BLOOM_EXPECTED_REQUESTS = 5_000
 BLOOM_ERROR_RATE = 1e-6
 
 ROBOTSTXT_OBEY = True
 CONCURRENT_REQUESTS_PER_DOMAIN = 16
 DOWNLOAD_DELAY = 0
+TELNETCONSOLE_ENABLED = False
+REMOTE_CONTROL_ENABLED = False
 LOG_LEVEL = "INFO"

@@ -56,16 +56,19 @@ class DocsSpider(scrapy.Spider):
                 yield scrapy.Request(link.url)
 
     def summarize(self, reason):
-        stat = self.crawler.stats.get_value
-        known = self.crawler.stats.get_value("bloom/known", 0) + stat("bloom/added", 0)
+        if hasattr(self, "server"):
+            self.server.shutdown()
+        stats = self.crawler.stats.get_stats()
+        recorded = stats["bloom/count"]
         print(
             f"""
-Crawl {reason}: {stat("item_scraped_count", 0):,} pages in this run
-  duplicates filtered   {stat("dupefilter/filtered", 0):,}
-  requests recorded     {known:,}
-  Bloom filter          {stat("bloom/bytes", 0):,} bytes, {stat("bloom/bytes", 0) * 8 / max(1, known):.1f} bits each
-  error rate now        {stat("bloom/error_rate", 0):.2g} ({stat("bloom/expected_false_drops", 0):.2g} pages lost expected)
-  Scrapy's own filter   {known * DEFAULT_FILTER_BYTES:,} bytes of memory, and no error"""
+Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
+  duplicates filtered   {stats.get("dupefilter/filtered", 0):,} in this run
+  requests recorded     {recorded:,}
+  Bloom filter          {stats["bloom/bytes"]:,} bytes for {stats["bloom/capacity"]:,} requests
+  error rate now        {stats["bloom/error_rate"]:.2g}: a new page is taken for seen
+  pages lost, expected  {stats["bloom/expected_false_drops"]:.2g}
+  Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no such errors"""
         )
         if reason == "shutdown" and job_dir(self.settings):
             print("Paused. The same command goes on from here.")

@@ -1,0 +1,25 @@
+"""Fixtures that several test modules share."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import sites
+from hypothesis import settings
+
+# Machines that run tests are shared and slow at times; a deadline would test them, not us.
+settings.register_profile("scrapy_bloom", deadline=None)
+settings.load_profile("scrapy_bloom")
+
+# Where it is installed, the documentation of Python is crawled too: real pages, which no one
+# here wrote. CI installs it and says so, and then it has to be there.
+REAL_SITES = ["python3-doc"] if sites.PYTHON_DOC.exists() else []
+if "python3-doc" in os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",") and not REAL_SITES:
+    raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
+
+
+@pytest.fixture
+def tree() -> Iterator[sites.Site]:
+    site = sites.tree_site(pages=150)
+    yield site
+    site.end()

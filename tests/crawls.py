@@ -1,0 +1,85 @@
+"""Running real crawls in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+SPIDER = Path(__file__).with_name("link_spider.py")
+BLOOM = "scrapy_bloom.BloomDupeFilter"
+LIMIT = 120.0  # seconds that any single wait may take
+
+BASE_SETTINGS: dict[str, Any] = {
+    "TELNETCONSOLE_ENABLED": False,
+    "REMOTE_CONTROL_ENABLED": False,
+    "DOWNLOAD_DELAY": 0,
+    "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
+    "LOG_LEVEL": "INFO",
+}
+
+
+class Crawl:
+    """A crawl that runs in a process of its own; its output goes to a file."""
+
+    def __init__(
+        self,
+        url: str,
+        work_dir: Path,
+        settings: dict[str, Any] | None = None,
+        *,
+        prefix: Sequence[str] = (),
+        preexec: Callable[[], None] | None = None,
+    ) -> None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+        number = len(list(work_dir.glob("crawl-*.log")))
+        self._log = work_dir / f"crawl-{number}.log"
+        merged = {**BASE_SETTINGS, "DUPEFILTER_CLASS": BLOOM, **(settings or {})}
+        options = [arg for name, value in merged.items() if value is not None for arg in ("-s", f"{name}={value}")]
+        command = [*prefix, sys.executable, "-m", "scrapy", "runspider", os.fspath(SPIDER)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "-a", f"url={url}", *options],
+                cwd=work_dir,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=preexec,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def lines(self, level: str) -> list[str]:
+        return [line for line in self.output.splitlines() if f"] {level}: " in line]
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition that the running crawl brings about."""
+        end = time.monotonic() + LIMIT
+        while not condition():
+            assert self.running(), f"the crawl ended too early:\n{self.output}"
+            assert time.monotonic() < end, f"waited in vain:\n{self.output}"
+            time.sleep(0.01)
+
+    def finish(self) -> int:
+        """Wait for the end; its exit status."""
+        try:
+            return self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise AssertionError(f"the crawl did not end:\n{self.output}") from None
+
+    def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGINT)
+        return self.finish()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,163 @@
+"""Real crawls: run, paused, resumed, killed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import REAL_SITES
+from crawls import Crawl
+from sites import Site, python_doc_site, tree_site
+
+DEFAULT_FILTER = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"}
+
+
+@pytest.fixture(scope="module", params=["tree", *REAL_SITES])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = python_doc_site() if request.param == "python3-doc" else tree_site(pages=600)
+    yield site
+    site.end()
+
+
+@pytest.fixture(scope="module")
+def default_pages(site: Site, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The pages that a crawl with Scrapy's own filter asks for."""
+    site.forget()
+    crawl = Crawl(site.url, tmp_path_factory.mktemp("default"), DEFAULT_FILTER)
+    assert crawl.finish() == 0, crawl.output
+    pages = set(site.hits)
+    assert len(pages) > 500
+    return pages
+
+
+def test_crawls_the_same_pages_as_the_default_filter(
+    site: Site, default_pages: set[str], tmp_path: Path
+) -> None:
+    site.forget()
+    crawl = Crawl(site.url, tmp_path)
+    assert crawl.finish() == 0, crawl.output
+    assert set(site.hits) == default_pages
+    assert "finish_reason': 'finished'" in crawl.output
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+def test_crawls_the_same_pages_when_paused_three_times(
+    site: Site, default_pages: set[str], tmp_path: Path
+) -> None:
+    site.forget()
+    for part in (1, 2, 3):
+        crawl = Crawl(site.url, tmp_path, {"JOBDIR": "job"})
+        crawl.wait_until(lambda part=part: site.total() >= part * len(default_pages) // 4)
+        assert crawl.interrupt() == 0
+        assert "'finish_reason': 'shutdown'" in crawl.output
+        assert len(site.hits) < len(default_pages)
+    crawl = Crawl(site.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert set(site.hits) == default_pages
+    # Nothing twice, but the start page (its request is not filtered) and what redirects to it.
+    assert sum(count > 1 for path, count in site.hits.items()) <= 2
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+def test_every_page_is_crawled_after_a_kill(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 60)
+    crawl.kill()
+    assert len(tree.hits) < 150
+    check_resumes_from_scratch(tree, tmp_path)
+
+
+def test_every_page_is_crawled_after_a_pause_and_a_kill(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 40)
+    assert crawl.interrupt() == 0
+    assert (tmp_path / "job/requests.queue/active.json").exists()
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 80)
+    crawl.kill()
+    assert len(tree.hits) < 150
+    check_resumes_from_scratch(tree, tmp_path)
+
+
+def test_every_page_is_crawled_after_two_kills(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    for number in (1, 2):
+        crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+        crawl.wait_until(lambda number=number: tree.total() >= 40 * number)
+        crawl.kill()
+    check_resumes_from_scratch(tree, tmp_path)
+    assert len(list((tmp_path / "job/bloom").glob("*.set-aside-*"))) == 2
+
+
+def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
+    """The next run says once what it sets aside and why, crawls everything, and ends."""
+    before = {path for path in (tmp_path / "job").rglob("*.set-aside-*")}
+    site.forget()
+    crawl = Crawl(site.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert set(site.hits) == {f"/p/{number}" for number in range(150)}
+    (warning,) = crawl.lines("WARNING")
+    assert not crawl.lines("ERROR")
+    assert "did not close" in warning
+    moved = {path for path in (tmp_path / "job").rglob("*.set-aside-*")} - before
+    assert {path.name.partition(".set-aside-")[0] for path in moved} == {
+        "generation-0001.bloom",
+        "requests.queue",
+    }
+    assert all(path.relative_to(tmp_path).as_posix() in warning for path in moved)
+
+
+def test_bloom_dir_without_jobdir_crawls_only_new_pages_in_the_next_run(
+    tree: Site, tmp_path: Path
+) -> None:
+    settings = {"BLOOM_DIR": "kept/%(spider)s"}
+    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    assert len(tree.hits) == 150
+    tree.forget()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
+    assert (tmp_path / "kept/links/generation-0001.bloom").exists()
+
+
+def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
+    crawl.wait_until(lambda: tree.total() >= 60)
+    crawl.kill()
+    tree.forget()
+    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
+    assert crawl.finish() == 0
+    assert set(tree.hits) == {"/p/0"}
+    (warning,) = crawl.lines("WARNING")
+    assert "It is kept" in warning
+
+
+def test_a_crawl_without_directory_keeps_the_filter_in_memory(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path)
+    assert crawl.finish() == 0
+    assert "Bloom filter in memory" in crawl.output
+    assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])
+def test_runs_with_and_without_a_reactor(tree: Site, tmp_path: Path, enabled: bool) -> None:
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job", "TWISTED_REACTOR_ENABLED": enabled})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    assert not crawl.lines("ERROR")
+
+
+@pytest.mark.parametrize("jobs", [{}, {"JOBDIR": "job"}], ids=["memory", "jobdir"])
+def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path, jobs: dict[str, str]) -> None:
+    crawl = Crawl(
+        tree.url,
+        tmp_path,
+        {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None, **jobs},  # not the line
+    )
+    assert crawl.finish() == 0, crawl.output
+    assert "Bloom filter in" in crawl.output
+    assert len(tree.hits) == 150
