@@ -1,7 +1,9 @@
 """The filter of one machine: a file in the job directory, or memory alone."""
 
 import contextlib
+import errno
 import logging
+import os
 import secrets
 import threading
 import time
@@ -289,6 +291,9 @@ class LocalBackend:
 def _locked(directory: Path) -> FileLock:
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            # Its files might still be writable, but then setting one aside would fail later.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         # The lock belongs to the filter, not to a thread: Scrapy's shell closes elsewhere.
         lock = FileLock(directory / LOCK_NAME, timeout=0, thread_local=False)
         lock.acquire()

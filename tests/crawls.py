@@ -38,7 +38,12 @@ class Crawl:
         number = len(list(work_dir.glob("crawl-*.log")))
         self._log = work_dir / f"crawl-{number}.log"
         merged = {**BASE_SETTINGS, "DUPEFILTER_CLASS": BLOOM, **(settings or {})}
-        options = [arg for name, value in merged.items() if value is not None for arg in ("-s", f"{name}={value}")]
+        options = [
+            arg
+            for name, value in merged.items()
+            if value is not None
+            for arg in ("-s", f"{name}={value}")
+        ]
         command = [*prefix, sys.executable, "-m", "scrapy", "runspider", os.fspath(SPIDER)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -1,0 +1,224 @@
+"""Crawls that must not begin: one clear line, an exit status, and every file as it was."""
+
+import hashlib
+import os
+import random
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crawls import Crawl
+from sites import Site, tree_site
+
+FILTER = "job/bloom/generation-0001.bloom"
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    site = tree_site(pages=40)
+    yield site
+    site.end()
+
+
+@pytest.fixture(scope="module")
+def paused(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a crawl that was paused."""
+    path = tmp_path_factory.mktemp("paused")
+    site.delay = 0.02
+    crawl = Crawl(site.url, path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: site.total() >= 15)
+    assert crawl.interrupt() == 0
+    site.delay = 0
+    assert (path / FILTER).exists()
+    return path
+
+
+@pytest.fixture
+def job(paused: Path, tmp_path: Path) -> Path:
+    """A copy of the paused crawl's directory, to be spoilt."""
+    shutil.copytree(paused / "job", tmp_path / "job")
+    return tmp_path
+
+
+def snapshot(path: Path) -> dict[str, str]:
+    """Every file's content; the lock says nothing, and comes and goes."""
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(path.rglob("*"))
+        if file.is_file() and file.name != "lock" and file.suffix != ".log"
+    }
+
+
+def refused(site: Site, work_dir: Path, settings: dict[str, object], **kwargs: object) -> str:
+    """Run a crawl that is refused; checks all that is common, and returns the error's line."""
+    site.forget()
+    before = snapshot(work_dir)
+    crawl = Crawl(site.url, work_dir, {"JOBDIR": "job", **settings}, **kwargs)
+    assert crawl.finish() != 0, crawl.output
+    assert not site.hits
+    assert snapshot(work_dir) == before
+    ours = [line for line in crawl.lines("ERROR") if "[scrapy_bloom." in line]
+    assert len(ours) == 1, crawl.output
+    return ours[0]
+
+
+def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
+    site.forget()
+    crawl = Crawl(site.url, job, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert 0 < len(site.hits) < 40
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("BLOOM_EXPECTED_REQUESTS", "many", "a whole number from 1 to 1,000,000,000,000"),
+        ("BLOOM_EXPECTED_REQUESTS", "0", "a whole number from 1 to 1,000,000,000,000"),
+        ("BLOOM_ERROR_RATE", "1.5", "a number between 0 and 1"),
+        ("BLOOM_BACKEND", "cloud", 'one of "local"'),
+        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "forget", 'one of "auto", "keep", "reset", "stop"'),
+        ("BLOOM_SYNC_SECS", "-1", "a number of seconds from 0"),
+    ],
+)
+@pytest.mark.parametrize("how", ["line", "addon"])
+def test_bad_setting(site: Site, job: Path, name: str, value: str, allowed: str, how: str) -> None:
+    settings = {name: value}
+    if how == "line":
+        line = refused(site, job, settings)
+    else:
+        before = snapshot(job)
+        addons = {"ADDONS": '{"scrapy_bloom.Addon": 500}', "JOBDIR": "job"}
+        crawl = Crawl(site.url, job, {**settings, **addons, "DUPEFILTER_CLASS": None})
+        assert crawl.finish() != 0
+        assert snapshot(job) == before
+        line = [line for line in crawl.output.splitlines() if line.strip()][-1]
+        assert line.startswith("scrapy_bloom.exceptions.SettingError: ")
+    assert f"{name} is '{value}'; allowed is {allowed}" in line
+
+
+def test_misspelt_setting(site: Site, job: Path) -> None:
+    line = refused(site, job, {"BLOOM_ERROR_RAET": "1e-3"})
+    assert "BLOOM_ERROR_RAET is not a setting" in line
+    assert "did you mean BLOOM_ERROR_RATE?" in line
+
+
+def spoil(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+@pytest.mark.parametrize("size", [0, 4, 1000, 4096, 20_000])
+def test_truncated_filter(site: Site, job: Path, size: int) -> None:
+    os.truncate(job / FILTER, size)
+    line = refused(site, job, {})
+    assert FILTER in line
+    assert any(text in line for text in ("is empty", "is cut off", "where its header promises"))
+    assert "move it away" in line
+
+
+def test_foreign_filter(site: Site, job: Path) -> None:
+    (job / FILTER).write_bytes(b"<html>" + random.Random(1).randbytes(50_000))
+    assert f"{FILTER} is not a filter of scrapy_bloom" in refused(site, job, {})
+
+
+def test_filter_of_a_newer_version(site: Site, job: Path) -> None:
+    spoil(job / FILTER, 8, b"\0\x02")
+    line = refused(site, job, {})
+    assert "has format version 2" in line
+    assert "upgrade scrapy_bloom" in line
+
+
+@pytest.mark.parametrize("offset", [3, 11, 23, 60, 90, 3000, 4078, 4085, 4090, 4095])
+def test_damaged_header(site: Site, job: Path, offset: int) -> None:
+    byte = (job / FILTER).read_bytes()[offset]
+    spoil(job / FILTER, offset, bytes([byte ^ 0x10]))
+    assert FILTER in refused(site, job, {})
+
+
+def test_other_fingerprinter(site: Site, job: Path) -> None:
+    settings = {"REQUEST_FINGERPRINTER_CLASS": "own_fingerprinter.OwnFingerprinter"}
+    (job / "own_fingerprinter.py").write_text(
+        "class OwnFingerprinter:\n"
+        "    def fingerprint(self, request):\n"
+        "        return request.url.encode()\n"
+    )
+    line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={job}"])
+    assert "REQUEST_FINGERPRINTER_CLASS = 'scrapy.utils.request.RequestFingerprinter'" in line
+    assert "'own_fingerprinter.OwnFingerprinter'" in line
+
+
+def test_directory_in_use_by_a_running_crawl(site: Site, job: Path) -> None:
+    site.forget()
+    site.delay = 1.0
+    running = Crawl(site.url, job, {"JOBDIR": "job", "CONCURRENT_REQUESTS": 1})
+    running.wait_until(lambda: site.total() >= 1)
+    second = Crawl(site.url, job, {"JOBDIR": "job"})
+    assert second.finish() != 0
+    (line,) = (line for line in second.lines("ERROR") if "[scrapy_bloom." in line)
+    assert "job/bloom is in use by another running crawl" in line
+    # The first one's queue and filter are untouched: it ends well, with every page crawled.
+    site.delay = 0
+    assert running.finish() == 0, running.output
+    assert not running.lines("ERROR") + running.lines("WARNING")
+
+
+def test_unclean_shutdown_with_stop(site: Site, job: Path) -> None:
+    site.forget()
+    site.delay = 0.1
+    crawl = Crawl(site.url, job, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: site.total() >= 5)
+    crawl.kill()
+    site.delay = 0
+    line = refused(site, job, {"BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
+    assert "did not close" in line
+    assert '"reset"' in line
+    assert '"keep"' in line
+
+
+def unprivileged() -> list[str]:
+    """Root may write anywhere; this takes that right away from it."""
+    return ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
+
+
+@pytest.mark.parametrize("what", ["job/bloom", "job"])
+def test_read_only_directory(site: Site, job: Path, what: str) -> None:
+    if what == "job":
+        shutil.rmtree(job / "job/bloom")
+    (job / what).chmod(0o555)
+    try:
+        line = refused(site, job, {}, prefix=unprivileged())
+    finally:
+        (job / what).chmod(0o755)
+    assert "job/bloom cannot be written to: Permission denied" in line
+
+
+def test_read_only_file(site: Site, job: Path) -> None:
+    (job / FILTER).chmod(0o444)
+    line = refused(site, job, {}, prefix=unprivileged())
+    assert f"{FILTER} cannot be opened for writing: Permission denied" in line
+
+
+def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    (tmp_path / "job").mkdir()
+    line = refused(site, tmp_path, {"BLOOM_EXPECTED_REQUESTS": 10_000_000}, preexec=limit)
+    assert "the filter takes 36,048,896 bytes: make room" in line
+    assert "lower BLOOM_EXPECTED_REQUESTS" in line
+    assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{'json': 1}\n", b"\0\0" * 100, b"0123\nxyz\n", b"\x00\x14" + b"x" * 20 + b"\xff\xff" * 9],
+)
+def test_requests_seen_in_neither_format(site: Site, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/requests.seen").write_bytes(content)
+    line = refused(site, tmp_path, {})
+    assert "job/requests.seen is in neither format" in line
