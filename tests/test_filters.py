@@ -1,0 +1,246 @@
+"""BloomFilter, used without Scrapy."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from scrapy_bloom import BloomFilter, GeometryMismatchError
+from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
+
+SALT = bytes(range(16))
+
+
+def numbered(numbers: range) -> list[bytes]:
+    return [number.to_bytes(20, "big") for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "error_rate", "queries"),
+    [(1_000_000, 1e-2, 300_000), (1_000_000, 1e-3, 1_000_000), (1_000_000, 1e-4, 3_000_000)],
+)
+def test_the_error_rate_is_what_was_asked_for(
+    capacity: int, error_rate: float, queries: int
+) -> None:
+    seen = BloomFilter(capacity, error_rate)
+    for fingerprint in numbered(range(capacity)):
+        seen.add(fingerprint)
+    assert all(fingerprint in seen for fingerprint in numbered(range(capacity)))
+    wrong = sum(
+        number.to_bytes(20, "big") in seen for number in range(capacity, capacity + queries)
+    )
+    assert 0.85 * error_rate <= wrong / queries <= 1.15 * error_rate
+    assert seen.estimated_error_rate == pytest.approx(wrong / queries, rel=0.15)
+    assert seen.approximate_count == pytest.approx(capacity, rel=0.001)
+    assert 0.45 < seen.fill_ratio < 0.52
+
+
+def test_add_tells_what_is_new() -> None:
+    seen = BloomFilter(1000, 1e-6)
+    assert seen.add(b"page") is True
+    assert seen.add(b"page") is False
+    assert b"page" in seen
+    assert b"other" not in seen
+
+
+@pytest.mark.parametrize("length", [0, 1, 20, 65_535])
+def test_fingerprints_of_any_length(length: int) -> None:
+    seen = BloomFilter(1000, 1e-6)
+    assert bytes(length) not in seen
+    assert seen.add(bytes(length))
+    assert bytes(length) in seen
+    assert bytes(length + 1) not in seen
+
+
+@pytest.mark.parametrize("fingerprint", ["page", None, 7])
+def test_other_types_are_refused(fingerprint: object) -> None:
+    seen = BloomFilter(1000, 1e-6)
+    with pytest.raises(TypeError, match="must be bytes"):
+        seen.add(fingerprint)
+    with pytest.raises(TypeError, match="must be bytes"):
+        _ = fingerprint in seen
+    assert seen.fill_ratio == 0
+
+
+def test_a_str_is_told_to_be_encoded() -> None:
+    with pytest.raises(TypeError, match="encode"):
+        BloomFilter(1000, 1e-6).add("page")
+
+
+@pytest.mark.parametrize("arguments", [(0, 0.1), (-5, 0.1), (10, 0.0), (10, 1.0), (10, 2)])
+def test_arguments_out_of_range(arguments: tuple[int, float]) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        BloomFilter(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("salt", "error"), [(b"short", ValueError), (bytes(17), ValueError), ("0" * 16, TypeError)]
+)
+def test_bad_salts(salt: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error, match="salt must"):
+        BloomFilter(10, 0.1, salt=salt)
+
+
+def test_shape() -> None:
+    seen = BloomFilter(1_000_000, 1e-4)
+    assert (seen.num_blocks, seen.num_hashes) == choose_geometry(1_000_000, 1e-4)
+    assert seen.num_bits == seen.num_blocks * BLOCK_BITS == 8 * seen.nbytes
+    assert (seen.capacity, seen.error_rate) == (1_000_000, 1e-4)
+    assert repr(seen) == (
+        "BloomFilter(capacity=1000000, error_rate=0.0001, num_blocks=293, num_hashes=13)"
+    )
+
+
+def test_salts_are_random_unless_given() -> None:
+    assert BloomFilter(10, 0.1).salt != BloomFilter(10, 0.1).salt
+    assert BloomFilter(10, 0.1, salt=SALT).salt == SALT
+
+
+def test_union() -> None:
+    one, two = (BloomFilter(10_000, 1e-6, salt=SALT) for _ in range(2))
+    for fingerprint in numbered(range(100)):
+        one.add(fingerprint)
+    for fingerprint in numbered(range(50, 200)):
+        two.add(fingerprint)
+    assert one.is_compatible(two)
+    same = one
+    one |= two
+    assert one is same
+    assert all(fingerprint in one for fingerprint in numbered(range(200)))
+    assert one.approximate_count == pytest.approx(200, abs=2)
+    assert numbered(range(1))[0] not in two
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (BloomFilter(1_000_000, 1e-6, salt=SALT), "num_blocks is 5 here and 440 there"),
+        (BloomFilter(10_000, 3e-7, salt=SALT), "num_hashes is "),
+        (BloomFilter(10_000, 1e-6), "the salts differ"),
+    ],
+)
+def test_union_of_unlike_filters(other: BloomFilter, named: str) -> None:
+    one = BloomFilter(10_000, 1e-6, salt=SALT)
+    one.add(b"page")
+    before = one.copy()
+    assert not one.is_compatible(other)
+    with pytest.raises(GeometryMismatchError, match=named):
+        one |= other
+    assert one.fill_ratio == before.fill_ratio
+
+
+def test_union_with_something_else() -> None:
+    one = BloomFilter(10, 0.1)
+    with pytest.raises(TypeError):
+        one |= {b"page"}
+
+
+def test_a_copy_is_independent() -> None:
+    one = BloomFilter(1000, 1e-6)
+    one.add(b"both")
+    two = one.copy()
+    two.add(b"copy")
+    one.add(b"original")
+    assert b"both" in two
+    assert b"original" not in two
+    assert b"copy" not in one
+    assert two.is_compatible(one)
+
+
+def test_clear() -> None:
+    seen = BloomFilter(1000, 1e-6)
+    seen.add(b"page")
+    seen.clear()
+    assert b"page" not in seen
+    assert seen.fill_ratio == seen.approximate_count == seen.estimated_error_rate == 0
+    assert seen.add(b"page")
+
+
+def test_a_full_filter_still_answers() -> None:
+    buffer = bytearray(b"\xff" * BLOCK_BITS)
+    seen = BloomFilter.over(buffer, Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT)
+    assert b"anything" in seen
+    assert not seen.add(b"anything")
+    assert seen.estimated_error_rate == seen.fill_ratio == 1
+    assert seen.approximate_count > 10
+
+
+def test_a_buffer_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs 65,536"):
+        BloomFilter.over(bytearray(10), Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT)
+
+
+def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrapy_bloom.filters._MAX_VIEWS", 3)
+    seen = BloomFilter(100_000, 1e-4)
+    assert seen.num_blocks > 20
+    assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
+    assert all(fingerprint in seen for fingerprint in numbered(range(1000)))
+    assert len(seen._views) == 3
+
+
+@given(st.lists(st.binary(max_size=40)), st.integers(1, 5000), st.floats(1e-9, 0.5))
+@settings(max_examples=50)
+def test_no_false_negative_ever(fingerprints: list[bytes], capacity: int, rate: float) -> None:
+    seen, added = BloomFilter(capacity, rate), set()
+    for fingerprint in fingerprints:
+        is_new = seen.add(fingerprint)
+        assert not (is_new and fingerprint in added)
+        added.add(fingerprint)
+        assert fingerprint in seen
+    assert all(fingerprint in seen for fingerprint in added)
+
+
+class FilterAgainstSet(RuleBasedStateMachine):
+    """Any sequence of what a filter can do, beside a Python set that does the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = BloomFilter(2000, 1e-9, salt=SALT)
+        self.model: set[bytes] = set()
+
+    @rule(fingerprint=st.binary(max_size=24))
+    def add(self, fingerprint: bytes) -> None:
+        assert self.filter.add(fingerprint) == (fingerprint not in self.model)
+        self.model.add(fingerprint)
+
+    @rule(fingerprints=st.lists(st.binary(max_size=24), max_size=50))
+    def merge(self, fingerprints: list[bytes]) -> None:
+        other = BloomFilter(2000, 1e-9, salt=SALT)
+        for fingerprint in fingerprints:
+            other.add(fingerprint)
+        self.filter |= other
+        self.model |= set(fingerprints)
+
+    @rule()
+    def copy(self) -> None:
+        self.filter = self.filter.copy()
+
+    @rule()
+    def clear(self) -> None:
+        self.filter.clear()
+        self.model.clear()
+
+    @rule(fingerprint=st.binary(max_size=24))
+    def ask(self, fingerprint: bytes) -> None:
+        assert (fingerprint in self.filter) == (fingerprint in self.model)
+
+    @invariant()
+    def finds_all(self) -> None:
+        assert all(fingerprint in self.filter for fingerprint in self.model)
+        assert self.filter.approximate_count == pytest.approx(len(self.model), abs=2, rel=0.02)
+
+
+TestFilterAgainstSet = FilterAgainstSet.TestCase
+
+
+def test_random_order_gives_the_same_bits() -> None:
+    fingerprints = numbered(range(500))
+    one, two = (BloomFilter(1000, 1e-3, salt=SALT) for _ in range(2))
+    for fingerprint in fingerprints:
+        one.add(fingerprint)
+    for fingerprint in random.Random(3).sample(fingerprints, len(fingerprints)):
+        two.add(fingerprint)
+    assert bytes(one._buffer) == bytes(two._buffer)

@@ -1,0 +1,118 @@
+"""The formulas, against golden values from the literature and against each other."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrapy_bloom.sizing import (
+    BLOCK_BITS,
+    bits_per_element,
+    block_error_rate,
+    choose_geometry,
+    classic_error_rate,
+    classic_fill_ratio,
+    expected_false_drops,
+    optimal_num_bits,
+    optimal_num_hashes,
+)
+
+
+def test_a_million_at_one_in_ten_thousand() -> None:
+    assert optimal_num_bits(1_000_000, 0.0001) == 19_170_117
+    assert round(19_170_117 / 8 / 2**20, 2) == 2.29  # MiB
+    assert optimal_num_hashes(19_170_117, 1_000_000) == 13
+
+
+def test_bits_per_element() -> None:
+    assert round(bits_per_element(0.01), 1) == 9.6
+    for exponent in range(1, 12):
+        step = bits_per_element(10.0 ** -(exponent + 1)) - bits_per_element(10.0**-exponent)
+        assert round(step, 1) == 4.8
+
+
+def test_ten_hashes_and_twenty_bits_each() -> None:
+    assert round(classic_error_rate(20_000_000, 10, 1_000_000), 7) == 0.0000889
+
+
+@pytest.mark.parametrize("k", range(1, 21))
+def test_the_optimum_fills_half_the_bits(k: int) -> None:
+    n = 1_000_000
+    m = round(k * n / math.log(2))
+    assert optimal_num_hashes(m, n) == k
+    assert classic_fill_ratio(m, k, n) == pytest.approx(0.5, abs=1e-6)
+    # And that is a minimum: one hash more or less is worse.
+    rates = [classic_error_rate(m, other, n) for other in (k - 1, k, k + 1) if other]
+    assert min(rates) == pytest.approx(classic_error_rate(m, k, n))
+
+
+# Whole blocks are 8 KiB each; from p = 0.05 upwards they alone exceed 1 % at a million.
+@pytest.mark.parametrize("p", [0.05, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9])
+@pytest.mark.parametrize("n", [10**6, 3 * 10**6, 10**7, 10**8, 10**9, 10**10])
+def test_blocks_cost_less_than_one_per_cent(n: int, p: float) -> None:
+    geometry = choose_geometry(n, p)
+    assert geometry.num_bits <= 1.01 * n * math.log(1 / p) / math.log(2) ** 2
+    assert 0.9 * p < block_error_rate(*geometry, n) <= p
+
+
+@given(st.integers(1, 10**9), st.floats(1e-15, 0.999))
+def test_a_geometry_keeps_its_promise_and_wastes_no_block(n: int, p: float) -> None:
+    geometry = choose_geometry(n, p)
+    assert block_error_rate(*geometry, n) <= p
+    assert geometry.num_bits == geometry.num_blocks * BLOCK_BITS
+    assert geometry.nbytes * 8 == geometry.num_bits
+    if geometry.num_blocks > 1:
+        fewer = geometry.num_blocks - 1
+        best = max(1, round(-math.log2(p)))
+        rates = [block_error_rate(fewer, k, n) for k in range(max(1, best - 1), best + 2)]
+        assert min(rates) > p
+
+
+def test_block_error_rate_is_the_mean_over_the_block_loads() -> None:
+    # Two blocks: the loads are binomial, summed here by the definition.
+    n, k = 4000, 7
+    total = sum(
+        math.comb(n, load) / 2**n * classic_error_rate(BLOCK_BITS, k, load) for load in range(n + 1)
+    )
+    assert block_error_rate(2, k, n) == pytest.approx(total, rel=1e-9)
+
+
+@given(st.integers(1, 500), st.integers(1, 40), st.integers(0, 10**6))
+def test_block_error_rate_rises_with_the_count(blocks: int, k: int, count: int) -> None:
+    low, high = block_error_rate(blocks, k, count), block_error_rate(blocks, k, 2 * count + 1)
+    assert 0 <= low < high <= 1 + 1e-12
+
+
+def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
+    geometry = choose_geometry(20_000, 0.01)
+    for count in (1, 100, 20_000, 60_000):
+        step = max(1, count // 5000)
+        total = sum(block_error_rate(*geometry, i) * step for i in range(0, count, step))
+        assert expected_false_drops(*geometry, count) == pytest.approx(total, rel=0.02, abs=1e-9)
+    assert expected_false_drops(*geometry, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("capacity", "error_rate", "error"),
+    [
+        (0, 0.1, ValueError),
+        (-1, 0.1, ValueError),
+        (10**12 + 1, 0.1, ValueError),
+        (10, 0, ValueError),
+        (10, 1, ValueError),
+        (10, 1.5, ValueError),
+        (10, -0.1, ValueError),
+        (10, 1e-16, ValueError),
+        (10, math.nan, ValueError),
+        (10, math.inf, ValueError),
+        (10.5, 0.1, TypeError),
+        ("10", 0.1, TypeError),
+        (True, 0.1, TypeError),
+        (10, "0.1", TypeError),
+        (10, None, TypeError),
+    ],
+)
+def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^(capacity|error_rate) is .*(allowed|must be)"):
+        choose_geometry(capacity, error_rate)
