@@ -89,7 +89,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 backend = create_backend(
                     BloomSettings.from_settings(crawler.settings),
                     job_dir=job_dir(crawler.settings),
-                    spider=crawler.spidercls.name,
+                    spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
                     fingerprinter=global_object_name(type(fingerprinter)),
                 )
             backend.open()
@@ -151,7 +151,7 @@ class BloomDupeFilter(BaseDupeFilter):
             self._update_errors(status.errors)
             logger.error("%s", error, extra=self._extra)  # noqa: TRY400 - one line
         logger.info(
-            "Bloom filter closed: %s requests recorded, %s in all, %.1f %% of the bits set, "
+            "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",
             f"{self._added:,}",
             f"{status.count:,}",
@@ -237,12 +237,15 @@ class BloomDupeFilter(BaseDupeFilter):
 
 
 def _is_shell(crawler: "Crawler") -> bool:
-    """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it."""
+    """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it.
+
+    Only there an engine runs before its spider is opened, and without `Crawler.crawl`.
+    """
     try:
         engine = crawler.engine
     except RuntimeError:  # Scrapy 2.19: not there yet
         return False
-    return engine is not None and not crawler.crawling
+    return engine is not None and engine.running is True and not crawler.crawling
 
 
 def _shell_backend(crawler: "Crawler") -> Backend:

@@ -70,9 +70,9 @@ class SeenFile:
                 end = start + _LENGTH_BYTES + length
                 if end > len(data):
                     break
+                self.position = base + end
                 yield data[start + _LENGTH_BYTES : end]
                 start = end
-            self.position += start
             data = data[start:]
         self._end(bool(data))
 

@@ -177,6 +177,6 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(name: str) -> str:
-    close = difflib.get_close_matches(name, _CHECKS, n=1)
+    close = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_CHECKS)
     return f"{name} is not a setting of scrapy_bloom; {hint}"

@@ -1,0 +1,209 @@
+"""What every backend promises: one suite, run over all of them."""
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from scrapy_bloom.backend import Backend
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.sizing import choose_geometry
+
+NewBackend = Callable[..., Backend]
+
+
+def local(directory: Path, **changes: object) -> Backend:
+    options = {"capacity": 2000, "error_rate": 1e-9, "sync_secs": 0}
+    return LocalBackend(directory / "bloom", **{**options, **changes})
+
+
+def memory(directory: Path, **changes: object) -> Backend:
+    options = {"capacity": 2000, "error_rate": 1e-9}
+    return LocalBackend(None, **{**options, **changes})
+
+
+BACKENDS = {"local": local, "memory": memory}
+PERSISTENT = {"local": local}
+
+
+@pytest.fixture(params=BACKENDS)
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+    """Makes backends that keep their filter in the same place; not yet opened."""
+    return lambda **changes: BACKENDS[request.param](tmp_path, **changes)
+
+
+@pytest.fixture(params=PERSISTENT)
+def persistent(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+    return lambda **changes: PERSISTENT[request.param](tmp_path, **changes)
+
+
+def test_add_tells_what_is_new(new: NewBackend) -> None:
+    backend = new()
+    backend.open()
+    backend.begin()
+    assert b"page" not in backend
+    assert backend.add(b"page") is True
+    assert backend.add(b"page") is False
+    assert b"page" in backend
+    assert b"other" not in backend
+    backend.close()
+
+
+def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
+    backend = new()
+    backend.open()
+    backend.begin()
+    for number in [*range(500), *range(300)]:
+        backend.add(b"%d" % number)
+    status = backend.status()
+    assert status.count == 500
+    assert (status.capacity, status.error_rate) == (2000, 1e-9)
+    assert status.geometry == choose_geometry(2000, 1e-9)
+    assert status.nbytes == status.geometry.nbytes
+    assert 0 < status.fill_ratio < 0.5
+    assert 0 < status.error_rate_now < 1e-9
+    assert 0 < status.expected_false_drops < 1e-6
+    assert status.location
+    assert status.errors == 0
+    backend.close()
+
+
+@pytest.mark.parametrize("fingerprint", [b"", b"\0", bytes(20), b"\xff" * 65_535])
+def test_fingerprints_of_any_length(new: NewBackend, fingerprint: bytes) -> None:
+    backend = new()
+    backend.open()
+    assert backend.add(fingerprint)
+    assert not backend.add(fingerprint)
+    backend.close()
+
+
+def test_what_is_no_bytes_is_refused_and_changes_nothing(new: NewBackend) -> None:
+    backend = new()
+    backend.open()
+    with pytest.raises(TypeError, match="must be bytes"):
+        backend.add("page")
+    assert backend.status().count == 0
+    assert backend.add(b"page")
+    backend.close()
+
+
+def test_it_works_past_its_capacity(new: NewBackend) -> None:
+    backend = new(capacity=50, error_rate=0.5)
+    backend.open()
+    for number in range(20_000):
+        backend.add(b"%d" % number)
+    assert all(b"%d" % number in backend for number in range(20_000))
+    assert backend.status().error_rate_now > 0.2
+    backend.close()
+
+
+def test_everything_is_there_after_reopening(persistent: NewBackend) -> None:
+    recorded: list[bytes] = []
+    for run in range(5):
+        backend = persistent()
+        backend.open()
+        assert backend.status().count == len(recorded)
+        assert all(fingerprint in backend for fingerprint in recorded)
+        backend.begin()
+        for number in range(100):
+            fingerprint = b"%d/%d" % (run, number)
+            assert backend.add(fingerprint)
+            recorded.append(fingerprint)
+        backend.close()
+
+
+def test_opening_and_closing_without_a_crawl_changes_nothing(persistent: NewBackend) -> None:
+    for _ in range(3):
+        backend = persistent()
+        backend.open()
+        backend.close()
+    backend = persistent()
+    backend.open()
+    assert backend.status().count == 0
+    backend.close()
+
+
+def test_it_keeps_its_size_when_the_settings_change(persistent: NewBackend) -> None:
+    backend = persistent()
+    backend.open()
+    backend.add(b"page")
+    backend.close()
+    backend = persistent(capacity=1_000_000, error_rate=0.01)
+    backend.open()
+    assert backend.status().capacity == 2000
+    assert not backend.add(b"page")
+    backend.close()
+
+
+def test_the_salt_is_kept(persistent: NewBackend) -> None:
+    for salt in (bytes(range(16)), None, bytes(16)):
+        backend = persistent(salt=salt)
+        backend.open()
+        backend.add(b"page")
+        assert backend.status().count == 1
+        backend.close()
+
+
+class BackendAgainstSet(RuleBasedStateMachine):
+    """Any sequence of adding, asking, closing and reopening, beside a Python set."""
+
+    name: str
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.model: set[bytes] = set()
+        self.open()
+
+    def open(self) -> None:
+        self.backend = BACKENDS[self.name](
+            Path(self.directory.name), capacity=20_000, salt=bytes(range(16))
+        )
+        self.backend.open()
+
+    @rule(fingerprint=st.binary(max_size=24))
+    def add(self, fingerprint: bytes) -> None:
+        assert self.backend.add(fingerprint) == (fingerprint not in self.model)
+        self.model.add(fingerprint)
+
+    @rule(seed=st.integers(0, 10**9))
+    def add_many(self, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            self.add(rng.randbytes(8))
+
+    @rule(fingerprint=st.binary(max_size=24))
+    def ask(self, fingerprint: bytes) -> None:
+        assert (fingerprint in self.backend) == (fingerprint in self.model)
+
+    @precondition(lambda self: self.name in PERSISTENT)
+    @rule()
+    def reopen(self) -> None:
+        self.backend.close()
+        self.open()
+
+    @invariant()
+    def counts(self) -> None:
+        assert self.backend.status().count == len(self.model)
+
+    def teardown(self) -> None:
+        assert all(fingerprint in self.backend for fingerprint in self.model)
+        self.backend.close()
+        self.directory.cleanup()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_any_sequence_of_uses(name: str) -> None:
+    machine = type("Machine", (BackendAgainstSet,), {"name": name})
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=30))

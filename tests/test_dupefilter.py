@@ -1,0 +1,235 @@
+"""BloomDupeFilter through Scrapy's real scheduler."""
+
+import logging
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from scrapy import Request, Spider
+from scrapy.core.scheduler import Scheduler
+from scrapy.utils.test import get_crawler
+
+from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
+
+
+@contextmanager
+def opened(close: bool = True, **settings: object):
+    """A scheduler with our filter, opened, as the engine does it."""
+    scheduler = made(**settings)
+    scheduler.open(scheduler.crawler.spider)
+    yield scheduler
+    if close:
+        scheduler.close("finished")
+
+
+def made(**settings: object) -> Scheduler:
+    crawler = get_crawler(
+        Spider,
+        {
+            "DUPEFILTER_CLASS": BloomDupeFilter,
+            "TELNETCONSOLE_ENABLED": False,
+            "REMOTE_CONTROL_ENABLED": False,
+            # The default one asks a running engine about its downloader.
+            "SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue",
+            **settings,
+        },
+    )
+    crawler.spider = crawler._create_spider("docs")
+    return Scheduler.from_crawler(crawler)
+
+
+def requests(numbers: range) -> list[Request]:
+    return [Request(f"https://example.com/{number}") for number in numbers]
+
+
+def bloom_stats(scheduler: Scheduler) -> dict[str, object]:
+    stats = scheduler.crawler.stats.get_stats()
+    return {name: value for name, value in stats.items() if name.startswith(("bloom/", "dupe"))}
+
+
+def test_filters_what_was_seen() -> None:
+    with opened() as scheduler:
+        assert scheduler.enqueue_request(Request("https://example.com/?a=1&b=2"))
+        assert not scheduler.enqueue_request(Request("https://example.com/?b=2&a=1"))
+        assert not scheduler.enqueue_request(Request("https://example.com/?a=1&b=2#top"))
+        assert scheduler.enqueue_request(Request("https://example.com/?a=1&b=2", method="POST"))
+        assert scheduler.enqueue_request(Request("https://example.com/?a=1&b=2", dont_filter=True))
+        assert len(scheduler) == 3
+
+
+def test_stats() -> None:
+    with opened(BLOOM_EXPECTED_REQUESTS=5000) as scheduler:
+        for request in [*requests(range(2500)), *requests(range(1000))]:
+            scheduler.enqueue_request(request)
+        live = bloom_stats(scheduler)
+    assert live["bloom/added"] == 2000  # brought up to date every thousand requests
+    final = bloom_stats(scheduler)
+    assert final.pop("bloom/fill_ratio") == pytest.approx(0.108, abs=0.001)
+    assert 0 < final.pop("bloom/error_rate") < 1e-6
+    assert 0 < final.pop("bloom/expected_false_drops") < 1e-4
+    assert final == {
+        "bloom/added": 2500,
+        "bloom/count": 2500,
+        "bloom/capacity": 5000,
+        "bloom/bytes": 24_576,
+        "dupefilter/filtered": 1000,
+    }
+
+
+def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="scrapy_bloom")
+    for known in (0, 100):
+        caplog.clear()
+        with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
+            for request in requests(range(known, known + 100)):
+                scheduler.enqueue_request(request)
+        first, last = (record.getMessage() for record in caplog.records)
+        assert first == (
+            f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: 1,000,000 requests at error "
+            f"rate 1e-06, 3.4 MiB; {known} already recorded"
+        )
+        assert last.startswith(
+            f"Bloom filter closed: 100 requests recorded, {known + 100} in all, "
+            f"{0.00693 if known == 0 else 0.0139} % of the bits set, error rate now "
+        )
+        assert "expected false drops" in last
+        assert all(record.spider is scheduler.crawler.spider for record in caplog.records)
+
+
+def test_duplicates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.dupefilter")
+    with opened() as scheduler:
+        for _ in range(3):
+            scheduler.enqueue_request(Request("https://example.com/"))
+        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
+    assert lines == [
+        "Filtered duplicate request: <GET https://example.com/> - no more duplicates will be shown"
+        " (see DUPEFILTER_DEBUG to show all duplicates)"
+    ]
+    assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
+
+
+def test_duplicates_are_all_logged_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.dupefilter")
+    with opened(DUPEFILTER_DEBUG=True) as scheduler:
+        for referer in ("https://a.com", "https://b.com", "https://c.com"):
+            scheduler.enqueue_request(Request("https://example.com/", headers={"Referer": referer}))
+        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
+    assert lines == [
+        f"Filtered duplicate request: <GET https://example.com/> (referer: {referer})"
+        for referer in ("https://b.com", "https://c.com")
+    ]
+
+
+def test_everything_is_seen_after_reopening(tmp_path: Path) -> None:
+    for run in range(3):
+        with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
+            for number, request in enumerate(requests(range(300))):
+                assert scheduler.enqueue_request(request) == (number // 100 == run)
+                if number == 100 * run + 99:
+                    break
+        assert bloom_stats(scheduler)["bloom/count"] == 100 * (run + 1)
+
+
+def test_a_job_paused_under_scrapys_own_filter_goes_on(tmp_path: Path) -> None:
+    settings = {"JOBDIR": os.fspath(tmp_path)}
+    default = "scrapy.dupefilters.RFPDupeFilter"
+    with opened(**settings, DUPEFILTER_CLASS=default) as scheduler:
+        for request in requests(range(100)):
+            assert scheduler.enqueue_request(request)
+    seen = (tmp_path / "requests.seen").read_bytes()
+    with opened(**settings) as scheduler:
+        assert len(scheduler) == 100  # its queue is there
+        assert not any(scheduler.enqueue_request(request) for request in requests(range(100)))
+        assert scheduler.enqueue_request(Request("https://example.com/new"))
+    assert (tmp_path / "requests.seen").read_bytes() == seen
+
+
+def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"JOBDIR": os.fspath(tmp_path), "BLOOM_EXPECTED_REQUESTS": 200}
+
+    def warned_at() -> list[str]:
+        lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        caplog.clear()
+        assert all(line.endswith("raise BLOOM_EXPECTED_REQUESTS") for line in lines)
+        return [line.split()[4] for line in lines if line.startswith("The Bloom filter holds")]
+
+    with opened(**settings) as scheduler:
+        for number, request in enumerate(requests(range(900)), 1):
+            scheduler.enqueue_request(request)
+            if number == 199:
+                assert warned_at() == []
+        assert warned_at() == ["200", "400", "800"]
+    with opened(**settings) as scheduler:
+        assert warned_at() == ["900"]  # a resumed crawl says so at once
+        for request in requests(range(900, 1700)):
+            scheduler.enqueue_request(request)
+        assert warned_at() == ["1,600"]
+
+
+class BrokenFingerprinter:
+    def fingerprint(self, request: Request) -> object:
+        if "raise" in request.url:
+            raise RuntimeError("broken")
+        return request.url if "text" in request.url else None
+
+
+def test_request_seen_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    with opened(REQUEST_FINGERPRINTER_CLASS=BrokenFingerprinter) as scheduler:
+        for word in ("raise", "text", "none", "raise", "raise"):
+            assert scheduler.enqueue_request(Request(f"https://example.com/{word}"))
+    assert bloom_stats(scheduler)["bloom/errors"] == 5
+    (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
+    assert "it is crawled, whether it was seen or not" in record.getMessage()
+    assert record.exc_info
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/" + "x" * 1_000_000,
+        "https://example.com/\x00",
+        "https://example.com/\ud800",
+        "data:,",
+        "file:///etc/hosts",
+        "https://example.com/ä?ö=ü",
+    ],
+)
+def test_hostile_urls(url: str) -> None:
+    try:
+        request = Request(url)
+    except (ValueError, UnicodeError):
+        return  # Scrapy itself refuses it: it never reaches a filter
+    with opened() as scheduler:
+        assert not scheduler.df.request_seen(request)
+        assert scheduler.df.request_seen(request)
+
+
+def test_a_bad_setting_is_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SettingError, match="BLOOM_ERROR_RATE is 7; allowed is"):
+        made(BLOOM_ERROR_RATE=7)
+    (record,) = caplog.records
+    assert record.levelno == logging.ERROR
+    assert record.getMessage().startswith("BLOOM_ERROR_RATE is 7")
+    assert not record.exc_info
+
+
+def test_the_queue_is_not_touched_when_the_filter_cannot_be_opened(tmp_path: Path) -> None:
+    with opened(JOBDIR=os.fspath(tmp_path)), pytest.raises(StorageError, match="in use"):
+        made(JOBDIR=os.fspath(tmp_path))
+    assert [path.name for path in (tmp_path / "requests.queue").iterdir()] == ["active.json"]
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
+        pass
+    scheduler.df.close("again")
+
+
+def test_it_is_truthy() -> None:
+    """scrapy-redis asks `if not self.df`."""
+    with opened() as scheduler:
+        assert scheduler.df

@@ -1,0 +1,151 @@
+"""A filter file: its header, its state, what is done to it and what it withstands."""
+
+import os
+import random
+import struct
+from pathlib import Path
+
+import pytest
+
+from scrapy_bloom import FilterFileError, StorageError
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header
+from scrapy_bloom.sizing import choose_geometry
+
+HEADER = Header(
+    geometry=choose_geometry(20_000, 1e-6),
+    capacity=20_000,
+    error_rate=1e-6,
+    salt=bytes(range(16)),
+    fingerprinter="scrapy.utils.request.RequestFingerprinter",
+    spider="näme",
+    created_at=1_700_000_000.25,
+    generation=1,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A filter file that was closed with 3 requests in it."""
+    path = tmp_path / "some.bloom"
+    file = FilterFile.create(path, HEADER)
+    for fingerprint in (b"a", b"b", b"c"):
+        file.filter.add(fingerprint)
+    file.save_state(3, in_use=False)
+    file.close()
+    return path
+
+
+def test_everything_comes_back(path: Path) -> None:
+    assert read_header(path) == (HEADER, State(3, in_use=False))
+    file = FilterFile.open(path)
+    assert [fp in file.filter for fp in (b"a", b"b", b"c", b"d")] == [True, True, True, False]
+    file.close()
+
+
+def test_the_format_on_disk(path: Path) -> None:
+    """Written down for other programs, and for us: this never changes for version 1."""
+    raw = path.read_bytes()
+    assert len(raw) == 4096 + HEADER.geometry.num_blocks * 8192
+    assert raw[:8] == b"\x89BLOOM\r\n"
+    assert struct.unpack(">HHHHQQddI", raw[8:52]) == (
+        *(1, 1, 1, HEADER.geometry.num_hashes),
+        *(HEADER.geometry.num_blocks, 20_000, 1e-6, 1_700_000_000.25, 1),
+    )
+    assert raw[52:68] == bytes(range(16))
+    assert raw[68:72] == b"\x00\x29sc"
+    assert raw[1094:1101] == b"\x00\x05n\xc3\xa4me"
+    assert raw[4088:4094] == b"\x00\x00\x00\x00\x00\x03"
+
+
+def test_the_space_is_reserved(path: Path) -> None:
+    """No holes: a full disk is found out when the file is made, not when a bit is set."""
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_without_fallocate_the_space_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    path = tmp_path / "some.bloom"
+    FilterFile.create(path, HEADER).close()
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    assert read_header(path) == (HEADER, State(0, in_use=False))
+
+
+def test_state_in_use(path: Path) -> None:
+    file = FilterFile.open(path)
+    file.save_state(2**47 - 1, in_use=True)
+    # Visible to others at once, without a sync: it survives the end of the process.
+    assert read_header(path)[1] == State(2**47 - 1, in_use=True)
+    file.close()
+
+
+def test_long_names_are_clipped(tmp_path: Path) -> None:
+    long = Header(**{**HEADER.__dict__, "spider": "ä" * 1000, "fingerprinter": "x" * 2000})
+    FilterFile.create(tmp_path / "long.bloom", long).close()
+    header, _ = read_header(tmp_path / "long.bloom")
+    assert header.spider == "ä" * 512
+    assert header.fingerprinter == "x" * 1024
+
+
+def test_an_existing_file_is_never_replaced(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="exists already; it is not replaced"):
+        FilterFile.create(path, HEADER)
+    assert path.read_bytes() == before
+
+
+def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
+    def fill(new) -> int:
+        new.add(b"x")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FilterFile.create(tmp_path / "some.bloom", HEADER, fill)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_creation_left_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "some.bloom.tmp").write_bytes(b"\xff" * 100_000)
+    file = FilterFile.create(tmp_path / "some.bloom", HEADER)
+    assert file.filter.fill_ratio == 0
+    file.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["some.bloom"]
+
+
+@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+def test_every_flipped_byte_of_the_header_is_found(path: Path, flip: int) -> None:
+    good = path.read_bytes()
+    for offset in range(HEADER_BYTES):
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes([good[offset] ^ flip]))
+        with pytest.raises(FilterFileError, match="some.bloom"):
+            FilterFile.open(path)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(good[offset : offset + 1])
+    assert read_header(path) == (HEADER, State(3, in_use=False))
+
+
+def test_every_truncation_and_extension_is_found(path: Path) -> None:
+    good = path.read_bytes()
+    sizes = [*range(20), *random.Random(5).sample(range(len(good)), 200), len(good) - 1]
+    for content in [*(good[:size] for size in sizes), good + b"\0"]:
+        path.write_bytes(content)
+        with pytest.raises(FilterFileError, match=r"some\.bloom"):
+            FilterFile.open(path)
+        assert path.read_bytes() == content
+
+
+def test_random_bytes_behind_the_magic(path: Path) -> None:
+    for seed in range(100):
+        path.write_bytes(b"\x89BLOOM\r\n" + random.Random(seed).randbytes(20_000))
+        with pytest.raises(FilterFileError):
+            FilterFile.open(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be read: No such file"):
+        FilterFile.open(tmp_path / "none.bloom")
