@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrapy import Request, Spider
@@ -13,7 +12,6 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, create_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.jobdir import queue_path
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.settings import BloomSettings
 
@@ -252,16 +250,14 @@ def _shell_backend(crawler: "Crawler") -> Backend:
     """A filter in memory: what is fetched in a shell is not part of any crawl.
 
     Raises:
-        StorageError: Scrapy's scheduler would take requests out of the queue in JOBDIR for the
-            shell, and they would be lost for the job.
+        StorageError: there is a JOBDIR. Scrapy's shell then waits for ever for its page (its
+            callback gets lost in the disk queue), and takes a paused job's requests meanwhile.
     """
     if path := job_dir(crawler.settings):
-        queue = queue_path(Path(path))
-        if queue.exists() and any(entry.name != "active.json" for entry in queue.iterdir()):
-            raise StorageError(
-                f"a crawl is paused or running in JOBDIR = {path!r}, and the shell would take "
-                "requests out of its queue; start the shell with -s JOBDIR="
-            )
+        raise StorageError(
+            f"scrapy shell does not work with a job directory, and this project has JOBDIR = "
+            f"{path!r}; start the shell with -s JOBDIR="
+        )
     return LocalBackend(None, capacity=100_000, error_rate=1e-6)
 
 

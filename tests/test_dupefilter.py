@@ -91,7 +91,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         )
         assert last.startswith(
             f"Bloom filter closed: 100 requests recorded, {known + 100} in all, "
-            f"{0.00693 if known == 0 else 0.0139} % of the bits set, error rate now "
+            f"{0.00694 if known == 0 else 0.0139} % of the bits set, error rate now "
         )
         assert "expected false drops" in last
         assert all(record.spider is scheduler.crawler.spider for record in caplog.records)

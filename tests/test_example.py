@@ -1,0 +1,138 @@
+"""The example project, run as its reader runs it."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crawls import LIMIT
+from sites import Site, tree_site
+
+EXAMPLE = Path(__file__).parents[1] / "example_project"
+
+sys.path.insert(0, str(EXAMPLE))
+from example.site import ARTICLES, SECTIONS, page_count, status_of  # noqa: E402
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    shutil.copytree(EXAMPLE, tmp_path / "example_project", ignore=shutil.ignore_patterns("job*"))
+    return tmp_path / "example_project"
+
+
+def scrapy(project: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "scrapy", *args],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(project: Path, *args: str) -> tuple[int, str]:
+    process = scrapy(project, *args)
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(output) from None
+    return process.returncode, output
+
+
+def figure(output: str, name: str) -> float:
+    found = re.search(rf"^  {re.escape(name)} +([\d,.e-]+)", output, re.MULTILINE)
+    assert found, output
+    return float(found[1].replace(",", ""))
+
+
+def pages(output: str) -> int:
+    found = re.search(r"^Crawl \w+: ([\d,]+) pages in this run", output, re.MULTILINE)
+    assert found, output
+    return int(found[1].replace(",", ""))
+
+
+def test_the_site_has_what_real_sites_have() -> None:
+    statuses = [status_of(number) for number in range(SECTIONS * ARTICLES)]
+    assert 2000 < page_count() < 5000
+    assert statuses.count(404) > 10
+    assert statuses.count(500) > 10
+
+
+def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path) -> None:
+    command = ("crawl", "docs", "-s", "JOBDIR=job")
+    process = scrapy(project, *command)
+    filter_file = project / "job/bloom/generation-0001.bloom"
+    end = time.monotonic() + LIMIT
+    while not filter_file.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    first, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, first
+    assert "Crawl shutdown:" in first
+    assert "Paused. The same command goes on from here." in first
+    status, second = run(project, *command)
+    assert status == 0, second
+    assert "Crawl finished:" in second
+    assert 0 < pages(first) < page_count()
+    assert pages(first) + pages(second) == page_count()
+    assert figure(first, "duplicates filtered") + figure(second, "duplicates filtered") > 20_000
+    recorded = figure(second, "requests recorded")
+    assert page_count() < recorded < 5000
+    assert figure(second, "Scrapy's own filter") == recorded * 91
+    assert figure(second, "Bloom filter") < recorded * 91 / 10
+    assert 0 < figure(second, "error rate now") < 1e-6
+    assert 0 < figure(second, "pages lost, expected") < 1e-2
+
+
+@pytest.fixture
+def other_site() -> Iterator[Site]:
+    site = tree_site(pages=30)
+    yield site
+    site.end()
+
+
+def test_another_site(project: Path, other_site: Site) -> None:
+    status, output = run(project, "crawl", "docs", "-a", f"url={other_site.url}")
+    assert status == 0, output
+    assert len(other_site.hits) == 30
+    assert f"Crawl finished: {pages(output)} pages" in output
+
+
+def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site) -> None:
+    other_site.delay = 0.2
+    process = scrapy(project, "crawl", "docs", "-a", f"url={other_site.url}", "-s", "JOBDIR=job")
+    end = time.monotonic() + LIMIT
+    while other_site.total() < 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=LIMIT)
+
+    def contents() -> dict[str, bytes]:
+        files = (path for path in (project / "job").rglob("*") if path.is_file())
+        return {os.fspath(path): path.read_bytes() for path in files if path.name != "lock"}
+
+    before = contents()
+    ask = ("shell", other_site.url, "-c", "response.status")
+    status, output = run(project, *ask, "-s", "JOBDIR=job")
+    assert status != 0
+    assert "start the shell with -s JOBDIR=" in output.splitlines()[-1]
+    assert contents() == before
+    status, output = run(project, *ask, "-s", "JOBDIR=", "-s", "BLOOM_DIR=kept")
+    assert status == 0
+    assert output.splitlines()[-1] == "200"
+    assert not (project / "kept").exists()
+
+
+def test_fetch_works(project: Path, other_site: Site) -> None:
+    status, output = run(project, "fetch", "--nolog", f"{other_site.url}p/3")
+    assert status == 0
+    assert "<a href=" in output
