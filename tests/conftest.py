@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import sites
 from hypothesis import settings
+
+import sites
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile("scrapy_bloom", deadline=None)

@@ -32,7 +32,6 @@ class Crawl:
         settings: dict[str, Any] | None = None,
         *,
         prefix: Sequence[str] = (),
-        preexec: Callable[[], None] | None = None,
     ) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
         number = len(list(work_dir.glob("crawl-*.log")))
@@ -51,7 +50,6 @@ class Crawl:
                 cwd=work_dir,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=preexec,
             )
 
     @property

@@ -3,12 +3,12 @@
 import hashlib
 import os
 import random
-import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from crawls import Crawl
 from sites import Site, tree_site
 
@@ -203,11 +203,9 @@ def test_read_only_file(site: Site, job: Path) -> None:
 
 
 def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-
+    limit = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh"]  # blocks of 512 bytes
     (tmp_path / "job").mkdir()
-    line = refused(site, tmp_path, {"BLOOM_EXPECTED_REQUESTS": 10_000_000}, preexec=limit)
+    line = refused(site, tmp_path, {"BLOOM_EXPECTED_REQUESTS": 10_000_000}, prefix=limit)
     assert "the filter takes 36,048,896 bytes: make room" in line
     assert "lower BLOOM_EXPECTED_REQUESTS" in line
     assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from conftest import REAL_SITES
 from crawls import Crawl
 from sites import Site, python_doc_site, tree_site
@@ -93,7 +94,7 @@ def test_every_page_is_crawled_after_two_kills(tree: Site, tmp_path: Path) -> No
 
 def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     """The next run says once what it sets aside and why, crawls everything, and ends."""
-    before = {path for path in (tmp_path / "job").rglob("*.set-aside-*")}
+    before = set((tmp_path / "job").rglob("*.set-aside-*"))
     site.forget()
     crawl = Crawl(site.url, tmp_path, {"JOBDIR": "job"})
     assert crawl.finish() == 0, crawl.output
@@ -102,7 +103,7 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     (warning,) = crawl.lines("WARNING")
     assert not crawl.lines("ERROR")
     assert "did not close" in warning
-    moved = {path for path in (tmp_path / "job").rglob("*.set-aside-*")} - before
+    moved = set((tmp_path / "job").rglob("*.set-aside-*")) - before
     assert {path.name.partition(".set-aside-")[0] for path in moved} == {
         "generation-0001.bloom",
         "requests.queue",

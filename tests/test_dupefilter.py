@@ -103,10 +103,11 @@ def test_duplicates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             scheduler.enqueue_request(Request("https://example.com/"))
         lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    assert lines == [
+    (line,) = lines
+    assert line == (
         "Filtered duplicate request: <GET https://example.com/> - no more duplicates will be shown"
         " (see DUPEFILTER_DEBUG to show all duplicates)"
-    ]
+    )
     assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
 
 

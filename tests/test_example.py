@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from crawls import LIMIT
 from sites import Site, tree_site
 

@@ -2,11 +2,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import scrapy
-from example.site import serve
 from scrapy import signals
 from scrapy.linkextractors import LinkExtractor
 from scrapy.utils.job import job_dir
 from w3lib.url import url_query_cleaner
+
+from example.site import serve
 
 TRACKING_PARAMETERS = ["utm_source", "utm_medium", "utm_campaign", "fbclid", "gclid"]
 DEFAULT_FILTER_BYTES = 91  # per request, in Scrapy's own set of fingerprints

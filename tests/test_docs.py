@@ -1,0 +1,112 @@
+"""The documents: their code blocks are run, their figures are computed again."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from scrapy.settings import Settings
+
+from scrapy_bloom.settings import _CHECKS, BloomSettings
+from scrapy_bloom.sizing import choose_geometry
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [
+        (path.name, found[2])
+        for path in DOCUMENTS
+        for found in BLOCK.finditer(path.read_text())
+        if found[1] == language
+    ]
+
+
+def test_every_block_is_of_a_kind_that_is_tested() -> None:
+    languages = [m[1] for path in DOCUMENTS for m in BLOCK.finditer(path.read_text())]
+    assert len(languages) >= 6
+    assert set(languages) <= {"python", "sh"}
+
+
+@pytest.mark.parametrize(("document", "code"), blocks("python"))
+def test_python(document: str, code: str) -> None:
+    """Runs it; what it sets must be valid settings."""
+    names: dict[str, object] = {}
+    exec(compile(code, document, "exec"), names)
+    settings = Settings({key: value for key, value in names.items() if key.isupper()})
+    BloomSettings.from_settings(settings)
+    assert not [name for name in names if name.startswith("BLOOM_") and name not in _CHECKS]
+
+
+def test_the_set_up_commands_are_those_that_ci_runs() -> None:
+    commands = [code.strip() for document, code in blocks("sh") if document == "README.md"]
+    assert len(commands) == 2
+    assert all("\n" not in command for command in commands)
+    example, tests = commands
+    ci = (ROOT / ".ci/run").read_text().splitlines()
+    assert tests in ci
+    assert any(line.startswith(example) for line in ci)
+
+
+def test_the_contributors_command_installs_an_extra_that_exists() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    (command,) = [code for document, code in blocks("sh") if document == "CONTRIBUTING.md"]
+    assert "'.[dev]'" in command
+    assert re.search(r"^dev = \[", project, re.MULTILINE)
+    environments = set(re.findall(r"^\[tool\.tox\.env\.(\w+)\]", project, re.MULTILINE))
+    table = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {name for line in re.findall(r"tox run -e ([\w,]+)", table) for name in line.split(",")}
+    assert {name for name in named if not re.fullmatch(r"py3\d+", name)} <= environments
+
+
+def test_the_readme_describes_each_setting() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("## Settings") : readme.index("## Stats")]
+    described = re.findall(r"^\| `(BLOOM_\w+)` \| `(.*?)` \|", table, re.MULTILINE)
+    assert {name for name, _ in described} == set(_CHECKS)
+    defaults = BloomSettings()
+    for name, default in described:
+        value = getattr(defaults, name.removeprefix("BLOOM_").lower())
+        assert eval(default) == value, name
+
+
+def size(nbytes: float) -> str:
+    mib = nbytes / 2**20
+    return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def test_the_readmes_table_of_sizes() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (\d+ [mb]illion) \| (.*?) \|$", readme, re.MULTILINE))
+    units = {"million": 10**6, "billion": 10**9}
+    assert len(rows) == 5
+    for name, cells in rows.items():
+        number, unit = name.split()
+        n = int(number) * units[unit]
+        sizes = [size(choose_geometry(n, p).nbytes) for p in (1e-4, 1e-6, 1e-9)]
+        *ours, default = cells.split(" | ")
+        assert ours == sizes, name
+        assert default == size(91 * n)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text()):
+        if target == "docs/benchmarks.md" or (document.parent / target).exists():
+            continue
+        raise AssertionError(f"{document.name} links to {target}")
+
+
+def test_the_stats_in_the_readme_are_those_of_the_filter() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("## Stats") : readme.index("## Limits")]
+    documented = set(re.findall(r"^\| `(bloom/\w+)`", table, re.MULTILINE))
+    spec = importlib.util.find_spec("scrapy_bloom.dupefilter")
+    assert spec
+    assert spec.origin
+    source = Path(spec.origin).read_text()
+    set_there = set(re.findall(r'^ +\("(\w+)", ', source, re.MULTILINE))
+    set_there |= set(re.findall(r'"bloom/(\w+)"', source))
+    assert documented == {f"bloom/{name}" for name in set_there}
