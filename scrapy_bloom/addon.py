@@ -1,7 +1,9 @@
 """The Scrapy add-on: the filter in one entry of ADDONS, with its settings checked early."""
 
+from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
 
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.settings import BloomSettings
 
 
@@ -13,11 +15,25 @@ class Addon:
     project, the spider or the command line sets is left alone, as with every add-on.
     """
 
+    def __init__(self, crawler: Crawler | None = None) -> None:
+        self._crawler = crawler
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> "Addon":
+        """Scrapy's constructor."""
+        return cls(crawler)
+
     def update_settings(self, settings: BaseSettings) -> None:
         """Scrapy's hook.
 
         Raises:
             SettingError: a BLOOM_* setting is not valid.
         """
-        BloomSettings.from_settings(settings)
+        try:
+            BloomSettings.from_settings(settings)
+        except SettingError:
+            if self._crawler is not None:
+                # Older Scrapy ends with exit status 0 unless the crawler has no spider.
+                self._crawler.spider = None
+            raise
         settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")

@@ -1,7 +1,6 @@
 """Scrapy's side: the duplicate filter's life in a crawl, its log lines and its stats."""
 
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from scrapy import Request, Spider
@@ -12,6 +11,7 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, create_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.settings import BloomSettings
 
@@ -52,7 +52,7 @@ class BloomDupeFilter(BaseDupeFilter):
     ) -> None:
         self.backend = backend
         self.debug = debug
-        self._fingerprint: Callable[[Request], bytes] = fingerprinter.fingerprint
+        self._fingerprint = fingerprint_function(fingerprinter)
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
@@ -93,6 +93,8 @@ class BloomDupeFilter(BaseDupeFilter):
             backend.open()
         except BloomError as error:
             logger.error("%s", error, extra={"spider": crawler.spider})  # noqa: TRY400 - one line
+            # Older Scrapy ends with exit status 0 unless the crawler has no spider.
+            crawler.spider = None
             raise
         return cls(
             backend,
