@@ -9,8 +9,9 @@ from bitarray import bitarray
 
 from benchmarks import samples
 from benchmarks.report import Section, Table, all_of
-from scrapy_bloom.hashing import SALT_BYTES, make_hasher
-from scrapy_bloom.local import FILTER_NAME, LocalBackend
+from scrapy_bloom.directory import file_name
+from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
+from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
 
 CAPACITY = 1_000_000_000
@@ -30,7 +31,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
 def _measured(directory: Path, candidates: int) -> Section:
     backend, creating = _opened(directory)
-    geometry = backend.status().geometry
+    geometry = backend.status().generations[0].geometry
     found = _in_last_blocks(geometry, candidates)
     added, others = found[::2], found[1::2]
     new = sum(map(backend.add, added))
@@ -40,7 +41,7 @@ def _measured(directory: Path, candidates: int) -> Section:
     not_seen = sum(fingerprint not in backend for fingerprint in others)
     backend.close()
     expected = _offsets(geometry, added)
-    right = len(expected) if expected == _set_bits(directory / FILTER_NAME, geometry) else 0
+    right = len(expected) if expected == _set_bits(directory / file_name(1), geometry) else 0
     return Section(
         title=TITLE,
         method=(
@@ -79,15 +80,23 @@ def _opened(directory: Path) -> tuple[LocalBackend, float]:
 
 
 def _in_last_blocks(geometry: Geometry, candidates: int) -> list[bytes]:
-    locate = make_hasher(SALT, *geometry)
+    locate = make_hasher(SALT, geometry.num_hashes)
     first = geometry.num_blocks - LAST_BLOCKS
-    return [fp for fp in samples.fingerprints(0, candidates) if locate(fp)[0] >= first]
+    return [
+        fp
+        for fp in samples.fingerprints(0, candidates)
+        if block_of(locate(fp)[0], geometry.num_blocks) >= first
+    ]
 
 
 def _offsets(geometry: Geometry, fingerprints: list[bytes]) -> set[int]:
     """The numbers of the bits that these fingerprints set, from the hash alone."""
-    located = map(make_hasher(SALT, *geometry), fingerprints)
-    return {block * BLOCK_BITS + position for block, positions in located for position in positions}
+    located = map(make_hasher(SALT, geometry.num_hashes), fingerprints)
+    return {
+        block_of(block_hash, geometry.num_blocks) * BLOCK_BITS + position
+        for block_hash, positions in located
+        for position in positions
+    }
 
 
 def _set_bits(path: Path, geometry: Geometry) -> set[int]:

@@ -49,6 +49,8 @@ def create_backend(
         settings.directory(job_dir, spider),
         capacity=settings.expected_requests,
         error_rate=settings.error_rate,
+        on_full=settings.on_full,
+        window_secs=settings.window_secs,
         salt=settings.salt,
         fingerprinter=fingerprinter,
         spider=spider,

@@ -1,6 +1,9 @@
 """Scrapy's side: the duplicate filter's life in a crawl, its log lines and its stats."""
 
 import logging
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from scrapy import Request, Spider
@@ -10,10 +13,12 @@ from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, create_backend
+from scrapy_bloom.engine import close_spider_soon, is_shell
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.status import FilterStatus
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
@@ -37,6 +42,9 @@ class BloomDupeFilter(BaseDupeFilter):
         backend: an opened backend.
         fingerprinter: the crawler's request fingerprinter.
         stats: the crawler's stats, for the bloom/* and dupefilter/* values.
+        on_full: BLOOM_ON_FULL: what to do when the backend's filter is full; with "grow" that is
+            the backend's business alone.
+        close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
     """
@@ -47,6 +55,8 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprinter: RequestFingerprinterProtocol,
         *,
         stats: "StatsCollector",
+        on_full: str = "grow",
+        close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
     ) -> None:
@@ -58,12 +68,11 @@ class BloomDupeFilter(BaseDupeFilter):
         self._extra = {"spider": spider}
         self._logged_duplicate = self._logged_failure = self._closed = False
         self._added = 0
-        status = backend.status()
-        self._known = status.count
-        self._warn_at = status.capacity
         self._failures = 0
-        self._look_at = 0
-        self._plan_look()
+        self._on_full = on_full
+        self._close_spider = close_spider
+        self._full_at = 1.0  # this load is the next to be told of
+        self._look_at = _STATS_EVERY
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -81,11 +90,12 @@ class BloomDupeFilter(BaseDupeFilter):
         assert fingerprinter is not None
         assert crawler.stats is not None
         try:
-            if _is_shell(crawler):
+            settings = BloomSettings.from_settings(crawler.settings)
+            if is_shell(crawler):
                 backend = _shell_backend(crawler)
             else:
                 backend = create_backend(
-                    BloomSettings.from_settings(crawler.settings),
+                    settings,
                     job_dir=job_dir(crawler.settings),
                     spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
                     fingerprinter=global_object_name(type(fingerprinter)),
@@ -100,6 +110,8 @@ class BloomDupeFilter(BaseDupeFilter):
             backend,
             fingerprinter,
             stats=crawler.stats,
+            on_full=settings.on_full,
+            close_spider=partial(close_spider_soon, crawler),
             debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
             spider=crawler.spider,
         )
@@ -122,15 +134,23 @@ class BloomDupeFilter(BaseDupeFilter):
     def request_seen(self, request: Request) -> bool:
         """Whether the request was seen before; a new one is recorded.
 
+        With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
+        `meta["bloom_filter"] = False` it is recorded, but never filtered.
+
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
         """
         try:
-            if not self._add(self._fingerprint(request)):
+            fingerprint = self._fingerprint(request)
+            meta = request.meta
+            if "bloom_record" in meta and not meta["bloom_record"]:
+                return fingerprint in self.backend
+            if self._add(fingerprint):
+                self._added += 1
+                if self._added >= self._look_at:
+                    self._look()
+            elif meta.get("bloom_filter", True):
                 return True
-            self._added += 1
-            if self._added == self._look_at:
-                self._look()
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failed(request, error)
         return False
@@ -194,27 +214,37 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def _look(self) -> None:
         """Every now and then: stats, and whether the filter is full."""
-        if self._known + self._added >= self._warn_at:
-            self._warn_full()
-        self._plan_look()
+        status = self.backend.status()
+        self._look_at = self._added + _STATS_EVERY
+        if self._on_full != "grow":
+            if status.load >= self._full_at:
+                self._tell_that_it_is_full(status)
+            newest = status.generations[-1]
+            room = math.ceil(self._full_at * newest.capacity) - newest.count
+            self._look_at = min(self._look_at, self._added + max(1, room))
         self._update_stats()
 
-    def _plan_look(self) -> None:
-        regular = self._added + _STATS_EVERY
-        self._look_at = min(regular, max(self._added + 1, self._warn_at - self._known))
-
-    def _warn_full(self) -> None:
-        status = self.backend.status()
-        while self._warn_at <= status.count:
-            self._warn_at *= 2
+    def _tell_that_it_is_full(self, status: FilterStatus) -> None:
+        """At the capacity, and at each doubling of it."""
+        while self._full_at <= status.load:
+            self._full_at *= 2
+        if self._on_full == "close" and self._close_spider is not None:
+            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
+            self._close_spider("bloom_full")
+        else:
+            what = (
+                "It rises with each further request, so that more and more new pages are taken "
+                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS for the '
+                "next crawl"
+            )
         logger.warning(
             "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
-            "(asked for: %g) and rises with each further request, so that more and more new pages "
-            "are taken for seen. For the next crawl, raise BLOOM_EXPECTED_REQUESTS",
+            "(asked for: %g). %s",
             f"{status.count:,}",
             f"{status.capacity:,}",
             status.error_rate_now,
             status.error_rate,
+            what,
             extra=self._extra,
         )
 
@@ -227,6 +257,7 @@ class BloomDupeFilter(BaseDupeFilter):
             ("fill_ratio", status.fill_ratio),
             ("error_rate", status.error_rate_now),
             ("bytes", status.nbytes),
+            ("generations", len(status.generations)),
         ):
             self._stats.set_value(f"bloom/{name}", value)
         self._update_errors(status.errors)
@@ -234,18 +265,6 @@ class BloomDupeFilter(BaseDupeFilter):
     def _update_errors(self, storage_errors: int) -> None:
         if errors := self._failures + storage_errors:
             self._stats.max_value("bloom/errors", errors)
-
-
-def _is_shell(crawler: "Crawler") -> bool:
-    """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it.
-
-    Only there an engine runs before its spider is opened, and without `Crawler.crawl`.
-    """
-    try:
-        engine = crawler.engine
-    except RuntimeError:  # Scrapy 2.19: not there yet
-        return False
-    return engine is not None and engine.running is True and not crawler.crawling
 
 
 def _shell_backend(crawler: "Crawler") -> Backend:

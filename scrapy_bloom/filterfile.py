@@ -6,11 +6,13 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.header import HEADER_BYTES, STATE_WORD, Header, State, pack_state, read_header
+from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header, write_state
 
 _ZEROS = bytes(1 << 20)
 
@@ -57,13 +59,18 @@ class FilterFile:
 
     @classmethod
     def create(
-        cls, path: Path, header: Header, fill: Callable[[BloomFilter], int] | None = None
+        cls,
+        path: Path,
+        header: Header,
+        state: State,
+        fill: Callable[[BloomFilter], int] | None = None,
     ) -> "FilterFile":
         """Make a new file with all its space reserved; it appears whole or not at all.
 
         Args:
             path: where; nothing may be there yet.
             header: what to write into it.
+            state: how it begins.
             fill: adds what the filter shall hold from the start, and returns how many it was.
 
         Raises:
@@ -76,11 +83,11 @@ class FilterFile:
         try:
             try:
                 _reserve(draft, size)
-                _write_header(draft, header)
-                file = cls(draft, header, State(0, in_use=False))
+                with draft.open("r+b") as opened:
+                    opened.write(header.pack())
+                file = cls(draft, header, state)
                 try:
-                    count = fill(file.filter) if fill else 0
-                    file.save_state(count, in_use=False)
+                    file.save_state(count=fill(file.filter) if fill else 0)
                     file.sync()
                     draft.rename(path)
                 except BaseException:
@@ -96,10 +103,14 @@ class FilterFile:
         _sync_directory(path.parent)
         return file
 
-    def save_state(self, count: int, *, in_use: bool) -> None:
-        """Write the count and the in-use flag into the mapping, in one store."""
-        self.state = State(count, in_use)
-        self._words[STATE_WORD] = pack_state(self.state)
+    def save_state(self, **changes: Any) -> None:
+        """Write a changed state into the mapping; it survives a kill at any instant.
+
+        Args:
+            changes: attributes of `State` with their new values.
+        """
+        self.state = replace(self.state, **changes)
+        write_state(self._words, self.state)
 
     def sync(self) -> None:
         """Write everything changed so far to the disk. May run in another thread.
@@ -112,6 +123,14 @@ class FilterFile:
         if not sys.platform.startswith(("linux", "freebsd")):
             self._map.flush()
         os.fsync(self._fd)
+
+    def sync_header(self) -> None:
+        """Write the header to the disk, and only that: quick, however large the filter is.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        self._map.flush(0, HEADER_BYTES)
 
     def close(self) -> None:
         """Unmap the file, as it is; the filter can't be used any more."""
@@ -143,14 +162,6 @@ def _reserve(path: Path, size: int) -> None:
             rest -= os.write(fd, _ZEROS[: min(rest, len(_ZEROS))])
     finally:
         os.close(fd)
-
-
-def _write_header(path: Path, header: Header) -> None:
-    reserved, state = (
-        pack_state(State(0, in_use=False)).to_bytes(8, sys.byteorder) for _ in range(2)
-    )
-    with path.open("r+b") as file:
-        file.write(header.pack() + reserved + state)
 
 
 def _sync_directory(path: Path) -> None:

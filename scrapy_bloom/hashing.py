@@ -17,26 +17,24 @@ from mmh3 import mmh3_x64_128_digest
 SALT_BYTES = 16
 HASH_SCHEME = 1
 
-_BLOCK_HASH_BITS = 48
+BLOCK_HASH_BITS = 48
 _BLOCK_HASH_WORDS = 3
 _WORDS_PER_DIGEST = 8
 
 
-def make_hasher(
-    salt: bytes, num_blocks: int, num_hashes: int
-) -> Callable[[bytes], tuple[int, list[int]]]:
-    """Build the hash function of one filter (scheme 1).
+def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], tuple[int, list[int]]]:
+    """Build the hash function of filters with one salt (scheme 1).
 
     Args:
         salt: 16 bytes, mixed into every hash. While it is secret, nobody can craft URLs that
             share bits with others.
-        num_blocks: blocks in the filter, at least 1.
-        num_hashes: bits a fingerprint sets, at least 1.
+        num_hashes: bits a fingerprint sets, at least 1: the most that any of the filters needs.
 
     Returns:
-        A function from fingerprint bytes to the block number, 0 <= block < num_blocks, and a
-        list of `num_hashes` bit positions in that block, each 0 to 65,535 (two may coincide).
-        It raises TypeError for anything but bytes, and says what to pass.
+        A function from fingerprint bytes to the block hash, 0 to 2**48 - 1 (see `block_of`), and
+        a list of `num_hashes` bit positions in the block, each 0 to 65,535 (two may coincide).
+        A filter with fewer hashes takes the first ones. It raises TypeError for anything but
+        bytes, and says what to pass.
     """
     words = _BLOCK_HASH_WORDS + num_hashes
     rounds = -(-words // _WORDS_PER_DIGEST)
@@ -50,10 +48,18 @@ def make_hasher(
         except TypeError:
             raise TypeError(_type_message(fingerprint)) from None
         high, low, *positions = unpack(digests(data))
-        # Multiply and shift in place of a modulo: as even, and independent of the low bits.
-        return ((high << 32 | low) * num_blocks) >> _BLOCK_HASH_BITS, positions
+        return high << 32 | low, positions
 
     return locate
+
+
+def block_of(block_hash: int, num_blocks: int) -> int:
+    """The block for a block hash: multiplied and shifted, as even as a modulo would be.
+
+    >>> block_of(0, 440), block_of(2**47, 440), block_of(2**48 - 1, 440)
+    (0, 220, 439)
+    """
+    return (block_hash * num_blocks) >> BLOCK_HASH_BITS
 
 
 def _digests(rounds: int) -> Callable[[bytes], bytes]:

@@ -15,16 +15,19 @@
         68      2  length of the fingerprinter's import path, then up to 1,024 bytes of UTF-8
       1094      2  length of the spider's name, then up to 1,024 bytes of UTF-8
       2120         zeros
-      4076      4  CRC32 of all that is before it; nothing up to here ever changes
-      4080      8  reserved state word
-      4088      8  state word: 1 bit "in use", 47 bits count, 16 bits CRC of the other six bytes
+      4068      4  CRC32 of all that is before it; nothing up to here ever changes
+      4072      8  state word: number of the oldest generation that still counts
+      4080      8  state word: when this generation ends, milliseconds since 1970; 0: open end
+      4088      8  state word: 1 bit "in use", 47 bits count
 
-The state changes while a crawl runs and must survive a kill at any instant. An aligned 8-byte
-store is one instruction, so the word is either the old or the new one, never half of each; and
-its own CRC tells a damaged byte from a written one.
+A state word is a value of 48 bits and a CRC of its six bytes. The words change while a crawl runs
+and must survive a kill at any instant. An aligned 8-byte store is one instruction, so a word is
+either the old or the new one, never half of each; and its CRC tells a damaged byte from a written
+one.
 """
 
 import binascii
+import math
 import os
 import struct
 import sys
@@ -45,11 +48,11 @@ _FIXED = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}s")
 _TEXT_BYTES = 1024
 _TEXT = struct.Struct(f">H{_TEXT_BYTES}s")
 _CRC = struct.Struct(">I")
-_CRC_OFFSET = 4076
-_RESERVED_WORD = 4080 // 8
-STATE_WORD = 4088 // 8
+_CRC_OFFSET = 4068
+_WORDS_OFFSET = 4072
 _IN_USE = 1 << 47
 _MAX_COUNT = _IN_USE - 1
+_MAX_VALUE = (1 << 48) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +90,44 @@ class Header:
 
 @dataclass(frozen=True)
 class State:
-    """What changes in a filter file: how many are recorded, and whether it was closed."""
+    """What changes in a filter file.
 
-    count: int
-    in_use: bool
+    Attributes:
+        count: requests recorded.
+        in_use: whether a crawl uses it now, or did and never closed it.
+        open_until: no request is recorded after this time, in seconds since 1970; 0: no end.
+        oldest: number of the oldest generation that still counts; older files can go.
+    """
+
+    count: int = 0
+    in_use: bool = False
+    open_until: float = 0.0
+    oldest: int = 1
+
+    def pack(self) -> list[int]:
+        """The values of three native 64-bit words whose bytes in memory are big-endian."""
+        values = (
+            self.oldest,
+            math.ceil(self.open_until * 1000),
+            min(self.count, _MAX_COUNT) | (_IN_USE if self.in_use else 0),
+        )
+        words = []
+        for value in values:
+            data = min(value, _MAX_VALUE).to_bytes(6, "big")
+            words.append(int.from_bytes(data + _word_crc(data).to_bytes(2, "big"), sys.byteorder))
+        return words
+
+
+def write_state(words: memoryview, state: State) -> None:
+    """Store the state in a mapped header, word by word.
+
+    Args:
+        words: the header as native 64-bit words.
+        state: what to store. The order is such that at no instant too little is promised: the
+            count and the in-use flag come last.
+    """
+    for index, word in enumerate(state.pack(), _WORDS_OFFSET // 8):
+        words[index] = word
 
 
 def read_header(path: Path) -> tuple[Header, State]:
@@ -144,8 +181,6 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
     ) = _FIXED.unpack_from(raw)
     if scheme != HASH_SCHEME or variant != VARIANT_PLAIN or not num_hashes or not num_blocks:
         raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
-    words = memoryview(raw).cast("Q")
-    _unpack_state(path, words[_RESERVED_WORD])
     header = Header(
         geometry=Geometry(num_blocks, num_hashes),
         capacity=capacity,
@@ -156,7 +191,7 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
         created_at=created_at,
         generation=number,
     )
-    return header, _unpack_state(path, words[STATE_WORD])
+    return header, _unpack_state(path, raw[_WORDS_OFFSET:])
 
 
 def _unusable(path: Path, what: str) -> FilterFileError:
@@ -166,22 +201,22 @@ def _unusable(path: Path, what: str) -> FilterFileError:
     )
 
 
-def pack_state(state: State) -> int:
-    """The state as the value of one native 64-bit word whose bytes in memory are big-endian."""
-    value = min(state.count, _MAX_COUNT) | (_IN_USE if state.in_use else 0)
-    data = value.to_bytes(6, "big")
-    return int.from_bytes(data + _state_crc(data).to_bytes(2, "big"), sys.byteorder)
+def _unpack_state(path: Path, raw: bytes) -> State:
+    values = []
+    for data, crc in struct.iter_unpack(">6sH", raw):
+        if _word_crc(data) != crc:
+            raise _unusable(path, "has a damaged header (the checksum of its state is wrong)")
+        values.append(int.from_bytes(data, "big"))
+    oldest, milliseconds, count = values
+    return State(
+        count=count & _MAX_COUNT,
+        in_use=bool(count & _IN_USE),
+        open_until=milliseconds / 1000,
+        oldest=oldest,
+    )
 
 
-def _unpack_state(path: Path, word: int) -> State:
-    data = word.to_bytes(8, sys.byteorder)
-    if _state_crc(data[:6]) != int.from_bytes(data[6:], "big"):
-        raise _unusable(path, "has a damaged header (the checksum of its count is wrong)")
-    value = int.from_bytes(data[:6], "big")
-    return State(value & _MAX_COUNT, bool(value & _IN_USE))
-
-
-def _state_crc(data: bytes) -> int:
+def _word_crc(data: bytes) -> int:
     return binascii.crc_hqx(data, 0xFFFF)  # CRC-16/CCITT finds any single damaged byte
 
 

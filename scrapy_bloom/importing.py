@@ -1,14 +1,20 @@
 """Reading what other filters have recorded: Scrapy's requests.seen file."""
 
+import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError
+from scrapy_bloom.filters import BloomFilter
+
+logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 20
 _LENGTH_BYTES = 2
+_PROGRESS_SECS = 5
 _MAX_FINGERPRINT_BYTES = 255
 _HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
@@ -116,3 +122,35 @@ class SeenFile:
             f"{offset:,}); it was left as it is: move it away to start with an empty filter, or "
             "restore it from a backup"
         )
+
+
+def import_seen(seen: SeenFile, new: BloomFilter) -> int:
+    """Add a requests.seen file to a filter, telling in the log how far it is.
+
+    Returns:
+        How many of its fingerprints were new to the filter.
+    """
+    logger.info("Importing the requests that Scrapy recorded in %s", seen.path)
+    added = read = 0
+    begun = last = time.monotonic()
+    for fingerprint in seen:
+        added += new.add(fingerprint)
+        read += 1
+        if read % 10_000 == 0 and (now := time.monotonic()) - last >= _PROGRESS_SECS:
+            last = now
+            logger.info(
+                "Importing %s: %.0f %%, %s requests, %s a second",
+                seen.path,
+                100 * seen.position / seen.size,
+                f"{read:,}",
+                f"{read / (now - begun):,.0f}",
+            )
+    logger.info(
+        "Imported %s requests from %s%s; the file was left as it is",
+        f"{read:,}",
+        seen.path,
+        ", and ignored an incomplete one at its end (the job was not closed cleanly)"
+        if seen.truncated
+        else "",
+    )
+    return added

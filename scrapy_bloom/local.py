@@ -1,56 +1,44 @@
-"""The filter of one machine: a file in the job directory, or memory alone."""
+"""The filter of one machine: files in the job directory, or memory alone."""
 
-import contextlib
-import errno
 import logging
-import os
+import math
 import secrets
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from scrapy_bloom import jobdir
-from scrapy_bloom.exceptions import (
-    FingerprinterMismatchError,
-    LockedError,
-    StorageError,
-    UncleanShutdownError,
-)
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.directory import FilterDirectory
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Generation, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
-from scrapy_bloom.header import Header, State, clip, read_header
-from scrapy_bloom.importing import SeenFile
+from scrapy_bloom.header import Header, State
+from scrapy_bloom.importing import SeenFile, import_seen
 from scrapy_bloom.sizing import choose_geometry
-from scrapy_bloom.status import FilterStatus
+from scrapy_bloom.status import FilterStatus, GenerationStatus
+from scrapy_bloom.store import FileStore
 
 logger = logging.getLogger(__name__)
-
-FILTER_NAME = "generation-0001.bloom"
-LOCK_NAME = "lock"
-_PROGRESS_SECS = 5
 
 
 class LocalBackend:
     """A Bloom filter in a directory, or in memory if there is none.
 
     Args:
-        directory: where the filter's file is, or None for memory only.
-        capacity: requests a new filter is sized for.
-        error_rate: p a new filter is sized for.
+        directory: where the filter's files are, or None for memory only.
+        capacity: requests that the crawl is expected to record.
+        error_rate: the highest false-positive rate, over all generations.
+        on_full: "grow" by a further generation, or stay as it is: "warn", "close".
+        window_secs: how long a request is remembered, 0: for ever.
         salt: 16 bytes for a new filter; None: random.
-        fingerprinter: import path of what makes the fingerprints. A filter recorded under
-            another one is refused.
+        fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
         job_dir: Scrapy's job directory if the crawl has one. Its requests.seen is imported into
             a new filter.
-        on_unclean_shutdown: what to do with a filter that its last run did not close: "keep"
-            it, "reset" (set it aside together with Scrapy's queue, and start empty), "stop"
-            with an error, or "auto": reset if there is a job_dir, else keep.
+        on_unclean_shutdown: see `FilterDirectory`.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
+        clock: seconds since 1970, for tests.
     """
 
     def __init__(
@@ -59,32 +47,41 @@ class LocalBackend:
         *,
         capacity: int,
         error_rate: float,
+        on_full: str = "grow",
+        window_secs: float = 0.0,
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
         job_dir: Path | None = None,
         on_unclean_shutdown: str = "auto",
         sync_secs: float = 30.0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._directory = directory
-        self._capacity = capacity
-        self._error_rate = error_rate
+        self._policy = Policy(
+            expected=capacity, error_rate=error_rate, on_full=on_full, window=window_secs
+        )
         self._salt = salt
         self._fingerprinter = fingerprinter
         self._spider = spider
-        self._job_dir = job_dir
-        if on_unclean_shutdown == "auto":
-            on_unclean_shutdown = "reset" if job_dir else "keep"
-        self._on_unclean_shutdown = on_unclean_shutdown
-        self._sync_secs = sync_secs
-        self._lock: FileLock | None = None
-        self._file: FilterFile | None = None
-        self._filter: BloomFilter | None = None
-        self._count = 0
-        self._next_save = 0
+        self._clock = clock
+        self._store: FileStore | None = None
+        if directory is not None:
+            place = FilterDirectory(
+                directory,
+                fingerprinter=fingerprinter,
+                job_dir=job_dir,
+                on_unclean_shutdown=on_unclean_shutdown,
+            )
+            self._store = FileStore(place, sync_secs)
+        self._live: list[Generation] = []
+        self._lookup: Lookup
+        self._newest: Generation
+        self._begun = False
+        self._next_save: float = math.inf  # at this count, write it down
+        self._grow_at: float = math.inf  # at this count, a new request needs a new generation
+        self._due: float = math.inf  # at this time, a generation ends or expires
+        self._no_room = False
         self._errors = 0
-        self._stop = threading.Event()
-        self._syncer: threading.Thread | None = None
 
     def open(self) -> None:
         """Lock the directory and open or create the filter in it.
@@ -96,49 +93,62 @@ class LocalBackend:
                 then as it was before.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        if self._directory is None:
-            self._filter = BloomFilter(self._capacity, self._error_rate, salt=self._salt)
-            self._next_save = -1
-            return
-        self._lock = _locked(self._directory)
-        try:
-            self._file = self._opened_file(self._directory / FILTER_NAME)
-        except BaseException:
-            self._lock.release()
-            raise
-        self._filter = self._file.filter
-        self._count = self._file.state.count
+        if self._store is None:
+            self._live = [self._created(self._policy.first())]
+        else:
+            self._live = self._store.load()
+            try:
+                if self._live:
+                    self._tell_what_is_kept()
+                else:
+                    self._live = [self._first_created(self._store.importable())]
+            except BaseException:
+                self._store.unlock()
+                raise
+        self._changed()
 
     def begin(self) -> None:
         """Mark the filter as in use, and write that to the disk, before the first request.
 
         From here to `close`, whoever finds the filter knows that its crawl did not end well.
         """
-        if self._file is None or self._next_save:
+        if self._begun:
             return
+        self._begun = True
         self._save()
-        self._sync()
-        if self._sync_secs and self._syncer is None:
-            self._syncer = threading.Thread(
-                target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
-            )
-            self._syncer.start()
+        if self._store is not None:
+            self._store.begin(self._live)
+        if self._policy.window:
+            self._tell_if_the_clock_went_back()
+            self._turn()
+        elif self._newest.open_until:
+            self._newest.open_until = 0.0  # there is no window any more
+            self._save()
+        if self._newest.is_full and self._policy.was_raised(self._live):
+            self._grow()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
-        assert self._filter is not None, "open() comes first"
-        if not self._next_save:
+        if not self._begun:
             self.begin()
-        if not self._filter.add(fingerprint):
+        if self._policy.window and self._clock() >= self._due:
+            self._turn()
+        if self._newest.count >= self._grow_at:
+            if fingerprint in self._lookup:
+                return False
+            self._grow()
+        if not self._lookup.add(fingerprint):
             return False
-        self._count += 1
-        if self._count == self._next_save:
+        newest = self._newest
+        newest.count += 1
+        if newest.count >= self._next_save:
             self._save()
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        assert self._filter is not None, "open() comes first"
-        return fingerprint in self._filter
+        if self._policy.window and self._begun and self._clock() >= self._due:
+            self._turn()
+        return fingerprint in self._lookup
 
     def close(self) -> None:
         """Write everything to the disk, mark the filter as closed, and release the directory.
@@ -146,210 +156,178 @@ class LocalBackend:
         Raises:
             StorageError: the disk failed; the filter stays marked as in use.
         """
-        self._stop.set()
-        if self._syncer is not None:
-            self._syncer.join()
-            self._syncer = None
-        file, self._file, self._filter = self._file, None, None
-        try:
-            if file is not None:
-                try:
-                    _finish(file, self._count)
-                finally:
-                    file.close()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+        if self._store is not None:
+            self._store.close()
 
     def status(self) -> FilterStatus:
         """The filter's figures now."""
-        assert self._filter is not None, "open() comes first"
         return FilterStatus(
-            location=str(self._file.path) if self._file else "memory",
-            geometry=self._filter.geometry,
-            capacity=self._filter.capacity,
-            error_rate=self._filter.error_rate,
-            count=self._count,
-            errors=self._errors,
+            location=self._store.location(self._live) if self._store else "memory",
+            generations=[GenerationStatus.of(each) for each in self._live],
+            error_rate=self._policy.error_rate,
+            errors=self._errors + (self._store.errors if self._store else 0),
         )
 
-    def _opened_file(self, path: Path) -> FilterFile:
-        if not path.exists():
-            return self._created(path, self._seen_file(path))
-        header, state = read_header(path)
-        self._check_fingerprinter(path, header)
-        if state.in_use and self._set_aside_unclean(path, state):
-            return self._created(path, None)
-        if (header.capacity, header.error_rate) != (self._capacity, self._error_rate):
-            logger.info(
-                "%s keeps the size it was made with (%s requests at error rate %g); "
-                "BLOOM_EXPECTED_REQUESTS = %s and BLOOM_ERROR_RATE = %g apply to a new filter",
-                path,
-                f"{header.capacity:,}",
-                header.error_rate,
-                f"{self._capacity:,}",
-                self._error_rate,
-            )
-        return FilterFile.open(path)
+    def _now(self) -> float:
+        # If the clock was set back, time stands still until it has caught up: a request may be
+        # remembered for longer, but never for less than the window.
+        newest = self._live[-1].created_at if self._live else 0.0
+        return max(self._clock(), newest)
 
-    def _check_fingerprinter(self, path: Path, header: Header) -> None:
-        if header.fingerprinter != clip(self._fingerprinter):
-            raise FingerprinterMismatchError(
-                f"{path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
-                f"{header.fingerprinter!r}, and this crawl has {self._fingerprinter!r}: no request "
-                "would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or use another "
-                "JOBDIR or BLOOM_DIR"
-            )
+    def _turn(self) -> None:
+        """End what has ended: rotate to a new quarter, and let old generations expire."""
+        now = self._now()
+        newest = self._newest
+        if now >= newest.open_until:
+            if newest.count == 0:
+                newest.open_until = self._policy.open_until(now)
+                self._save()
+            else:
+                self._rotate(now)
+        if number := self._policy.expired(self._live, now):
+            self._expire(number)
+        self._changed()
 
-    def _set_aside_unclean(self, path: Path, state: State) -> bool:
-        """Deal with a filter that was not closed; True if it is out of the way now."""
-        what = f"The last run did not close {path} (it was killed, or ran out of memory)"
-        if self._on_unclean_shutdown == "stop":
-            raise UncleanShutdownError(
-                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
-                'filter aside and crawl everything again, or to "keep" to go on without the '
-                "requests that were queued at that time. Nothing was changed"
-            )
-        if self._on_unclean_shutdown == "keep":
-            logger.warning(
-                "%s. It is kept, with %s requests; those that were queued but not yet crawled at "
-                'that time look seen and are not crawled (BLOOM_ON_UNCLEAN_SHUTDOWN = "reset" '
-                "sets the filter aside and crawls them again)",
-                what,
-                f"{state.count:,}",
-            )
-            return False
-        moved = []
-        # The queue first: if we die in between, the filter still says that it was not closed.
-        if self._job_dir is not None and (queue := jobdir.queue_path(self._job_dir)).exists():
-            moved.append(jobdir.set_aside(queue))
-        moved.append(jobdir.set_aside(path))
-        logger.warning(
-            "%s, so the requests that were queued then are lost but would look seen. The crawl "
-            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
-            "aside, not deleted: %s",
-            what,
-            ", ".join(str(name) for name in moved),
-        )
-        return True
-
-    def _seen_file(self, path: Path) -> SeenFile | None:
-        """The job's requests.seen, if it is what its queue goes with."""
-        # After a reset the queue is gone, and the requests of requests.seen must not look seen.
-        if self._job_dir is None or jobdir.was_set_aside(path):
-            return None
-        seen = jobdir.seen_path(self._job_dir)
+    def _rotate(self, now: float) -> None:
+        ended = self._newest
+        in_quarter = sum(g.count for g in self._live if g.open_until == ended.open_until)
         try:
-            return SeenFile(seen) if seen.exists() else None
-        except OSError as error:
-            raise StorageError(f"{seen} cannot be read: {error.strerror or error}") from error
+            self._append(self._policy.first(in_quarter), now, self._policy.open_until(now))
+        except (StorageError, MemoryError) as error:
+            ended.open_until = now + (self._policy.open_until(now) - now) / 4
+            self._save()
+            self._cannot_grow("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+            return
+        logger.info(
+            "A quarter of the time window is over: generation %d takes what is new, generation %d "
+            "with %s requests counts until it expires",
+            self._newest.number,
+            ended.number,
+            f"{ended.count:,}",
+        )
 
-    def _created(self, path: Path, seen: SeenFile | None) -> FilterFile:
-        capacity = max(self._capacity, seen.estimated_records() if seen else 0)
+    def _grow(self) -> None:
+        full = self._newest
+        size = self._policy.next(self._live)
+        try:
+            self._append(size, self._now(), full.open_until)
+        except (StorageError, MemoryError) as error:
+            self._grow_at = full.count + max(1, full.filter.capacity // 20)
+            self._cannot_grow(
+                "The crawl goes on with the full filter, its error rate rises, and growing is "
+                "tried again after some more requests",
+                error,
+            )
+            return
+        self._changed()
+        logger.info(
+            "The filter is full with %s requests and grows: generation %d has room for %s more at "
+            "error rate %.2g, in %s bytes",
+            f"{sum(each.count for each in self._live):,}",
+            self._newest.number,
+            f"{size.capacity:,}",
+            size.error_rate,
+            f"{self._newest.filter.nbytes:,}",
+        )
+
+    def _cannot_grow(self, consequence: str, error: Exception) -> None:
+        self._errors += 1
+        if not self._no_room:
+            self._no_room = True
+            logger.error("No room for a new generation: %s. %s", error, consequence)
+
+    def _append(self, size: Size, now: float, open_until: float) -> None:
+        """Add a generation; the one before it is complete."""
+        full = self._newest
+        new = self._created(size, full.number + 1, now, open_until)
+        self._live.append(new)
+        self._newest = new
+        self._no_room = False
+        if self._store is not None:
+            self._store.complete(full)
+
+    def _expire(self, number: int) -> None:
+        gone, self._live = self._live[:number], self._live[number:]
+        if self._store is not None:
+            self._store.expire(gone, self._live)
+        logger.info(
+            "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
+            f"{sum(each.count for each in gone):,}",
+            self._policy.window,
+            ", ".join(str(each.number) for each in gone),
+        )
+
+    def _changed(self) -> None:
+        """The generations are others than before: look up in these from now on."""
+        self._newest = self._live[-1]
+        self._lookup = Lookup(self._live)
+        growing = self._policy.on_full == "grow"
+        self._grow_at = self._newest.filter.capacity if growing else math.inf
+        if self._policy.window:
+            self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
+        if self._begun:
+            self._save()
+
+    def _first_created(self, importable: Path | None) -> Generation:
+        if importable is None:
+            return self._created(self._policy.first())
+        try:
+            seen = SeenFile(importable)
+        except OSError as error:
+            raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
+        size = self._policy.first(at_least=seen.estimated_records())
+        return self._created(size, fill=lambda new: import_seen(seen, new))
+
+    def _created(
+        self,
+        size: Size,
+        number: int = 1,
+        now: float | None = None,
+        open_until: float | None = None,
+        fill: Callable[[BloomFilter], int] | None = None,
+    ) -> Generation:
+        now = self._now() if now is None else now
+        open_until = self._policy.open_until(now) if open_until is None else open_until
+        salt = self._live[0].filter.salt if self._live else self._salt
+        if self._store is None:
+            bits = BloomFilter(size.capacity, size.error_rate, salt=salt)
+            return Generation(number, bits, now, open_until)
         header = Header(
-            geometry=choose_geometry(capacity, self._error_rate),
-            capacity=capacity,
-            error_rate=self._error_rate,
-            salt=self._salt or secrets.token_bytes(SALT_BYTES),
-            created_at=time.time(),
+            geometry=choose_geometry(size.capacity, size.error_rate),
+            capacity=size.capacity,
+            error_rate=size.error_rate,
+            salt=salt or secrets.token_bytes(SALT_BYTES),
             fingerprinter=self._fingerprinter,
             spider=self._spider,
+            created_at=now,
+            generation=number,
         )
-        fill = (lambda new: _import_seen(seen, new)) if seen else None
-        return FilterFile.create(path, header, fill)
+        oldest = self._live[0].number if self._live else number
+        state = State(in_use=self._begun, open_until=open_until, oldest=oldest)
+        return self._store.create(header, state, fill)
+
+    def _tell_what_is_kept(self) -> None:
+        policy, first = self._policy, self._live[0].filter
+        if self._salt not in {None, first.salt}:
+            logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
+        capacity = sum(each.filter.capacity for each in self._live)
+        if not policy.window and policy.expected > capacity:
+            logger.info(
+                "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
+                "= %s counts when it grows",
+                f"{capacity:,}",
+                f"{policy.expected:,}",
+            )
+
+    def _tell_if_the_clock_went_back(self) -> None:
+        behind = self._newest.created_at - self._clock()
+        if behind > 1:
+            logger.warning(
+                "The clock is %.0f seconds behind the time when the filter was last extended: "
+                "requests are remembered for that much longer than BLOOM_WINDOW_SECS",
+                behind,
+            )
 
     def _save(self) -> None:
-        """Write the count down: often enough that a kill costs less than 1 % of it."""
-        assert self._file is not None
-        self._file.save_state(self._count, in_use=True)
-        self._next_save = self._count + 1 + min(self._count // 256, 4095)
-
-    def _sync(self) -> None:
-        assert self._file is not None
-        try:
-            self._file.sync()
-        except OSError as error:
-            self._errors += 1
-            if self._errors == 1:
-                logger.error(  # noqa: TRY400 - one clear line, no traceback
-                    "%s could not be written to the disk: %s. The crawl goes on, but a power loss "
-                    "now would lose what was recorded; check the disk",
-                    self._file.path,
-                    error.strerror or error,
-                )
-
-    def _sync_regularly(self) -> None:
-        assert self._file is not None
-        synced = self._file.state.count
-        while not self._stop.wait(self._sync_secs):
-            if self._count != synced:
-                synced = self._count
-                self._sync()
-
-
-def _locked(directory: Path) -> FileLock:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK):
-            # Its files might still be writable, but then setting one aside would fail later.
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # The lock belongs to the filter, not to a thread: Scrapy's shell closes elsewhere.
-        lock = FileLock(directory / LOCK_NAME, timeout=0, thread_local=False)
-        lock.acquire()
-    except Timeout:
-        raise LockedError(
-            f"{directory} is in use by another running crawl; wait for it to end, or give this "
-            "one another JOBDIR or BLOOM_DIR"
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"{directory} cannot be written to: {error.strerror or error}; give the crawl the "
-            "right to write there, or another JOBDIR or BLOOM_DIR"
-        ) from error
-    return lock
-
-
-def _finish(file: FilterFile, count: int) -> None:
-    if not file.state.in_use:
-        return
-    try:
-        # Twice: the disk must never hold the mark of a clean close without the bits.
-        file.sync()
-        file.save_state(count, in_use=False)
-        file.sync()
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            file.save_state(count, in_use=True)
-        raise StorageError(
-            f"{file.path} could not be written to the disk: {error.strerror or error}; the next "
-            "run will take it for not closed"
-        ) from error
-
-
-def _import_seen(seen: SeenFile, new: BloomFilter) -> int:
-    """Add a requests.seen file to a new filter; returns how many fingerprints were new."""
-    logger.info("Importing the requests that Scrapy recorded in %s", seen.path)
-    added = read = 0
-    begun = last = time.monotonic()
-    for fingerprint in seen:
-        added += new.add(fingerprint)
-        read += 1
-        if read % 10_000 == 0 and (now := time.monotonic()) - last >= _PROGRESS_SECS:
-            last = now
-            logger.info(
-                "Importing %s: %.0f %%, %s requests, %s a second",
-                seen.path,
-                100 * seen.position / seen.size,
-                f"{read:,}",
-                f"{read / (now - begun):,.0f}",
-            )
-    logger.info(
-        "Imported %s requests from %s%s; the file was left as it is",
-        f"{read:,}",
-        seen.path,
-        ", and ignored an incomplete one at its end (the job was not closed cleanly)"
-        if seen.truncated
-        else "",
-    )
-    return added
+        if self._store is not None:
+            self._next_save = self._store.save(self._live)

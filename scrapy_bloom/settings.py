@@ -35,7 +35,7 @@ def _rate(name: str, value: Any) -> float:
 
 
 def _seconds(name: str, value: Any) -> float:
-    allowed = f"a number of seconds from 0 (never) to {_MAX_SECONDS:,}"
+    allowed = f"a number of seconds from 0 to {_MAX_SECONDS:,}; 0 switches it off"
     number = _as_number(name, value, allowed)
     if not 0 <= number <= _MAX_SECONDS:
         raise _error(name, value, allowed)
@@ -94,6 +94,8 @@ class BloomSettings:
     error_rate: float = 1e-6
     backend: str = "local"
     dir: str | None = None
+    on_full: str = "grow"
+    window_secs: float = 0.0
     on_unclean_shutdown: str = "auto"
     sync_secs: float = 30.0
     salt: bytes | None = None
@@ -138,6 +140,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_ERROR_RATE": _rate,
     "BLOOM_BACKEND": _choice("local"),
     "BLOOM_DIR": _directory,
+    "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
+    "BLOOM_WINDOW_SECS": _seconds,
     "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
     "BLOOM_SYNC_SECS": _seconds,
     "BLOOM_SALT": _salt,

@@ -25,7 +25,8 @@ from typing import NamedTuple
 BLOCK_BITS = 65_536
 BLOCK_BYTES = BLOCK_BITS // 8
 
-MIN_ERROR_RATE = 1e-15
+MIN_ERROR_RATE = 1e-15  # that may be asked for
+SMALLEST_ERROR_RATE = 1e-19  # of one generation among others; MAX_HASHES allow 5e-20
 MAX_CAPACITY = 10**12
 MAX_HASHES = 64
 
@@ -202,7 +203,7 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
 
     Args:
         capacity: n, different fingerprints to hold, 1 to 10**12.
-        error_rate: p, 1e-15 <= p < 1.
+        error_rate: p, 1e-19 <= p < 1.
 
     Returns:
         The geometry with the fewest blocks, and of those the fewest hashes, whose
@@ -257,7 +258,7 @@ def _check(capacity: int, error_rate: float) -> None:
         raise ValueError(f"capacity is {capacity}; allowed are 1 to {MAX_CAPACITY:,} fingerprints")
     if isinstance(error_rate, bool) or not isinstance(error_rate, (int, float)):
         raise TypeError(f"error_rate is {error_rate!r}; it must be a number, 0 < p < 1")
-    if not MIN_ERROR_RATE <= error_rate < 1:
+    if not SMALLEST_ERROR_RATE <= error_rate < 1:
         raise ValueError(
-            f"error_rate is {error_rate}; allowed is 0 < p < 1, not below {MIN_ERROR_RATE}"
+            f"error_rate is {error_rate}; allowed is 0 < p < 1, not below {SMALLEST_ERROR_RATE}"
         )

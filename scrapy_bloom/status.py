@@ -1,9 +1,33 @@
 """What a backend tells about its filter."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scrapy_bloom import sizing
+from scrapy_bloom.generations import Generation
 from scrapy_bloom.sizing import Geometry
+
+
+@dataclass(frozen=True)
+class GenerationStatus:
+    """One generation's figures at one moment: see `Generation` and `BloomFilter`."""
+
+    geometry: Geometry
+    capacity: int
+    error_rate: float
+    count: int
+
+    @classmethod
+    def of(cls, generation: Generation) -> "GenerationStatus":
+        """The figures of a generation now."""
+        bits = generation.filter
+        return cls(bits.geometry, bits.capacity, bits.error_rate, generation.count)
+
+    @property
+    def error_rate_now(self) -> float:
+        """Its false-positive rate with what is recorded now, 0 to 1."""
+        return sizing.block_error_rate(*self.geometry, self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,38 +36,68 @@ class FilterStatus:
 
     Attributes:
         location: where the filter is kept, for people: a path, or "memory".
-        geometry: blocks and hashes.
-        capacity: requests it is sized for (n).
-        error_rate: the highest rate it is sized for (p).
-        count: requests recorded so far.
+        generations: its live generations, oldest first, at least one.
+        error_rate: the highest rate that was asked for (p).
         errors: failures of the storage so far.
     """
 
     location: str
-    geometry: Geometry
-    capacity: int
+    generations: Sequence[GenerationStatus]
     error_rate: float
-    count: int
     errors: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Requests that all generations together are sized for."""
+        return sum(each.capacity for each in self.generations)
+
+    @property
+    def count(self) -> int:
+        """Requests recorded so far, and not expired."""
+        return sum(each.count for each in self.generations)
+
+    @property
+    def load(self) -> float:
+        """How full the newest generation is, which takes what is new: 1 at its capacity."""
+        newest = self.generations[-1]
+        return newest.count / newest.capacity
 
     @property
     def nbytes(self) -> int:
         """Size of the bits, in bytes."""
-        return self.geometry.nbytes
+        return sum(each.geometry.nbytes for each in self.generations)
 
     @property
     def fill_ratio(self) -> float:
-        """Share of bits that are set, 0 to 1; expected from the count, without reading them."""
-        return sizing.classic_fill_ratio(
-            self.geometry.num_bits, self.geometry.num_hashes, self.count
+        """Share of bits that are set, 0 to 1; expected from the counts, without reading them."""
+        set_bits = math.fsum(
+            each.geometry.num_bits
+            * sizing.classic_fill_ratio(
+                each.geometry.num_bits, each.geometry.num_hashes, each.count
+            )
+            for each in self.generations
         )
+        return set_bits / (8 * self.nbytes)
 
     @property
     def error_rate_now(self) -> float:
-        """The false-positive rate with what is recorded now, 0 to 1."""
-        return sizing.block_error_rate(*self.geometry, self.count)
+        """The false-positive rate with what is recorded now, 0 to 1.
+
+        A request is taken for seen if any generation takes it so.
+        """
+        return -math.expm1(
+            math.fsum(math.log1p(-min(each.error_rate_now, 0.999)) for each in self.generations)
+        )
 
     @property
     def expected_false_drops(self) -> float:
-        """Requests expected to have been taken for seen ones since the filter was empty."""
-        return sizing.expected_false_drops(*self.geometry, self.count)
+        """Requests expected to have been taken for seen ones, as the live generations filled up.
+
+        While a generation took what was new, it erred as it filled, and those before it erred at
+        their final rates.
+        """
+        drops = before = 0.0
+        for each in self.generations:
+            drops += sizing.expected_false_drops(*each.geometry, each.count) + before * each.count
+            before += each.error_rate_now
+        return drops

@@ -59,6 +59,10 @@ class Crawl:
     def lines(self, level: str) -> list[str]:
         return [line for line in self.output.splitlines() if f"] {level}: " in line]
 
+    def told(self, level: str) -> list[str]:
+        """The lines of that level that are ours: Scrapy warns of what it calls experimental."""
+        return [line for line in self.lines(level) if "[scrapy_bloom." in line]
+
     def running(self) -> bool:
         return self._process.poll() is None
 

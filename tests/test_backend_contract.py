@@ -69,8 +69,10 @@ def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     status = backend.status()
     assert status.count == 500
     assert (status.capacity, status.error_rate) == (2000, 1e-9)
-    assert status.geometry == choose_geometry(2000, 1e-9)
-    assert status.nbytes == status.geometry.nbytes
+    (generation,) = status.generations
+    assert generation.geometry == choose_geometry(2000, 5e-10)  # half is for growing
+    assert status.nbytes == generation.geometry.nbytes
+    assert status.load == 0.25
     assert 0 < status.fill_ratio < 0.5
     assert 0 < status.error_rate_now < 1e-9
     assert 0 < status.expected_false_drops < 1e-6
@@ -99,7 +101,7 @@ def test_what_is_no_bytes_is_refused_and_changes_nothing(new: NewBackend) -> Non
 
 
 def test_it_works_past_its_capacity(new: NewBackend) -> None:
-    backend = new(capacity=50, error_rate=0.5)
+    backend = new(capacity=50, error_rate=0.5, on_full="warn")
     backend.open()
     for number in range(20_000):
         backend.add(b"%d" % number)

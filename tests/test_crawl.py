@@ -1,5 +1,6 @@
 """Real crawls: run, paused, resumed, killed."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,72 @@ def test_a_crawl_without_directory_keeps_the_filter_in_memory(tree: Site, tmp_pa
     assert crawl.finish() == 0
     assert "Bloom filter in memory" in crawl.output
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
+    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 20}
+    tree.delay = 0.01
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: tree.total() >= 70)
+    assert crawl.interrupt() == 0
+    assert "generation 2 has room for 40 more" in crawl.output
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+    assert "'bloom/generations': 4" in crawl.output
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])
+def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
+    tree: Site, tmp_path: Path, enabled: bool
+) -> None:
+    settings = {"JOBDIR": "job", "BLOOM_ON_FULL": "close", "TWISTED_REACTOR_ENABLED": enabled}
+    for _ in (1, 2):  # without raising it, it closes again
+        crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 60})
+        assert crawl.finish() == 0, crawl.output
+        assert "'finish_reason': 'bloom_full'" in crawl.output
+        (warning,) = crawl.told("WARNING")
+        assert "raise BLOOM_EXPECTED_REQUESTS and start it again" in warning
+        assert not crawl.lines("ERROR")
+        assert len(tree.hits) < 150
+    crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})
+    assert crawl.finish() == 0, crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert len(tree.hits) == 150
+    assert not crawl.lines("ERROR") + crawl.told("WARNING")
+
+
+def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
+    tree: Site, tmp_path: Path
+) -> None:
+    window = 8
+    settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": window}
+    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    recorded = time.monotonic()
+    assert len(tree.hits) == 150
+    tree.forget()
+    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    assert time.monotonic() - recorded < window, "this machine is too slow for this test"
+    assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
+    tree.forget()
+    time.sleep(max(0, recorded + 1.25 * window - time.monotonic()))
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+    assert "are forgotten: generation" in crawl.output
+
+
+def test_a_full_disk_in_mid_crawl_loses_no_page(tree: Site, tmp_path: Path) -> None:
+    settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 100, "LOG_LEVEL": "WARNING"}
+    assert Crawl(f"{tree.url}none", tmp_path, settings).finish() == 0
+    limit = ["sh", "-c", 'ulimit -f 20; exec "$@"', "sh"]  # blocks of 512 bytes: no further file
+    crawl = Crawl(tree.url, tmp_path, settings, prefix=limit)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+    (error,) = crawl.lines("ERROR")
+    assert "No room for a new generation" in error
+    assert "The crawl goes on with the full filter" in error
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])

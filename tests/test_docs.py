@@ -85,7 +85,7 @@ def test_the_readmes_table_of_sizes() -> None:
     for name, cells in rows.items():
         number, unit = name.split()
         n = int(number) * units[unit]
-        sizes = [size(choose_geometry(n, p).nbytes) for p in (1e-4, 1e-6, 1e-9)]
+        sizes = [size(choose_geometry(n, p / 2).nbytes) for p in (1e-4, 1e-6, 1e-9)]
         *ours, default = cells.split(" | ")
         assert ours == sizes, name
         assert default == size(91 * n)

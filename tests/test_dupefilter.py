@@ -72,7 +72,7 @@ def test_stats() -> None:
         live = bloom_stats(scheduler)
     assert live["bloom/added"] == 2000  # brought up to date every thousand requests
     final = bloom_stats(scheduler)
-    assert final.pop("bloom/fill_ratio") == pytest.approx(0.108, abs=0.001)
+    assert final.pop("bloom/fill_ratio") == pytest.approx(0.119, abs=0.001)
     assert 0 < final.pop("bloom/error_rate") < 1e-6
     assert 0 < final.pop("bloom/expected_false_drops") < 1e-4
     assert final == {
@@ -80,6 +80,7 @@ def test_stats() -> None:
         "bloom/count": 2500,
         "bloom/capacity": 5000,
         "bloom/bytes": 24_576,
+        "bloom/generations": 1,
         "dupefilter/filtered": 1000,
     }
 
@@ -94,11 +95,11 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         first, last = (record.getMessage() for record in caplog.records)
         assert first == (
             f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: 1,000,000 requests at error "
-            f"rate 1e-06, 3.4 MiB; {known} already recorded"
+            f"rate 1e-06, 3.6 MiB; {known} already recorded"
         )
         assert last.startswith(
             f"Bloom filter closed: 100 requests recorded, {known + 100} in all, "
-            f"{0.00694 if known == 0 else 0.0139} % of the bits set, error rate now "
+            f"{0.00659 if known == 0 else 0.0132} % of the bits set, error rate now "
         )
         assert "expected false drops" in last
         assert all(record.spider is scheduler.crawler.spider for record in caplog.records)
@@ -160,11 +161,12 @@ def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
     # Overfull, it does err now and then; with this salt it does not.
     salt = {"BLOOM_SALT": "00" * 16}
     settings = {"JOBDIR": os.fspath(tmp_path), "BLOOM_EXPECTED_REQUESTS": 200, **salt}
+    settings["BLOOM_ON_FULL"] = "warn"
 
     def warned_at() -> list[str]:
         lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         caplog.clear()
-        assert all(line.endswith("raise BLOOM_EXPECTED_REQUESTS") for line in lines)
+        assert all(line.endswith("BLOOM_EXPECTED_REQUESTS for the next crawl") for line in lines)
         return [line.split()[4] for line in lines if line.startswith("The Bloom filter holds")]
 
     with opened(**settings) as scheduler:
@@ -243,3 +245,35 @@ def test_it_is_truthy() -> None:
     """scrapy-redis asks `if not self.df`."""
     with opened() as scheduler:
         assert scheduler.df
+
+
+def test_per_request_filtering_without_recording() -> None:
+    page, listed = "https://example.com/list", {"bloom_record": False}
+    with opened() as scheduler:
+        for _ in (1, 2):
+            assert scheduler.enqueue_request(Request(page, meta=listed))
+        assert scheduler.enqueue_request(Request(page, meta={"bloom_record": True}))
+        assert not scheduler.enqueue_request(Request(page, meta=listed))
+        assert not scheduler.enqueue_request(Request(page))
+    assert bloom_stats(scheduler)["bloom/added"] == 1
+
+
+def test_per_request_recording_without_filtering() -> None:
+    page = "https://example.com/list"
+    with opened() as scheduler:
+        for _ in (1, 2):
+            assert scheduler.enqueue_request(Request(page, meta={"bloom_filter": False}))
+        assert not scheduler.enqueue_request(Request(page))
+        assert not scheduler.enqueue_request(Request(page, meta={"bloom_filter": True}))
+    assert bloom_stats(scheduler)["bloom/added"] == 1
+
+
+def test_growth_shows_in_the_stats() -> None:
+    with opened(BLOOM_EXPECTED_REQUESTS=100) as scheduler:
+        for request in requests(range(1000)):
+            assert scheduler.enqueue_request(request)
+    stats = bloom_stats(scheduler)
+    assert stats["bloom/generations"] == 4
+    assert stats["bloom/capacity"] == 1500
+    assert stats["bloom/count"] == 1000
+    assert stats["bloom/error_rate"] <= 1e-6

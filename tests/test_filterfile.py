@@ -28,16 +28,16 @@ HEADER = Header(
 def path(tmp_path: Path) -> Path:
     """A filter file that was closed with 3 requests in it."""
     path = tmp_path / "some.bloom"
-    file = FilterFile.create(path, HEADER)
+    file = FilterFile.create(path, HEADER, State())
     for fingerprint in (b"a", b"b", b"c"):
         file.filter.add(fingerprint)
-    file.save_state(3, in_use=False)
+    file.save_state(count=3)
     file.close()
     return path
 
 
 def test_everything_comes_back(path: Path) -> None:
-    assert read_header(path) == (HEADER, State(3, in_use=False))
+    assert read_header(path) == (HEADER, State(3))
     file = FilterFile.open(path)
     assert [fp in file.filter for fp in (b"a", b"b", b"c", b"d")] == [True, True, True, False]
     file.close()
@@ -55,6 +55,8 @@ def test_the_format_on_disk(path: Path) -> None:
     assert raw[52:68] == bytes(range(16))
     assert raw[68:72] == b"\x00\x29sc"
     assert raw[1094:1101] == b"\x00\x05n\xc3\xa4me"
+    assert raw[4072:4078] == b"\x00\x00\x00\x00\x00\x01"
+    assert raw[4080:4086] == b"\x00\x00\x00\x00\x00\x00"
     assert raw[4088:4094] == b"\x00\x00\x00\x00\x00\x03"
 
 
@@ -68,22 +70,23 @@ def test_without_fallocate_the_space_is_written(
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     path = tmp_path / "some.bloom"
-    FilterFile.create(path, HEADER).close()
+    FilterFile.create(path, HEADER, State()).close()
     assert path.stat().st_blocks * 512 >= path.stat().st_size
-    assert read_header(path) == (HEADER, State(0, in_use=False))
+    assert read_header(path) == (HEADER, State())
 
 
 def test_state_in_use(path: Path) -> None:
     file = FilterFile.open(path)
-    file.save_state(2**47 - 1, in_use=True)
+    changes = {"count": 2**47 - 1, "in_use": True, "open_until": 1_700_000_000.125, "oldest": 7}
+    file.save_state(**changes)
     # Visible to others at once, without a sync: it survives the end of the process.
-    assert read_header(path)[1] == State(2**47 - 1, in_use=True)
+    assert read_header(path)[1] == State(**changes)
     file.close()
 
 
 def test_long_names_are_clipped(tmp_path: Path) -> None:
     long = Header(**{**HEADER.__dict__, "spider": "ä" * 1000, "fingerprinter": "x" * 2000})
-    FilterFile.create(tmp_path / "long.bloom", long).close()
+    FilterFile.create(tmp_path / "long.bloom", long, State()).close()
     header, _ = read_header(tmp_path / "long.bloom")
     assert header.spider == "ä" * 512
     assert header.fingerprinter == "x" * 1024
@@ -92,7 +95,7 @@ def test_long_names_are_clipped(tmp_path: Path) -> None:
 def test_an_existing_file_is_never_replaced(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StorageError, match="exists already; it is not replaced"):
-        FilterFile.create(path, HEADER)
+        FilterFile.create(path, HEADER, State())
     assert path.read_bytes() == before
 
 
@@ -102,13 +105,13 @@ def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FilterFile.create(tmp_path / "some.bloom", HEADER, fill)
+        FilterFile.create(tmp_path / "some.bloom", HEADER, State(), fill)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_creation_left_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "some.bloom.tmp").write_bytes(b"\xff" * 100_000)
-    file = FilterFile.create(tmp_path / "some.bloom", HEADER)
+    file = FilterFile.create(tmp_path / "some.bloom", HEADER, State())
     assert file.filter.fill_ratio == 0
     file.close()
     assert [path.name for path in tmp_path.iterdir()] == ["some.bloom"]
@@ -126,7 +129,7 @@ def test_every_flipped_byte_of_the_header_is_found(path: Path, flip: int) -> Non
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(good[offset : offset + 1])
-    assert read_header(path) == (HEADER, State(3, in_use=False))
+    assert read_header(path) == (HEADER, State(3))
 
 
 def test_every_truncation_and_extension_is_found(path: Path) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.hashing import block_of, make_hasher
 
 SALT = bytes(range(16))
 
@@ -88,23 +88,27 @@ SALT = bytes(range(16))
 def test_golden_values(
     fingerprint: bytes, num_blocks: int, num_hashes: int, block: int, positions: list[int]
 ) -> None:
-    assert make_hasher(SALT, num_blocks, num_hashes)(fingerprint) == (block, positions)
+    block_hash, found = make_hasher(SALT, num_hashes)(fingerprint)
+    assert (block_of(block_hash, num_blocks), found) == (block, positions)
 
 
 @pytest.mark.parametrize("num_hashes", [1, 5, 6, 13, 14, 20, 21, 22, 64])
 def test_more_hashes_only_add_positions(num_hashes: int) -> None:
-    block, positions = make_hasher(SALT, 1000, num_hashes)(b"page")
+    block_hash, positions = make_hasher(SALT, num_hashes)(b"page")
     assert len(positions) == num_hashes
+    assert 0 <= block_hash < 2**48
     assert all(0 <= position < 65_536 for position in positions)
-    assert make_hasher(SALT, 1000, 64)(b"page") == (block, make_hasher(SALT, 1, 64)(b"page")[1])
-    assert make_hasher(SALT, 1000, 64)(b"page")[1][:num_hashes] == positions
+    most = make_hasher(SALT, 64)(b"page")
+    assert most == (block_hash, most[1])
+    assert most[1][:num_hashes] == positions
 
 
 @pytest.mark.parametrize("num_blocks", [1, 3, 100, 440])
 def test_blocks_and_positions_are_even(num_blocks: int) -> None:
     rng, n = random.Random(7), 50_000
-    locate = make_hasher(SALT, num_blocks, 4)
-    found = [locate(rng.randbytes(20)) for _ in range(n)]
+    locate = make_hasher(SALT, 4)
+    hashed = [locate(rng.randbytes(20)) for _ in range(n)]
+    found = [(block_of(block_hash, num_blocks), positions) for block_hash, positions in hashed]
     for counts, cells in (
         (Counter(block for block, _ in found), num_blocks),
         (Counter(positions[0] // 1024 for _, positions in found), 64),
@@ -118,7 +122,7 @@ def test_blocks_and_positions_are_even(num_blocks: int) -> None:
 
 def test_the_salt_changes_everything() -> None:
     rng = random.Random(7)
-    one, two = make_hasher(SALT, 10**6, 13), make_hasher(bytes(16), 10**6, 13)
+    one, two = make_hasher(SALT, 13), make_hasher(bytes(16), 13)
     for _ in range(100):
         fingerprint = rng.randbytes(20)
         assert one(fingerprint)[0] != two(fingerprint)[0]
@@ -128,9 +132,9 @@ def test_the_salt_changes_everything() -> None:
 @pytest.mark.parametrize("fingerprint", ["page", None, 7, ["page"]])
 def test_only_bytes_can_be_hashed(fingerprint: object) -> None:
     with pytest.raises(TypeError, match="a fingerprint must be bytes, not"):
-        make_hasher(SALT, 10, 10)(fingerprint)
+        make_hasher(SALT, 10)(fingerprint)
 
 
 def test_a_str_is_told_to_be_encoded() -> None:
     with pytest.raises(TypeError, match=r"encode a str first, for example url.encode\(\)"):
-        make_hasher(SALT, 10, 10)("page")
+        make_hasher(SALT, 10)("page")

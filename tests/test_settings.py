@@ -21,6 +21,8 @@ def test_defaults() -> None:
         error_rate=1e-6,
         backend="local",
         dir=None,
+        on_full="grow",
+        window_secs=0.0,
         on_unclean_shutdown="auto",
         sync_secs=30.0,
         salt=None,
@@ -61,6 +63,8 @@ def test_accepted(name: str, value: object, field: str, expected: object) -> Non
             ("BLOOM_ERROR_RATE", value, "a number between 0 and 1")
             for value in (0, 1, -0.1, 1.01, "1%", "", None, False, {}, "nan", "inf", 10**400, 1e-16)
         ),
+        *(("BLOOM_WINDOW_SECS", value, "a number of seconds from 0") for value in (-1, "1h", None)),
+        ("BLOOM_ON_FULL", "stop", 'one of "grow", "warn", "close"'),
         *(
             ("BLOOM_SYNC_SECS", value, "a number of seconds from 0")
             for value in (-1, "-0.5", "soon", None, True, float("inf"), 10**400)
@@ -123,7 +127,8 @@ def test_a_value_that_cannot_be_shown() -> None:
 
 NAMES = [
     *("BLOOM_EXPECTED_REQUESTS", "BLOOM_ERROR_RATE", "BLOOM_BACKEND", "BLOOM_DIR"),
-    *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS", "BLOOM_SALT"),
+    *("BLOOM_ON_FULL", "BLOOM_WINDOW_SECS", "BLOOM_SALT"),
+    *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS"),
 ]
 ANYTHING = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),

@@ -1,0 +1,213 @@
+"""A directory with the files of one filter: its lock, its generations, and what a crash left."""
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.exceptions import (
+    FilterFileError,
+    FingerprinterMismatchError,
+    LockedError,
+    StorageError,
+    UncleanShutdownError,
+)
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.header import Header, State, clip, read_header
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+_FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
+
+
+def file_name(number: int) -> str:
+    """The name of a generation's file."""
+    return f"generation-{number:04d}.bloom"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A filter file as it was found, not yet opened for writing."""
+
+    path: Path
+    header: Header
+    state: State
+
+
+class FilterDirectory:
+    """The files of one filter, held by one crawl at a time.
+
+    Args:
+        path: the directory; made if missing.
+        fingerprinter: import path of what makes the fingerprints. A filter recorded under
+            another one is refused.
+        job_dir: Scrapy's job directory if the crawl has one.
+        on_unclean_shutdown: what to do with a filter that its last run did not close: "keep"
+            it, "reset" (set it aside together with Scrapy's queue), "stop" with an error, or
+            "auto": reset if there is a job_dir, else keep.
+    """
+
+    def __init__(
+        self, path: Path, *, fingerprinter: str, job_dir: Path | None, on_unclean_shutdown: str
+    ) -> None:
+        self.path = path
+        self._fingerprinter = fingerprinter
+        self._job_dir = job_dir
+        if on_unclean_shutdown == "auto":
+            on_unclean_shutdown = "reset" if job_dir else "keep"
+        self._on_unclean_shutdown = on_unclean_shutdown
+        self._lock: FileLock | None = None
+
+    def lock(self) -> None:
+        """Take the directory for this crawl.
+
+        Raises:
+            LockedError: another crawl has it.
+            StorageError: it cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.path, os.W_OK):
+                # Its files might still be writable, but then setting one aside would fail later.
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            # The lock belongs to the filter, not to a thread: a crawl may be closed by another.
+            lock = FileLock(self.path / LOCK_NAME, timeout=0, thread_local=False)
+            lock.acquire()
+        except Timeout:
+            raise LockedError(
+                f"{self.path} is in use by another running crawl; wait for it to end, or give "
+                "this one another JOBDIR or BLOOM_DIR"
+            ) from None
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written to: {error.strerror or error}; give the crawl the "
+                "right to write there, or another JOBDIR or BLOOM_DIR"
+            ) from error
+        self._lock = lock
+
+    def unlock(self) -> None:
+        """Let the directory go."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def load(self) -> list[FilterFile]:
+        """Open the live generations, oldest first; none if there is no filter (any more).
+
+        Raises:
+            StorageError: or one of its children: a file is missing, unusable or of another
+                fingerprinter, or was not closed and shall be looked at. All is then as it was.
+        """
+        found = sorted(
+            (int(match[1]), path)
+            for path in self.path.iterdir()
+            if (match := _FILE_NAME.fullmatch(path.name))
+        )
+        files = [_Found(path, *read_header(path)) for _, path in found]
+        if not files:
+            return []
+        for file in files:
+            self._check_fingerprinter(file)
+        if any(file.state.in_use for file in files) and self._set_aside_unclean(files):
+            return []
+        live = self._live(files)
+        opened: list[FilterFile] = []
+        try:
+            opened.extend(FilterFile.open(file.path) for file in live)
+        except BaseException:
+            for each in opened:
+                each.close()
+            raise
+        # The header of the newest one says that these are over: a crash kept them from going.
+        for file in files[: len(files) - len(live)]:
+            file.path.unlink()
+        return opened
+
+    def create(
+        self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None = None
+    ) -> FilterFile:
+        """Make the file of a new generation: see `FilterFile.create`."""
+        return FilterFile.create(self.path / file_name(header.generation), header, state, fill)
+
+    def importable(self) -> Path | None:
+        """The job's requests.seen, if a new filter here shall begin with it."""
+        # After a reset the queue is gone, and the requests of requests.seen must not look seen.
+        if self._job_dir is None or jobdir.was_set_aside(self.path / file_name(1)):
+            return None
+        seen = jobdir.seen_path(self._job_dir)
+        return seen if seen.exists() else None
+
+    def _check_fingerprinter(self, file: _Found) -> None:
+        if file.header.fingerprinter != clip(self._fingerprinter):
+            raise FingerprinterMismatchError(
+                f"{file.path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
+                f"{file.header.fingerprinter!r}, and this crawl has {self._fingerprinter!r}: no "
+                "request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or use "
+                "another JOBDIR or BLOOM_DIR"
+            )
+
+    def _live(self, files: Sequence[_Found]) -> Sequence[_Found]:
+        """Those that count, verified to be all of one filter."""
+        newest = files[-1]
+        live = [file for file in files if file.header.generation >= newest.state.oldest]
+        expected = range(newest.state.oldest, newest.header.generation + 1)
+        for number, file in zip(expected, live, strict=False):
+            if file.header.generation != number or file.path.name != file_name(number):
+                break
+        else:
+            if len(live) == len(expected):
+                for file in live:
+                    if file.header.salt != newest.header.salt:
+                        raise FilterFileError(
+                            f"{file.path} and {newest.path} belong to different filters (their "
+                            "salts differ); nothing was changed: move away those that do not "
+                            "belong here"
+                        )
+                return live
+        raise FilterFileError(
+            f"{self.path} does not hold all generations of the filter, numbers {expected[0]} to "
+            f"{expected[-1]}; nothing was changed: restore the files that are missing, or move "
+            "the others away to start with an empty filter"
+        )
+
+    def _set_aside_unclean(self, files: Sequence[_Found]) -> bool:
+        """Deal with a filter that was not closed; True if it is out of the way now."""
+        newest = files[-1].path
+        what = f"The last run did not close {newest} (it was killed, or ran out of memory)"
+        if self._on_unclean_shutdown == "stop":
+            raise UncleanShutdownError(
+                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
+                'filter aside and crawl everything again, or to "keep" to go on without the '
+                "requests that were queued at that time. Nothing was changed"
+            )
+        if self._on_unclean_shutdown == "keep":
+            logger.warning(
+                "%s. It is kept, with %s requests; those that were queued but not yet crawled at "
+                'that time look seen and are not crawled (BLOOM_ON_UNCLEAN_SHUTDOWN = "reset" '
+                "sets the filter aside and crawls them again)",
+                what,
+                f"{sum(file.state.count for file in files):,}",
+            )
+            return False
+        moved = []
+        # The queue first, and the newest file, which is marked as in use, last: if we die in
+        # between, the mark is still there, and the next run goes on with this.
+        if self._job_dir is not None and (queue := jobdir.queue_path(self._job_dir)).exists():
+            moved.append(jobdir.set_aside(queue))
+        moved += [jobdir.set_aside(file.path) for file in files]
+        logger.warning(
+            "%s, so the requests that were queued then are lost but would look seen. The crawl "
+            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
+            "aside, not deleted: %s",
+            what,
+            ", ".join(str(name) for name in moved),
+        )
+        return True

@@ -1,0 +1,182 @@
+"""Growth and time windows: which filter takes the next fingerprint, and which ones expire.
+
+A filter is a list of generations, each a Bloom filter of its own size and error rate. Seen is what
+any live one holds; what is new goes to the newest.
+
+Growth: a full generation is followed by one of twice the capacity. The sizes double, so there are
+few of them; each takes half of the error rate that is left, the first one half of all, so the sum
+over all of them stays below what was asked, however far the crawl goes (P. S. Almeida, C. Baquero,
+N. Preguiça, D. Hutchison, "Scalable Bloom Filters", 2007).
+
+Windows: each generation is open for a quarter of the window and counts for one more window after
+its end. So what was recorded less than a window ago is always found, and what was recorded more
+than 1.25 windows ago never is. At most six quarters are live at a time, and each has a sixth of the
+error rate.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE
+
+ROTATIONS = 4  # in one window
+LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
+
+
+@dataclass(eq=False)
+class Generation:
+    """A filter among others, and what it is good for.
+
+    Attributes:
+        number: 1 for the first, and counting on.
+        filter: the bits, with their capacity and error rate.
+        created_at: when it was made, seconds since 1970.
+        open_until: nothing is recorded in it after this time; 0: no end.
+        count: fingerprints recorded in it.
+    """
+
+    number: int
+    filter: BloomFilter
+    created_at: float
+    open_until: float = 0.0
+    count: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as many as it was sized for."""
+        return self.count >= self.filter.capacity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a new generation is sized for."""
+
+    capacity: int
+    error_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How generations are sized, and when they end.
+
+    Attributes:
+        expected: requests that the crawl is expected to record (BLOOM_EXPECTED_REQUESTS).
+        error_rate: the highest sum over all live generations (BLOOM_ERROR_RATE).
+        on_full: "grow", "warn" or "close" (BLOOM_ON_FULL).
+        window: seconds that a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS).
+    """
+
+    expected: int
+    error_rate: float
+    on_full: str = "grow"
+    window: float = 0.0
+
+    def first(self, at_least: int = 0) -> Size:
+        """The size of the first generation, or of the first in its quarter of a window.
+
+        Args:
+            at_least: requests that it must have room for.
+        """
+        if not self.window:
+            # "close" keeps the other half for when the setting has been raised.
+            share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
+            return _size(max(self.expected, at_least), share)
+        quarter = self.error_rate / LIVE_QUARTERS
+        if self.on_full == "grow":
+            return _size(max(self.expected // ROTATIONS, at_least), quarter / 2)
+        return _size(max(self.expected, at_least), quarter)
+
+    def next(self, live: Sequence[Generation]) -> Size:
+        """The size of the generation that follows a full one.
+
+        Args:
+            live: the generations that count now, oldest first, at least one.
+        """
+        newest = live[-1].filter
+        left = self.error_rate - sum(each.filter.error_rate for each in live)
+        # Nothing is left if the settings were stricter before, or within a quarter of a window.
+        share = newest.error_rate / 2 if self.window or left <= 0 else left / 2
+        return _size(max(2 * newest.capacity, self._missing(live)), share)
+
+    def was_raised(self, live: Sequence[Generation]) -> bool:
+        """Whether a crawl that was closed for being full now has the setting that lets it go on."""
+        return self.on_full == "close" and self._missing(live) > 0
+
+    def _missing(self, live: Sequence[Generation]) -> int:
+        """Expected requests for which there is no room yet; windows have no such number."""
+        return 0 if self.window else self.expected - sum(each.filter.capacity for each in live)
+
+    def open_until(self, created_at: float) -> float:
+        """When a generation made at that time ends; 0: no end."""
+        return created_at + self.window / ROTATIONS if self.window else 0.0
+
+    def expired(self, live: Sequence[Generation], now: float) -> int:
+        """How many of the oldest generations have ended more than a window ago.
+
+        The newest one is never among them: something must take the next request.
+        """
+        number = 0
+        if self.window:
+            for each, following in pairwise(live):
+                if now <= _end(each, following) + self.window:
+                    break
+                number += 1
+        return number
+
+    def next_expiry(self, live: Sequence[Generation]) -> float:
+        """When the oldest generation expires, if time goes on; infinite if none does."""
+        if self.window and len(live) > 1:
+            return _end(live[0], live[1]) + self.window
+        return float("inf")
+
+
+def _end(each: Generation, following: Generation) -> float:
+    """After this time, nothing was recorded in a generation."""
+    if each.open_until:
+        return min(each.open_until, following.created_at)
+    return following.created_at
+
+
+def _size(capacity: int, error_rate: float) -> Size:
+    return Size(
+        capacity=min(max(capacity, 1), MAX_CAPACITY),
+        error_rate=max(error_rate, SMALLEST_ERROR_RATE),
+    )
+
+
+class Lookup:
+    """Asking and recording over all live generations at once, oldest first.
+
+    A fingerprint is hashed once for all of them: they have one salt, and those with fewer hashes
+    take the first ones.
+    """
+
+    def __init__(self, live: Sequence[Generation]) -> None:
+        self.newest = live[-1].filter
+        # The newest of the others first: it is the largest, and holds most of what is asked for.
+        self._others = [each.filter for each in reversed(live[:-1])]
+        self._num_hashes = self.newest.num_hashes
+        most = max(each.filter.num_hashes for each in live)
+        self._exact = most == self._num_hashes
+        self._locate = make_hasher(self.newest.salt, most)
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint in the newest generation, unless any holds it; True if new."""
+        if not self._others:
+            return self.newest.add(fingerprint)
+        block_hash, positions = self._locate(fingerprint)
+        for each in self._others:
+            if each.has_hashed(block_hash, positions):
+                return False
+        if not self._exact:
+            positions = positions[: self._num_hashes]
+        return self.newest.add_hashed(block_hash, positions)
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        block_hash, positions = self._locate(fingerprint)
+        return self.newest.has_hashed(block_hash, positions) or any(
+            each.has_hashed(block_hash, positions) for each in self._others
+        )

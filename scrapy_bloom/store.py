@@ -1,0 +1,193 @@
+"""The generations of a filter in files: created, written down, synced, removed."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scrapy_bloom.directory import FilterDirectory
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Generation
+from scrapy_bloom.header import Header, State
+
+logger = logging.getLogger(__name__)
+
+
+class FileStore:
+    """The open files of one filter, each with one of its generations.
+
+    Args:
+        directory: where they are.
+        sync_secs: seconds between writes of what changed to the disk, against a power loss;
+            0: at close only.
+
+    Attributes:
+        errors: how often the disk failed.
+    """
+
+    def __init__(self, directory: FilterDirectory, sync_secs: float) -> None:
+        self.errors = 0
+        self._directory = directory
+        self._sync_secs = sync_secs
+        self._files: dict[int, FilterFile] = {}
+        self._live: Sequence[Generation] = ()
+        self._discarded: list[FilterFile] = []
+        self._stop = threading.Event()
+        self._syncer: threading.Thread | None = None
+
+    def load(self) -> list[Generation]:
+        """Take the directory and open its generations, oldest first; see `FilterDirectory`."""
+        self._directory.lock()
+        try:
+            return [self._added(file) for file in self._directory.load()]
+        except BaseException:
+            self._directory.unlock()
+            raise
+
+    def unlock(self) -> None:
+        """Let the directory go, when opening failed after `load`."""
+        self._directory.unlock()
+
+    def importable(self) -> Path | None:
+        """The job's requests.seen, if a new filter shall begin with it."""
+        return self._directory.importable()
+
+    def create(
+        self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None
+    ) -> Generation:
+        """Make a new generation in a file of its own; see `FilterFile.create`."""
+        return self._added(self._directory.create(header, state, fill))
+
+    def begin(self, live: Sequence[Generation]) -> None:
+        """Write to the disk that the filter is in use, and begin to sync."""
+        self._live = live
+        self._try_to_sync(self._newest(live).sync_header)
+        if self._sync_secs:
+            self._syncer = threading.Thread(
+                target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
+            )
+            self._syncer.start()
+
+    def save(self, live: Sequence[Generation]) -> int:
+        """Write down the count and the end of the newest generation, and which one is oldest.
+
+        Returns:
+            The count at which to save again: often enough that a kill costs less than 1 %.
+        """
+        self._live, newest = live, live[-1]
+        self._files[newest.number].save_state(
+            count=newest.count,
+            in_use=True,
+            open_until=newest.open_until,
+            oldest=live[0].number,
+        )
+        return newest.count + 1 + min(newest.count // 256, 4095)
+
+    def complete(self, generation: Generation) -> None:
+        """Write down the final count of a generation that is followed by another."""
+        self._files[generation.number].save_state(count=generation.count)
+
+    def expire(self, gone: Sequence[Generation], live: Sequence[Generation]) -> None:
+        """Remove generations that do not count any more."""
+        self.save(live)
+        # On the disk, too, the header of the rest says that they are over, before they go.
+        self._try_to_sync(self._newest(live).sync_header)
+        for generation in gone:
+            file = self._files.pop(generation.number)
+            with contextlib.suppress(OSError):  # the next run tries again
+                file.path.unlink()
+            if self._syncer is None:
+                file.close()
+            else:  # it may just be syncing this one
+                self._discarded.append(file)
+
+    def close(self) -> None:
+        """Write everything to the disk, mark the files as closed, and let the directory go.
+
+        Raises:
+            StorageError: the disk failed; the filter stays marked as in use.
+        """
+        self._stop.set()
+        if self._syncer is not None:
+            self._syncer.join()
+            self._syncer = None
+        failure: StorageError | None = None
+        counts = {generation.number: generation.count for generation in self._live}
+        # The newest one last: its mark stands for all.
+        for number, file in sorted(self._files.items()):
+            try:
+                if failure is None:
+                    _finish(file, counts.get(number, file.state.count))
+            except StorageError as error:
+                failure = error
+            finally:
+                file.close()
+        self._files.clear()
+        self._close_discarded()
+        self._directory.unlock()
+        if failure is not None:
+            raise failure
+
+    def location(self, live: Sequence[Generation]) -> str:
+        """Where the filter is, for people."""
+        if len(live) == 1:
+            return str(self._newest(live).path)
+        return f"{self._directory.path} ({len(live)} generations)"
+
+    def _added(self, file: FilterFile) -> Generation:
+        self._files[file.header.generation] = file
+        return Generation(
+            number=file.header.generation,
+            filter=file.filter,
+            created_at=file.header.created_at,
+            open_until=file.state.open_until,
+            count=file.state.count,
+        )
+
+    def _newest(self, live: Sequence[Generation]) -> FilterFile:
+        return self._files[live[-1].number]
+
+    def _try_to_sync(self, sync: Callable[[], None]) -> None:
+        try:
+            sync()
+        except OSError as error:
+            self.errors += 1
+            if self.errors == 1:
+                logger.error(  # noqa: TRY400 - one clear line, no traceback
+                    "The filter could not be written to the disk: %s. The crawl goes on, but a "
+                    "power loss now would lose what was recorded; check the disk",
+                    error.strerror or error,
+                )
+
+    def _sync_regularly(self) -> None:
+        synced = {generation.number: generation.count for generation in self._live}
+        while not self._stop.wait(self._sync_secs):
+            for generation in self._live[-2:]:  # the one before may have been completed since
+                file = self._files.get(generation.number)
+                if file is not None and synced.get(generation.number) != generation.count:
+                    synced[generation.number] = generation.count
+                    self._try_to_sync(file.sync)
+            self._close_discarded()
+
+    def _close_discarded(self) -> None:
+        while self._discarded:
+            self._discarded.pop().close()
+
+
+def _finish(file: FilterFile, count: int) -> None:
+    if not file.state.in_use:
+        return
+    try:
+        # Twice: the disk must never hold the mark of a clean close without the bits.
+        file.sync()
+        file.save_state(count=count, in_use=False)
+        file.sync()
+    except OSError as error:
+        file.save_state(in_use=True)
+        raise StorageError(
+            f"{file.path} could not be written to the disk: {error.strerror or error}; the next "
+            "run will take it for not closed"
+        ) from error
