@@ -129,7 +129,11 @@ class BloomDupeFilter(BaseDupeFilter):
             f"{status.count:,}",
             extra=self._extra,
         )
-        self._look()
+        self._update_stats()
+        if self._on_full == "warn":
+            self._look()
+        elif self._on_full == "close":
+            self._look_at = 1  # not now: no spider can be closed before it runs
 
     def request_seen(self, request: Request) -> bool:
         """Whether the request was seen before; a new one is recorded.
