@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import large, machine, memory, opening, report, request, space
+from benchmarks import growth, large, machine, memory, opening, report, request, space
 from benchmarks.report import Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "memory": memory.run,
     "large": large.run,
     "space": space.run,
+    "growth": growth.run,
 }
 
 
