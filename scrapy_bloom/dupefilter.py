@@ -224,8 +224,8 @@ class BloomDupeFilter(BaseDupeFilter):
             if status.load >= self._full_at:
                 self._tell_that_it_is_full(status)
             newest = status.generations[-1]
-            room = math.ceil(self._full_at * newest.capacity) - newest.count
-            self._look_at = min(self._look_at, self._added + max(1, room))
+            room = self._full_at * newest.capacity - newest.count
+            self._look_at = self._added + math.ceil(min(max(1, room), _STATS_EVERY))
         self._update_stats()
 
     def _tell_that_it_is_full(self, status: FilterStatus) -> None:
@@ -233,6 +233,7 @@ class BloomDupeFilter(BaseDupeFilter):
         while self._full_at <= status.load:
             self._full_at *= 2
         if self._on_full == "close" and self._close_spider is not None:
+            self._full_at = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
             self._close_spider("bloom_full")
         else:

@@ -163,6 +163,7 @@ def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
 def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
     tree: Site, tmp_path: Path, enabled: bool
 ) -> None:
+    tree.delay = 0.01
     settings = {"JOBDIR": "job", "BLOOM_ON_FULL": "close", "TWISTED_REACTOR_ENABLED": enabled}
     for _ in (1, 2):  # without raising it, it closes again
         crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 60})

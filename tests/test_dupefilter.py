@@ -277,3 +277,18 @@ def test_growth_shows_in_the_stats() -> None:
     assert stats["bloom/capacity"] == 1500
     assert stats["bloom/count"] == 1000
     assert stats["bloom/error_rate"] <= 1e-6
+
+
+def test_a_full_filter_is_told_of_once_when_the_spider_closes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Requests under way are recorded meanwhile: none of them may be lost."""
+    closed: list[str] = []
+    with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
+        scheduler.df._close_spider = closed.append
+        for request in requests(range(400)):
+            scheduler.enqueue_request(request)
+    assert closed == ["bloom_full"]
+    (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
+    assert "holds 50 requests, and was made for 50" in record.getMessage()
+    assert bloom_stats(scheduler)["bloom/added"] > 390

@@ -104,7 +104,7 @@ def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
         (10, 1, ValueError),
         (10, 1.5, ValueError),
         (10, -0.1, ValueError),
-        (10, 1e-16, ValueError),
+        (10, 1e-20, ValueError),
         (10, math.nan, ValueError),
         (10, math.inf, ValueError),
         (10.5, 0.1, TypeError),
