@@ -183,7 +183,7 @@ def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
 def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     tree: Site, tmp_path: Path
 ) -> None:
-    window = 8
+    window = 12
     settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": window}
     assert Crawl(tree.url, tmp_path, settings).finish() == 0
     recorded = time.monotonic()

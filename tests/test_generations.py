@@ -75,7 +75,7 @@ def files(place: Path) -> list[str]:
 class TestGrowth:
     def test_the_error_rate_holds_far_beyond_the_expected_number(self, tmp_path: Path) -> None:
         """The figures of the promise: expected 100,000, recorded 3,000,000, p = 1e-3."""
-        backend = make(tmp_path, capacity=100_000, error_rate=1e-3, salt=None)
+        backend = make(tmp_path, capacity=100_000, error_rate=1e-3)
         recorded = sum(backend.add(fingerprint) for fingerprint in fps(3_000_000))
         status = backend.status()
         assert status.count == recorded > 2_997_000  # the rest were false positives
