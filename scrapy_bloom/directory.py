@@ -1,5 +1,6 @@
 """A directory with the files of one filter: its lock, its generations, and what a crash left."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -25,6 +26,7 @@ from scrapy_bloom.header import Header, State, clip, read_header
 logger = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+_FILES = "generation-*.bloom"
 _FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
 
 
@@ -53,6 +55,10 @@ class FilterDirectory:
         on_unclean_shutdown: what to do with a filter that its last run did not close: "keep"
             it, "reset" (set it aside together with Scrapy's queue), "stop" with an error, or
             "auto": reset if there is a job_dir, else keep.
+
+    Attributes:
+        was_kept_unclean: what `load` returned had not been closed: its counts may be low.
+        importable: after `load`, the job's requests.seen if a new filter shall begin with it.
     """
 
     def __init__(
@@ -65,6 +71,8 @@ class FilterDirectory:
             on_unclean_shutdown = "reset" if job_dir else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
         self._lock: FileLock | None = None
+        self.was_kept_unclean = False
+        self.importable: Path | None = None
 
     def lock(self) -> None:
         """Take the directory for this crawl.
@@ -106,19 +114,42 @@ class FilterDirectory:
             StorageError: or one of its children: a file is missing, unusable or of another
                 fingerprinter, or was not closed and shall be looked at. All is then as it was.
         """
-        found = sorted(
+        try:
+            return self._loaded()
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be prepared for the crawl: {error}; make that possible, or "
+                "give the crawl another JOBDIR or BLOOM_DIR"
+            ) from error
+
+    def begin(self) -> None:
+        """Mark the job as in use: whoever finds the mark knows that it did not end well."""
+        if self._job_dir is not None:
+            jobdir.set_mark(self._job_dir)
+
+    def end(self) -> None:
+        """Take the mark away: the crawl has ended well."""
+        if self._job_dir is not None:
+            jobdir.clear_mark(self._job_dir)
+
+    def _loaded(self) -> list[FilterFile]:
+        numbered = sorted(
             (int(match[1]), path)
             for path in self.path.iterdir()
             if (match := _FILE_NAME.fullmatch(path.name))
         )
-        files = [_Found(path, *read_header(path)) for _, path in found]
-        if not files:
-            return []
+        files = [_Found(path, *read_header(path)) for _, path in numbered]
         for file in files:
             self._check_fingerprinter(file)
-        if any(file.state.in_use for file in files) and self._set_aside_unclean(files):
+        for draft in self.path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
+            draft.unlink()
+        self.importable = None if files else self._seen_of_the_queue()
+        if self._is_unclean(files) and self._set_aside_unclean(files):
+            self.importable = None
             return []
-        live = self._live(files)
+        if not files:
+            return []
+        live, over = self._divided(files)
         opened: list[FilterFile] = []
         try:
             opened.extend(FilterFile.open(file.path) for file in live)
@@ -126,9 +157,9 @@ class FilterDirectory:
             for each in opened:
                 each.close()
             raise
-        # The header of the newest one says that these are over: a crash kept them from going.
-        for file in files[: len(files) - len(live)]:
-            file.path.unlink()
+        for file in over:
+            with contextlib.suppress(OSError):  # it does not count, and the next run tries again
+                file.path.unlink()
         return opened
 
     def create(
@@ -137,13 +168,27 @@ class FilterDirectory:
         """Make the file of a new generation: see `FilterFile.create`."""
         return FilterFile.create(self.path / file_name(header.generation), header, state, fill)
 
-    def importable(self) -> Path | None:
-        """The job's requests.seen, if a new filter here shall begin with it."""
+    def _seen_of_the_queue(self) -> Path | None:
+        """The job's requests.seen, if its queue is still there."""
+        if self._job_dir is None:
+            return None
         # After a reset the queue is gone, and the requests of requests.seen must not look seen.
-        if self._job_dir is None or jobdir.was_set_aside(self.path / file_name(1)):
+        if jobdir.was_set_aside(self._job_dir, jobdir.queue_path(self._job_dir).name):
+            return None
+        if jobdir.was_set_aside(self.path, _FILES):
             return None
         seen = jobdir.seen_path(self._job_dir)
         return seen if seen.exists() else None
+
+    def _is_unclean(self, files: Sequence[_Found]) -> bool:
+        if any(file.state.in_use for file in files):
+            return True
+        if self._job_dir is None:
+            return False
+        if jobdir.mark_path(self._job_dir).exists():
+            return True
+        # The first run after Scrapy's own filter: was that one closed?
+        return not files and not jobdir.was_closed_by_scrapy(self._job_dir)
 
     def _check_fingerprinter(self, file: _Found) -> None:
         if file.header.fingerprinter != clip(self._fingerprinter):
@@ -154,55 +199,59 @@ class FilterDirectory:
                 "another JOBDIR or BLOOM_DIR"
             )
 
-    def _live(self, files: Sequence[_Found]) -> Sequence[_Found]:
-        """Those that count, verified to be all of one filter."""
+    def _divided(self, files: Sequence[_Found]) -> tuple[Sequence[_Found], Sequence[_Found]]:
+        """Those that count, and those that the newest one's header says are over.
+
+        Raises:
+            FilterFileError: they are not all of one filter, or some are missing.
+        """
         newest = files[-1]
-        live = [file for file in files if file.header.generation >= newest.state.oldest]
+        for file in files:
+            if file.header.salt != newest.header.salt:
+                raise FilterFileError(
+                    f"{file.path} and {newest.path} belong to different filters (their salts "
+                    "differ); nothing was changed: move away those that do not belong here"
+                )
         expected = range(newest.state.oldest, newest.header.generation + 1)
-        for number, file in zip(expected, live, strict=False):
-            if file.header.generation != number or file.path.name != file_name(number):
-                break
-        else:
-            if len(live) == len(expected):
-                for file in live:
-                    if file.header.salt != newest.header.salt:
-                        raise FilterFileError(
-                            f"{file.path} and {newest.path} belong to different filters (their "
-                            "salts differ); nothing was changed: move away those that do not "
-                            "belong here"
-                        )
-                return live
-        raise FilterFileError(
-            f"{self.path} does not hold all generations of the filter, numbers {expected[0]} to "
-            f"{expected[-1]}; nothing was changed: restore the files that are missing, or move "
-            "the others away to start with an empty filter"
-        )
+        live = [file for file in files if file.header.generation in expected]
+        named = [(file.header.generation, file.path.name) for file in live]
+        if named != [(number, file_name(number)) for number in expected]:
+            raise FilterFileError(
+                f"{self.path} does not hold all generations of the filter, numbers {expected[0]} "
+                f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
+                "move the others away to start with an empty filter"
+            )
+        return live, [file for file in files if file not in live]
 
     def _set_aside_unclean(self, files: Sequence[_Found]) -> bool:
-        """Deal with a filter that was not closed; True if it is out of the way now."""
-        newest = files[-1].path
-        what = f"The last run did not close {newest} (it was killed, or ran out of memory)"
+        """Deal with a filter or job that was not closed; True if it is out of the way now."""
+        place = files[-1].path if files else self._job_dir
+        what = f"The last run did not close {place} (it was killed, or ran out of memory)"
         if self._on_unclean_shutdown == "stop":
             raise UncleanShutdownError(
                 f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
                 'filter aside and crawl everything again, or to "keep" to go on without the '
                 "requests that were queued at that time. Nothing was changed"
             )
-        if self._on_unclean_shutdown == "keep":
-            logger.warning(
-                "%s. It is kept, with %s requests; those that were queued but not yet crawled at "
-                'that time look seen and are not crawled (BLOOM_ON_UNCLEAN_SHUTDOWN = "reset" '
-                "sets the filter aside and crawls them again)",
-                what,
-                f"{sum(file.state.count for file in files):,}",
-            )
-            return False
         moved = []
         # The queue first, and the newest file, which is marked as in use, last: if we die in
         # between, the mark is still there, and the next run goes on with this.
         if self._job_dir is not None and (queue := jobdir.queue_path(self._job_dir)).exists():
             moved.append(jobdir.set_aside(queue))
+        if self._on_unclean_shutdown == "keep":
+            self.was_kept_unclean = True
+            count = sum(file.state.count for file in files)
+            logger.warning(
+                "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
+                "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
+                '"reset" to crawl everything again',
+                what,
+                f" (at least {count:,} requests)" if files else "",
+                f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
+            )
+            return False
         moved += [jobdir.set_aside(file.path) for file in files]
+        self.end()
         logger.warning(
             "%s, so the requests that were queued then are lost but would look seen. The crawl "
             "starts over with an empty filter, and pages are crawled again rather than lost. Set "

@@ -66,12 +66,14 @@ class BloomDupeFilter(BaseDupeFilter):
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
-        self._logged_duplicate = self._logged_failure = self._closed = False
+        self._logged_duplicate = self._logged_failure = False
+        self._is_closing = self._closed = False
         self._added = 0
         self._failures = 0
         self._on_full = on_full
         self._close_spider = close_spider
-        self._full_at = 1.0  # this load is the next to be told of
+        self._full_number = 0  # of the generation that was told of last
+        self._full_at = 1.0  # this load of it is the next to be told of
         self._look_at = _STATS_EVERY
 
     @classmethod
@@ -129,10 +131,8 @@ class BloomDupeFilter(BaseDupeFilter):
             f"{status.count:,}",
             extra=self._extra,
         )
-        self._update_stats()
-        if self._on_full == "warn":
-            self._look()
-        elif self._on_full == "close":
+        self._update_stats(status)
+        if self._on_full != "grow":
             self._look_at = 1  # not now: no spider can be closed before it runs
 
     def request_seen(self, request: Request) -> bool:
@@ -165,7 +165,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._closed = True
         status = self.backend.status()
-        self._update_stats()
+        self._update_stats(status)
         drops = status.expected_false_drops
         self._stats.set_value("bloom/expected_false_drops", drops)
         try:
@@ -220,27 +220,30 @@ class BloomDupeFilter(BaseDupeFilter):
         """Every now and then: stats, and whether the filter is full."""
         status = self.backend.status()
         self._look_at = self._added + _STATS_EVERY
+        newest = status.generations[-1]
         if self._on_full != "grow":
+            if newest.number != self._full_number and not self._is_closing:
+                self._full_number, self._full_at = newest.number, 1.0
             if status.load >= self._full_at:
                 self._tell_that_it_is_full(status)
-            newest = status.generations[-1]
             room = self._full_at * newest.capacity - newest.count
             self._look_at = self._added + math.ceil(min(max(1, room), _STATS_EVERY))
-        self._update_stats()
+        self._update_stats(status)
 
     def _tell_that_it_is_full(self, status: FilterStatus) -> None:
         """At the capacity, and at each doubling of it."""
         while self._full_at <= status.load:
             self._full_at *= 2
         if self._on_full == "close" and self._close_spider is not None:
+            self._is_closing = True
             self._full_at = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
             self._close_spider("bloom_full")
         else:
             what = (
                 "It rises with each further request, so that more and more new pages are taken "
-                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS for the '
-                "next crawl"
+                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
+                "start the crawl again"
             )
         logger.warning(
             "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
@@ -253,8 +256,7 @@ class BloomDupeFilter(BaseDupeFilter):
             extra=self._extra,
         )
 
-    def _update_stats(self) -> None:
-        status = self.backend.status()
+    def _update_stats(self, status: FilterStatus) -> None:
         for name, value in (
             ("added", self._added),
             ("count", status.count),

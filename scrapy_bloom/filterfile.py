@@ -165,11 +165,13 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    # As well as may be: not every file system can, and the file itself is on the disk already.
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _no_room(path: Path, size: int, error: OSError) -> str:

@@ -11,7 +11,7 @@ from scrapy_bloom.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
 from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them (the blocks of a 512 MB filter); beyond that they are made on the way.
+# them for each filter (the blocks of 512 MB); beyond that they are made on the way.
 _MAX_VIEWS = 65_536
 
 

@@ -97,17 +97,21 @@ class Policy:
         """
         newest = live[-1].filter
         left = self.error_rate - sum(each.filter.error_rate for each in live)
-        # Nothing is left if the settings were stricter before, or within a quarter of a window.
-        share = newest.error_rate / 2 if self.window or left <= 0 else left / 2
+        # Nothing is left if less was asked for before, or within a quarter of a window.
+        used_up = self.window or left <= 0
+        share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
         return _size(max(2 * newest.capacity, self._missing(live)), share)
 
     def was_raised(self, live: Sequence[Generation]) -> bool:
-        """Whether a crawl that was closed for being full now has the setting that lets it go on."""
-        return self.on_full == "close" and self._missing(live) > 0
+        """Whether more requests are expected now than when the generations were made."""
+        return self._missing(live) > 0
 
     def _missing(self, live: Sequence[Generation]) -> int:
-        """Expected requests for which there is no room yet; windows have no such number."""
-        return 0 if self.window else self.expected - sum(each.filter.capacity for each in live)
+        """Expected requests for which there is no room yet."""
+        if not self.window:
+            return self.expected - sum(each.filter.capacity for each in live)
+        # Within a window, only quarters that may not grow are sized for all of them.
+        return 0 if self.on_full == "grow" else self.expected - live[-1].filter.capacity
 
     def open_until(self, created_at: float) -> float:
         """When a generation made at that time ends; 0: no end."""

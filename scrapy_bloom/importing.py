@@ -56,12 +56,9 @@ class SeenFile:
         with self.path.open("rb") as file:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
 
-    def estimated_records(self) -> int:
-        """About how many fingerprints there are, from the size of the file and the first one."""
-        for first in self:
-            record = 2 * len(first) + 1 if self.is_text else _LENGTH_BYTES + len(first)
-            return self.size // record
-        return 0
+    def count(self) -> int:
+        """How many fingerprints there are; reads all of the file."""
+        return sum(1 for _ in self)
 
     def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:
         data = b""
@@ -145,12 +142,11 @@ def import_seen(seen: SeenFile, new: BloomFilter) -> int:
                 f"{read:,}",
                 f"{read / (now - begun):,.0f}",
             )
-    logger.info(
-        "Imported %s requests from %s%s; the file was left as it is",
-        f"{read:,}",
-        seen.path,
-        ", and ignored an incomplete one at its end (the job was not closed cleanly)"
-        if seen.truncated
-        else "",
-    )
+    logger.info("Imported %s requests from %s; the file was left as it is", f"{read:,}", seen.path)
+    if seen.truncated:
+        logger.warning(
+            "Ignored an incomplete request at the end of %s: the job was not closed cleanly then, "
+            "and requests that were queued may look seen",
+            seen.path,
+        )
     return added

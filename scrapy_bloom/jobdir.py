@@ -4,6 +4,7 @@ Scrapy writes the state of its disk queue (`requests.queue/active.json`) at a cl
 After a kill, the requests of that time are lost, and a stale state makes the resumed crawl hang.
 """
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -18,6 +19,44 @@ def queue_path(job_dir: Path) -> Path:
 def seen_path(job_dir: Path) -> Path:
     """The fingerprints recorded by Scrapy's own filter."""
     return job_dir / "requests.seen"
+
+
+def mark_path(job_dir: Path) -> Path:
+    """Our mark that a crawl with a Bloom filter runs in this job, or did and was not closed.
+
+    A filter has a mark of its own; this one stays with the queue, wherever the filter is kept.
+    """
+    return job_dir / "bloom.in-use"
+
+
+def was_closed_by_scrapy(job_dir: Path) -> bool:
+    """Whether Scrapy's scheduler closed its queue cleanly, as far as the files can tell.
+
+    It writes `active.json` last of all, and each request taken or added afterwards changes
+    another file. Where there is no queue, and nothing that was recorded beside one, nothing can
+    have been lost.
+    """
+    queue = queue_path(job_dir)
+    state = queue / "active.json"
+    others = [path for path in queue.rglob("*") if path.is_file() and path != state]
+    if not state.exists():
+        seen = seen_path(job_dir)
+        recorded = seen.exists() and seen.stat().st_size > 0
+        return not others and not (recorded and queue.exists())
+    # A second: copies of a job directory, and clocks of file systems, are not exact.
+    latest = state.stat().st_mtime + 1
+    return all(path.stat().st_mtime <= latest for path in others)
+
+
+def set_mark(job_dir: Path) -> None:
+    """Mark the job as in use."""
+    mark_path(job_dir).write_text("A crawl with scrapy_bloom runs here, or was killed.\n")
+
+
+def clear_mark(job_dir: Path) -> None:
+    """The job was closed."""
+    with contextlib.suppress(FileNotFoundError):
+        mark_path(job_dir).unlink()
 
 
 def set_aside(path: Path) -> Path:
@@ -38,6 +77,6 @@ def set_aside(path: Path) -> Path:
     return path.rename(target)
 
 
-def was_set_aside(path: Path) -> bool:
-    """Whether a former file or directory of that name lies set aside beside it."""
-    return any(path.parent.glob(f"{path.name}{SET_ASIDE}*"))
+def was_set_aside(directory: Path, name: str) -> bool:
+    """Whether something of that name, a glob pattern, was set aside in a directory."""
+    return any(directory.glob(f"{name}{SET_ASIDE}*"))

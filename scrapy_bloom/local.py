@@ -118,14 +118,15 @@ class LocalBackend:
         self._save()
         if self._store is not None:
             self._store.begin(self._live)
+        newest = self._newest
         if self._policy.window:
             self._tell_if_the_clock_went_back()
+            # If the window was shortened, so is what is left of the quarter.
+            newest.open_until = min(newest.open_until, self._policy.open_until(self._now()))
             self._turn()
-        elif self._newest.open_until:
-            self._newest.open_until = 0.0  # there is no window any more
+        elif newest.open_until:
+            newest.open_until = 0.0  # there is no window any more
             self._save()
-        if self._newest.is_full and self._policy.was_raised(self._live):
-            self._grow()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
@@ -164,7 +165,9 @@ class LocalBackend:
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
-            error_rate=self._policy.error_rate,
+            error_rate=max(
+                self._policy.error_rate, sum(each.filter.error_rate for each in self._live)
+            ),
             errors=self._errors + (self._store.errors if self._store else 0),
         )
 
@@ -261,7 +264,7 @@ class LocalBackend:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
         self._lookup = Lookup(self._live)
-        growing = self._policy.on_full == "grow"
+        growing = self._policy.on_full == "grow" or self._policy.was_raised(self._live)
         self._grow_at = self._newest.filter.capacity if growing else math.inf
         if self._policy.window:
             self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
@@ -275,7 +278,7 @@ class LocalBackend:
             seen = SeenFile(importable)
         except OSError as error:
             raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
-        size = self._policy.first(at_least=seen.estimated_records())
+        size = self._policy.first(at_least=seen.count())
         return self._created(size, fill=lambda new: import_seen(seen, new))
 
     def _created(
@@ -314,9 +317,17 @@ class LocalBackend:
         if not policy.window and policy.expected > capacity:
             logger.info(
                 "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
-                "= %s counts when it grows",
+                "= %s counts when it is full and goes on in a further one",
                 f"{capacity:,}",
                 f"{policy.expected:,}",
+            )
+        error_rate = sum(each.filter.error_rate for each in self._live)
+        if error_rate > policy.error_rate:
+            logger.info(
+                "The filter was made for an error rate of %.2g and keeps its files; "
+                "BLOOM_ERROR_RATE = %g counts for further ones, on top of that",
+                error_rate,
+                policy.error_rate,
             )
 
     def _tell_if_the_clock_went_back(self) -> None:

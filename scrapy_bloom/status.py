@@ -13,6 +13,7 @@ from scrapy_bloom.sizing import Geometry
 class GenerationStatus:
     """One generation's figures at one moment: see `Generation` and `BloomFilter`."""
 
+    number: int
     geometry: Geometry
     capacity: int
     error_rate: float
@@ -22,7 +23,9 @@ class GenerationStatus:
     def of(cls, generation: Generation) -> "GenerationStatus":
         """The figures of a generation now."""
         bits = generation.filter
-        return cls(bits.geometry, bits.capacity, bits.error_rate, generation.count)
+        return cls(
+            generation.number, bits.geometry, bits.capacity, bits.error_rate, generation.count
+        )
 
     @property
     def error_rate_now(self) -> float:
@@ -37,7 +40,8 @@ class FilterStatus:
     Attributes:
         location: where the filter is kept, for people: a path, or "memory".
         generations: its live generations, oldest first, at least one.
-        error_rate: the highest rate that was asked for (p).
+        error_rate: the highest rate that was asked for (p), or that its generations were made
+            for if that is more.
         errors: failures of the storage so far.
     """
 
@@ -92,6 +96,8 @@ class FilterStatus:
     @property
     def expected_false_drops(self) -> float:
         """Requests expected to have been taken for seen ones, as the live generations filled up.
+
+        Generations that have expired are not in it.
 
         While a generation took what was new, it erred as it filled, and those before it erred at
         their final rates.

@@ -34,6 +34,7 @@ class FileStore:
         self._sync_secs = sync_secs
         self._files: dict[int, FilterFile] = {}
         self._live: Sequence[Generation] = ()
+        self._begun = False
         self._discarded: list[FilterFile] = []
         self._stop = threading.Event()
         self._syncer: threading.Thread | None = None
@@ -42,10 +43,14 @@ class FileStore:
         """Take the directory and open its generations, oldest first; see `FilterDirectory`."""
         self._directory.lock()
         try:
-            return [self._added(file) for file in self._directory.load()]
+            live = [self._added(file) for file in self._directory.load()]
         except BaseException:
             self._directory.unlock()
             raise
+        if live and self._directory.was_kept_unclean:
+            # Each kill costs a little of the count: left alone, that adds up over many.
+            live[-1].count = max(live[-1].count, live[-1].filter.approximate_count)
+        return live
 
     def unlock(self) -> None:
         """Let the directory go, when opening failed after `load`."""
@@ -53,7 +58,7 @@ class FileStore:
 
     def importable(self) -> Path | None:
         """The job's requests.seen, if a new filter shall begin with it."""
-        return self._directory.importable()
+        return self._directory.importable
 
     def create(
         self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None
@@ -64,6 +69,8 @@ class FileStore:
     def begin(self, live: Sequence[Generation]) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
         self._live = live
+        self._begun = True
+        self._try_to_sync(self._directory.begin)
         self._try_to_sync(self._newest(live).sync_header)
         if self._sync_secs:
             self._syncer = threading.Thread(
@@ -119,14 +126,16 @@ class FileStore:
         # The newest one last: its mark stands for all.
         for number, file in sorted(self._files.items()):
             try:
-                if failure is None:
-                    _finish(file, counts.get(number, file.state.count))
+                if self._begun and failure is None:
+                    _finish(file, counts[number])
             except StorageError as error:
                 failure = error
             finally:
                 file.close()
         self._files.clear()
         self._close_discarded()
+        if self._begun and failure is None:
+            self._try_to_sync(self._directory.end)
         self._directory.unlock()
         if failure is not None:
             raise failure
@@ -165,7 +174,7 @@ class FileStore:
     def _sync_regularly(self) -> None:
         synced = {generation.number: generation.count for generation in self._live}
         while not self._stop.wait(self._sync_secs):
-            for generation in self._live[-2:]:  # the one before may have been completed since
+            for generation in list(self._live):  # those before may have been completed since
                 file = self._files.get(generation.number)
                 if file is not None and synced.get(generation.number) != generation.count:
                     synced[generation.number] = generation.count

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -166,7 +167,10 @@ def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
     def warned_at() -> list[str]:
         lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         caplog.clear()
-        assert all(line.endswith("BLOOM_EXPECTED_REQUESTS for the next crawl") for line in lines)
+        assert all(
+            line.endswith("raise BLOOM_EXPECTED_REQUESTS, and start the crawl again")
+            for line in lines
+        )
         return [line.split()[4] for line in lines if line.startswith("The Bloom filter holds")]
 
     with opened(**settings) as scheduler:
@@ -176,10 +180,13 @@ def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
                 assert warned_at() == []
         assert warned_at() == ["200", "400", "800"]
     with opened(**settings) as scheduler:
-        assert warned_at() == ["900"]  # a resumed crawl says so at once
         for request in requests(range(900, 1700)):
             scheduler.enqueue_request(request)
-        assert warned_at() == ["1,600"]
+        assert warned_at() == ["901", "1,600"]  # a resumed crawl says so at once
+    with opened(**{**settings, "BLOOM_EXPECTED_REQUESTS": 5000}) as scheduler:
+        for request in requests(range(1700, 4000)):
+            scheduler.enqueue_request(request)
+        assert warned_at() == []  # raised, it goes on in a further generation
 
 
 class BrokenFingerprinter:
@@ -292,3 +299,21 @@ def test_a_full_filter_is_told_of_once_when_the_spider_closes(
     (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
     assert "holds 50 requests, and was made for 50" in record.getMessage()
     assert bloom_stats(scheduler)["bloom/added"] > 390
+
+
+def test_each_generation_that_is_full_is_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_700_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    options = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "warn", "BLOOM_WINDOW_SECS": 1000}
+    crawler = made(**options)
+    crawler.df.backend._clock = time.time  # the patched one
+    crawler.open(crawler.crawler.spider)
+    for quarter in range(3):
+        for request in requests(range(100 * quarter, 100 * quarter + 60)):
+            crawler.enqueue_request(request)
+        now += 260
+    crawler.close("finished")
+    warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 3

@@ -161,7 +161,9 @@ class TestGrowth:
         backend = make(tmp_path, error_rate=1e-3)
         for fingerprint in fps(101, 300):
             backend.add(fingerprint)
-        assert [each.error_rate for each in backend.status().generations] == [1e-2, 5e-3]
+        status = backend.status()
+        assert [each.error_rate for each in status.generations] == [1e-2, 5e-4]
+        assert status.error_rate == pytest.approx(1.05e-2)  # it does not claim to be better
         backend.close()
 
     @pytest.mark.parametrize("on_full", ["warn", "close"])
@@ -175,15 +177,40 @@ class TestGrowth:
         backend.close()
 
     def test_a_closed_filter_goes_on_when_the_setting_is_raised(self, tmp_path: Path) -> None:
-        for expected, generations in ((100, 1), (100, 1), (350, 2), (350, 2)):
+        for expected, last, capacities in (
+            (100, 90, [100]),
+            (100, 100, [100]),
+            (100, 105, [100]),
+            (350, 106, [100, 250]),
+            (350, 400, [100, 250]),
+        ):
             backend = make(tmp_path, on_full="close", capacity=expected)
-            backend.begin()
-            assert len(backend.status().generations) == generations
-            for fingerprint in fps(100):
+            for fingerprint in fps(last):
                 backend.add(fingerprint)
+            assert [each.capacity for each in backend.status().generations] == capacities
             backend.close()
-        backend = make(tmp_path, on_full="close", capacity=350)
-        assert [each.capacity for each in backend.status().generations] == [100, 250]
+
+    def test_so_does_one_that_is_not_full_yet(self, place: Path | None) -> None:
+        backend = make(place, on_full="close")
+        for fingerprint in fps(90):
+            backend.add(fingerprint)
+        if place:
+            backend.close()
+            backend = make(place, on_full="close", capacity=1000)
+            for fingerprint in fps(500):
+                backend.add(fingerprint)
+            assert [each.capacity for each in backend.status().generations] == [100, 900]
+        backend.close()
+
+    def test_so_does_a_quarter_of_a_window(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW)
+        for fingerprint in fps(100):
+            backend.add(fingerprint)
+        backend.close()
+        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW, capacity=1000)
+        for fingerprint in fps(300):
+            backend.add(fingerprint)
+        assert [each.capacity for each in backend.status().generations] == [100, 900]
         backend.close()
 
     def test_a_missing_generation_is_noticed(self, tmp_path: Path) -> None:
@@ -209,6 +236,23 @@ class TestGrowth:
         (tmp_path / "b/generation-0002.bloom").replace(tmp_path / "a/generation-0002.bloom")
         with pytest.raises(FilterFileError, match="belong to different filters"):
             make(tmp_path / "a")
+
+    def test_a_foreign_file_among_those_that_are_over_is_not_removed(
+        self, tmp_path: Path, clock: Clock
+    ) -> None:
+        backend = make(tmp_path / "a", clock, window_secs=WINDOW)
+        for _ in range(3):
+            backend.add(b"page")
+            clock.now += 2 * WINDOW
+        backend.close()
+        assert "generation-0001.bloom" not in files(tmp_path / "a")
+        make(tmp_path / "b", salt=bytes(16)).close()
+        foreign = (tmp_path / "b/generation-0001.bloom").rename(
+            tmp_path / "a/generation-0001.bloom"
+        )
+        with pytest.raises(FilterFileError, match="belong to different filters"):
+            make(tmp_path / "a", clock, window_secs=WINDOW)
+        assert foreign.exists()
 
     def test_an_unclean_shutdown_sets_all_generations_aside(self, tmp_path: Path) -> None:
         backend = make(tmp_path)
@@ -393,6 +437,17 @@ class TestWindow:
         backend = make(tmp_path, clock)
         clock.now += 5 * WINDOW
         assert not backend.add(b"within")
+        backend.close()
+
+    def test_a_shortened_window_counts_from_now(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.add(b"page")
+        backend.close()
+        clock.now += 1
+        backend = make(tmp_path, clock, window_secs=WINDOW / 10)
+        backend.begin()
+        clock.now += WINDOW / 10 * 1.25 + 1
+        assert b"page" not in backend
         backend.close()
 
     def test_a_crash_between_expiry_and_removal(

@@ -38,7 +38,7 @@ FINGERPRINTS = [random.Random(n).randbytes(20) for n in range(100)]
 def test_both_formats(path: Path, write) -> None:
     path.write_bytes(write(FINGERPRINTS))
     assert read(path) == (FINGERPRINTS, 0)
-    assert SeenFile(path).estimated_records() == 100
+    assert SeenFile(path).count() == 100
 
 
 @pytest.mark.parametrize("write", [binary, text])
@@ -60,7 +60,7 @@ def test_any_fingerprints(tmp_path_factory, fingerprints: list[bytes], as_text: 
 def test_an_empty_file_holds_nothing(path: Path) -> None:
     path.write_bytes(b"")
     assert read(path) == ([], 0)
-    assert SeenFile(path).estimated_records() == 0
+    assert SeenFile(path).count() == 0
 
 
 @pytest.mark.parametrize("write", [binary, text])

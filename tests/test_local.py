@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -131,7 +132,7 @@ class TestUncleanShutdown:
         backend = make(tmp_path)
         assert b"page" in backend
         (record,) = caplog.records
-        assert "It is kept" in record.getMessage()
+        assert "What was recorded is kept (at least 1 requests)" in record.getMessage()
         assert backend.add(b"other")
         backend.close()
         caplog.clear()
@@ -144,7 +145,9 @@ class TestUncleanShutdown:
         abandon(backend)
         backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
         assert b"page" in backend
-        assert (job / "requests.queue").exists()
+        # Scrapy's queue would fail on every pop, and the crawl never end.
+        assert not (job / "requests.queue").exists()
+        assert len(list(job.glob("requests.queue.set-aside-*"))) == 1
         backend.close()
 
     def test_reset_without_job(self, tmp_path: Path) -> None:
@@ -161,7 +164,8 @@ class TestUncleanShutdown:
         abandon(backend)
         with pytest.raises(UncleanShutdownError, match='"reset".*"keep".*Nothing was changed'):
             make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
-        assert sorted(path.name for path in job.iterdir()) == ["bloom", "requests.queue"]
+        names = sorted(path.name for path in job.iterdir())
+        assert names == ["bloom", "bloom.in-use", "requests.queue"]
 
     def test_a_crash_between_the_two_renames_loses_nothing(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
@@ -182,6 +186,56 @@ class TestUncleanShutdown:
         assert not (job / "requests.queue").exists()
         backend = make(job / "bloom", job_dir=job)
         assert b"page" not in backend
+        backend.close()
+
+    def test_the_job_remembers_it_when_the_filter_is_elsewhere_now(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        (job / "requests.seen").write_bytes(b"\x00\x04seen")
+        backend = make(job / "other", job_dir=job)
+        assert b"seen" not in backend
+        assert not (job / "requests.queue").exists()
+        assert "did not close" in caplog.text
+        backend.begin()
+        backend.close()
+        caplog.clear()
+        backend = make(job / "another", job_dir=job)
+        assert b"seen" not in backend
+        assert not caplog.records
+        backend.close()
+
+    def test_the_job_remembers_it_when_the_filter_was_moved_away(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        (job / "bloom" / FILTER_NAME).unlink()
+        with pytest.raises(UncleanShutdownError, match=f"did not close {job} "):
+            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        make(job / "bloom", job_dir=job).close()
+        assert not (job / "requests.queue").exists()
+
+    def test_a_clean_run_leaves_no_mark(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        assert (job / "bloom.in-use").exists()
+        backend.close()
+        assert not (job / "bloom.in-use").exists()
+
+    def test_the_count_does_not_drift_over_many_kills(self, tmp_path: Path) -> None:
+        backend = make(tmp_path, capacity=25_000)
+        add(backend, *(b"%d" % number for number in range(20_000)))
+        backend.close()
+        number = 20_000
+        for _ in range(40):
+            backend = make(tmp_path, capacity=25_000)
+            add(backend, *(b"%d" % n for n in range(number, number + 70)))
+            number += 70
+            abandon(backend)
+        backend = make(tmp_path, capacity=25_000)
+        assert backend.status().count == pytest.approx(number, rel=0.01)
         backend.close()
 
     def test_several_times_within_a_second(self, job: Path) -> None:
@@ -222,11 +276,10 @@ class TestImport:
         backend.close()
 
     def test_a_cut_off_record_is_told(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO)
         (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS)[:-3])
         backend = make(job / "bloom", job_dir=job)
         assert backend.status().count == 499
-        assert "ignored an incomplete one at its end" in caplog.text
+        assert "Ignored an incomplete request at the end" in caplog.text
         backend.close()
 
     def test_more_than_expected_get_the_room_they_need(self, job: Path) -> None:
@@ -234,6 +287,44 @@ class TestImport:
         backend = make(job / "bloom", job_dir=job, capacity=10)
         assert backend.status().capacity == 500
         assert backend.status().error_rate_now <= 1e-6
+        backend.close()
+
+    def test_records_of_different_lengths_get_the_room_they_need(self, job: Path) -> None:
+        many = [b"x" * 250, *(b"%d" % number for number in range(5000))]
+        (job / "requests.seen").write_bytes(binary(many))
+        backend = make(job / "bloom", job_dir=job, capacity=10)
+        assert backend.status().capacity == 5001
+        backend.close()
+
+    @pytest.mark.parametrize("state", ["none", "stale"])
+    def test_not_from_a_job_that_was_killed_under_scrapys_filter(
+        self, job: Path, caplog: pytest.LogCaptureFixture, state: str
+    ) -> None:
+        """Its queue is broken: what it held would look seen and never be crawled."""
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        (job / "requests.queue/0").write_bytes(b"queued")
+        active = job / "requests.queue/active.json"
+        if state == "none":
+            active.unlink()
+        else:
+            os.utime(active, (time.time() - 60, time.time() - 60))
+        with pytest.raises(UncleanShutdownError):
+            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 0
+        assert "starts over with an empty filter" in caplog.text
+        assert (job / "requests.seen").exists()
+        assert not (job / "requests.queue").exists()
+        backend.close()
+
+    def test_keep_imports_it_all_the_same(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        (job / "requests.queue/active.json").unlink()
+        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
+        assert backend.status().count == 500
+        assert "What was recorded is kept" in caplog.text
         backend.close()
 
     def test_progress_is_logged(
@@ -402,3 +493,48 @@ def test_opening_a_big_filter_reads_and_keeps_nothing_of_it(tmp_path: Path) -> N
             check=True,
         )
         assert int(done.stdout) < 5_000_000
+
+
+def test_a_directory_that_cannot_be_synced_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some network file systems refuse that; the files themselves are on the disk."""
+    fsync = os.fsync
+
+    def refuses(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    backend = make(tmp_path, capacity=10)
+    assert all(add(backend, *(b"%d" % number for number in range(100))))
+    assert len(backend.status().generations) == 4
+    backend.close()
+
+
+def test_what_a_killed_creation_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "generation-0007.bloom.tmp").write_bytes(b"half")
+    (tmp_path / "notes.tmp").write_bytes(b"mine")
+    make(tmp_path).close()
+    assert not (tmp_path / "generation-0007.bloom.tmp").exists()
+    assert (tmp_path / "notes.tmp").exists()
+
+
+def test_what_cannot_be_set_aside_is_one_clear_error(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make(job / "bloom", job_dir=job)
+    add(backend, b"page")
+    abandon(backend)
+
+    def refuses(path: Path, target: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuses)
+        with pytest.raises(
+            StorageError, match="cannot be prepared for the crawl: .*requests.queue"
+        ):
+            make(job / "bloom", job_dir=job)
+    make(job / "bloom", job_dir=job).close()
