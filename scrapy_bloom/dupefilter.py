@@ -267,6 +267,8 @@ class BloomDupeFilter(BaseDupeFilter):
             ("generations", len(status.generations)),
         ):
             self._stats.set_value(f"bloom/{name}", value)
+        if status.expired:
+            self._stats.set_value("bloom/expired", status.expired)
         self._update_errors(status.errors)
 
     def _update_errors(self, storage_errors: int) -> None:

@@ -81,7 +81,7 @@ class LocalBackend:
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
         self._due: float = math.inf  # at this time, a generation ends or expires
         self._no_room = False
-        self._errors = 0
+        self._errors = self._expired = 0
 
     def open(self) -> None:
         """Lock the directory and open or create the filter in it.
@@ -169,6 +169,7 @@ class LocalBackend:
                 self._policy.error_rate, sum(each.filter.error_rate for each in self._live)
             ),
             errors=self._errors + (self._store.errors if self._store else 0),
+            expired=self._expired,
         )
 
     def _now(self) -> float:
@@ -253,9 +254,11 @@ class LocalBackend:
         gone, self._live = self._live[:number], self._live[number:]
         if self._store is not None:
             self._store.expire(gone, self._live)
+        count = sum(each.count for each in gone)
+        self._expired += count
         logger.info(
             "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
-            f"{sum(each.count for each in gone):,}",
+            f"{count:,}",
             self._policy.window,
             ", ".join(str(each.number) for each in gone),
         )

@@ -20,6 +20,7 @@ counts it exactly, and `choose_geometry` sizes with it.
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 BLOCK_BITS = 65_536
@@ -125,6 +126,7 @@ def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
     return float(classic_fill_ratio(num_bits, num_hashes, count) ** num_hashes)
 
 
+@lru_cache(maxsize=1024)  # asked again and again for generations that do not change any more
 def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     """Error rate of our block filter that holds `count` fingerprints.
 

@@ -43,12 +43,14 @@ class FilterStatus:
         error_rate: the highest rate that was asked for (p), or that its generations were made
             for if that is more.
         errors: failures of the storage so far.
+        expired: requests forgotten in this run, because their time window was over.
     """
 
     location: str
     generations: Sequence[GenerationStatus]
     error_rate: float
     errors: int = 0
+    expired: int = 0
 
     @property
     def capacity(self) -> int:

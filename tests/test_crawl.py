@@ -1,5 +1,6 @@
 """Real crawls: run, paused, resumed, killed."""
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,9 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     assert crawl.finish() == 0
     assert len(tree.hits) == 150
     assert "are forgotten: generation" in crawl.output
+    expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
+    assert expired
+    assert int(expired[1]) >= 149
 
 
 def test_a_full_disk_in_mid_crawl_loses_no_page(tree: Site, tmp_path: Path) -> None:

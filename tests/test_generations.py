@@ -371,6 +371,7 @@ class TestWindow:
             "generation-0003.bloom",
         ]
         assert "10 requests recorded more than 1000 seconds ago are forgotten" in caplog.text
+        assert backend.status().expired >= 10
         assert backend.status().count <= 2
         backend.close()
 
