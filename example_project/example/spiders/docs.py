@@ -60,6 +60,8 @@ class DocsSpider(scrapy.Spider):
         if hasattr(self, "server"):
             self.server.shutdown()
         stats = self.crawler.stats.get_stats()
+        if "bloom/count" not in stats:
+            return  # another DUPEFILTER_CLASS
         recorded = stats["bloom/count"]
         print(
             f"""
