@@ -187,8 +187,12 @@ class FilterDirectory:
             return False
         if jobdir.mark_path(self._job_dir).exists():
             return True
-        # The first run after Scrapy's own filter: was that one closed?
-        return not files and not jobdir.was_closed_by_scrapy(self._job_dir)
+        # The first run after one with Scrapy's own filter: was that one closed?
+        if files and not jobdir.scrapys_filter_ran_since(
+            self._job_dir, files[-1].path.stat().st_mtime
+        ):
+            return False
+        return not jobdir.was_closed_by_scrapy(self._job_dir)
 
     def _check_fingerprinter(self, file: _Found) -> None:
         if file.header.fingerprinter != clip(self._fingerprinter):

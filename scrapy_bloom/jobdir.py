@@ -33,19 +33,25 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     """Whether Scrapy's scheduler closed its queue cleanly, as far as the files can tell.
 
     It writes `active.json` last of all, and each request taken or added afterwards changes
-    another file. Where there is no queue, and nothing that was recorded beside one, nothing can
-    have been lost.
+    another file, or the directory of one that was emptied and removed. Where there is no queue,
+    and nothing that was recorded beside one, nothing can have been lost.
     """
     queue = queue_path(job_dir)
     state = queue / "active.json"
-    others = [path for path in queue.rglob("*") if path.is_file() and path != state]
     if not state.exists():
         seen = seen_path(job_dir)
         recorded = seen.exists() and seen.stat().st_size > 0
-        return not others and not (recorded and queue.exists())
+        queued = any(path.is_file() for path in queue.rglob("*"))
+        return not queued and not (recorded and queue.exists())
     # A second: copies of a job directory, and clocks of file systems, are not exact.
     latest = state.stat().st_mtime + 1
-    return all(path.stat().st_mtime <= latest for path in others)
+    return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
+
+
+def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
+    """Whether Scrapy's own filter recorded something in this job after that time."""
+    seen = seen_path(job_dir)
+    return seen.exists() and seen.stat().st_mtime > when
 
 
 def set_mark(job_dir: Path) -> None:

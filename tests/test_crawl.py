@@ -1,6 +1,7 @@
 """Real crawls: run, paused, resumed, killed."""
 
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from conftest import REAL_SITES
 from crawls import Crawl
 from sites import Site, python_doc_site, tree_site
 
+ALL_AT_ONCE = {"CONCURRENT_REQUESTS_PER_DOMAIN": 50}
 DEFAULT_FILTER = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"}
 
 
@@ -94,6 +96,24 @@ def test_every_page_is_crawled_after_two_kills(tree: Site, tmp_path: Path) -> No
     assert len(list((tmp_path / "job/bloom").glob("*.set-aside-*"))) == 2
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_job_paused_under_scrapys_own_filter_goes_on(
+    tree: Site, tmp_path: Path, copied: bool
+) -> None:
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {**DEFAULT_FILTER, "JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 60)
+    assert crawl.interrupt() == 0
+    if copied:
+        shutil.copytree(tmp_path / "job", tmp_path / "job2")
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job2" if copied else "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert set(tree.hits) == {f"/p/{number}" for number in range(150)}
+    assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page is not filtered
+    assert "Imported " in crawl.output
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
 @pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused and killed"])
 def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
     tree: Site, tmp_path: Path, paused: bool
@@ -114,6 +134,45 @@ def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
     assert len(tree.hits) == 150
     (warning,) = crawl.told("WARNING")
     assert "starts over with an empty filter" in warning
+
+
+def test_a_job_killed_with_its_queue_empty_loses_no_page(tmp_path: Path) -> None:
+    """All that was queued was being downloaded: no file of the queue is left to be younger."""
+    tree = tree_site(pages=20)
+    settings = {**DEFAULT_FILTER, "JOBDIR": "job", "CONCURRENT_REQUESTS": 1}
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: tree.total() >= 4)
+    assert crawl.interrupt() == 0
+    time.sleep(1.1)
+    tree.delay = 30
+    crawl = Crawl(tree.url, tmp_path, {**settings, "CONCURRENT_REQUESTS": 50, **ALL_AT_ONCE})
+    queue = tmp_path / "job/requests.queue"
+    crawl.wait_until(lambda: [p.name for p in queue.rglob("*") if p.is_file()] == ["active.json"])
+    crawl.kill()
+    tree.delay = 0
+    tree.hits.clear()  # what the killed run asked for is answered after the end of this test
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 20
+    assert len(crawl.told("WARNING")) == 1
+    tree.end()
+
+
+def test_scrapys_own_filter_killed_between_two_runs_of_ours(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    for number, settings in enumerate([{}, DEFAULT_FILTER], 1):
+        crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job", **settings})
+        crawl.wait_until(lambda number=number: tree.total() >= 40 * number)
+        if number == 1:
+            assert crawl.interrupt() == 0
+            time.sleep(1.1)
+    crawl.kill()
+    tree.forget()
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    assert len(crawl.told("WARNING")) == 1
 
 
 def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> None:
