@@ -196,8 +196,9 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
 
 def _unusable(path: Path, what: str) -> FilterFileError:
     return FilterFileError(
-        f"{path} {what}; it was left as it is: restore it from a backup, or move it away to start "
-        "with an empty filter (pages crawled before are then crawled again)"
+        f"{path} {what}; it was left as it is: restore it from a backup, or move it away, with any "
+        "other generation-*.bloom beside it, to start with an empty filter (pages crawled before "
+        "are then crawled again)"
     )
 
 

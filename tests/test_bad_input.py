@@ -138,14 +138,17 @@ def test_damaged_header(site: Site, job: Path, offset: int) -> None:
     assert FILTER in refused(site, job, {})
 
 
-def test_other_fingerprinter(site: Site, job: Path) -> None:
+def test_other_fingerprinter(
+    site: Site, job: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     settings = {"REQUEST_FINGERPRINTER_CLASS": "own_fingerprinter.OwnFingerprinter"}
-    (job / "own_fingerprinter.py").write_text(
+    modules = tmp_path_factory.mktemp("modules")  # Python may write its cache beside it
+    (modules / "own_fingerprinter.py").write_text(
         "class OwnFingerprinter:\n"
         "    def fingerprint(self, request):\n"
         "        return request.url.encode()\n"
     )
-    line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={job}"])
+    line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={modules}"])
     assert "REQUEST_FINGERPRINTER_CLASS = 'scrapy.utils.request.RequestFingerprinter'" in line
     assert "'own_fingerprinter.OwnFingerprinter'" in line
 
