@@ -67,13 +67,13 @@ class BloomDupeFilter(BaseDupeFilter):
         self._stats = stats
         self._extra = {"spider": spider}
         self._logged_duplicate = self._logged_failure = False
-        self._is_closing = self._closed = False
+        self._closed = False
         self._added = 0
         self._failures = 0
         self._on_full = on_full
         self._close_spider = close_spider
         self._full_number = 0  # of the generation that was told of last
-        self._full_at = 1.0  # this load of it is the next to be told of
+        self._full_at = 1.0  # this load of it is the next to be told of; infinite: none any more
         self._look_at = _STATS_EVERY
 
     @classmethod
@@ -222,7 +222,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._look_at = self._added + _STATS_EVERY
         newest = status.generations[-1]
         if self._on_full != "grow":
-            if newest.number != self._full_number and not self._is_closing:
+            if newest.number != self._full_number and self._full_at < math.inf:
                 self._full_number, self._full_at = newest.number, 1.0
             if status.load >= self._full_at:
                 self._tell_that_it_is_full(status)
@@ -235,7 +235,6 @@ class BloomDupeFilter(BaseDupeFilter):
         while self._full_at <= status.load:
             self._full_at *= 2
         if self._on_full == "close" and self._close_spider is not None:
-            self._is_closing = True
             self._full_at = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
             self._close_spider("bloom_full")

@@ -44,11 +44,6 @@ class Generation:
     open_until: float = 0.0
     count: int = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether it holds as many as it was sized for."""
-        return self.count >= self.filter.capacity
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

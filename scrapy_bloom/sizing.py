@@ -20,6 +20,7 @@ counts it exactly, and `choose_geometry` sizes with it.
 """
 
 import math
+from bisect import bisect_left
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -224,15 +225,11 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
     num_blocks = min(_fewest_blocks(capacity, error_rate, k) for k in candidates)
     # A filter of few blocks has room to spare, and fewer hashes are faster. The rate falls with
     # k up to the optimum, so a bisection finds the lowest k that will do.
-    low = 1
     high = min(k for k in candidates if block_error_rate(num_blocks, k, capacity) <= error_rate)
-    while low < high:
-        middle = (low + high) // 2
-        if block_error_rate(num_blocks, middle, capacity) <= error_rate:
-            high = middle
-        else:
-            low = middle + 1
-    return Geometry(num_blocks, high)
+    num_hashes = 1 + bisect_left(
+        range(1, high), True, key=lambda k: block_error_rate(num_blocks, k, capacity) <= error_rate
+    )
+    return Geometry(num_blocks, num_hashes)
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
@@ -242,13 +239,11 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
     while block_error_rate(high, num_hashes, capacity) > error_rate:
         low = high + 1
         high += max(1, high // 50)
-    while low < high:
-        middle = (low + high) // 2
-        if block_error_rate(middle, num_hashes, capacity) <= error_rate:
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return low + bisect_left(
+        range(low, high),
+        True,
+        key=lambda blocks: block_error_rate(blocks, num_hashes, capacity) <= error_rate,
+    )
 
 
 def _check(capacity: int, error_rate: float) -> None:
