@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Protocol
 
+from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
 
@@ -45,6 +48,29 @@ def create_backend(
         spider: the spider's name.
         fingerprinter: import path of the request fingerprinter's class.
     """
+    if settings.backend == "redis":
+        assert settings.redis_url is not None
+        server = RedisServer(
+            settings.redis_url,
+            params=settings.redis_params,
+            cluster=settings.redis_cluster,
+            sentinel=settings.redis_sentinel,
+            deadline_secs=settings.redis_deadline_secs,
+        )
+        return RedisBackend(
+            server,
+            settings.redis_key % {"spider": spider},
+            capacity=settings.expected_requests,
+            error_rate=settings.error_rate,
+            on_full=settings.on_full,
+            window_secs=settings.window_secs,
+            salt=settings.salt,
+            fingerprinter=fingerprinter,
+            spider=spider,
+            mirror=settings.redis_mirror,
+            flush=settings.redis_flush,
+            job=Job(Path(job_dir) if job_dir else None, settings.on_unclean_shutdown),
+        )
     return LocalBackend(
         settings.directory(job_dir, spider),
         capacity=settings.expected_requests,

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -17,13 +16,11 @@ from scrapy_bloom.exceptions import (
     FingerprinterMismatchError,
     LockedError,
     StorageError,
-    UncleanShutdownError,
 )
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, clip, read_header
-
-logger = logging.getLogger(__name__)
+from scrapy_bloom.job import Job
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"
@@ -33,6 +30,37 @@ _FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
 def file_name(number: int) -> str:
     """The name of a generation's file."""
     return f"generation-{number:04d}.bloom"
+
+
+def lock_directory(path: Path) -> FileLock:
+    """Take a directory for this crawl, and make it if it is missing.
+
+    Returns:
+        The lock, to be released.
+
+    Raises:
+        LockedError: another crawl has it.
+        StorageError: it cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            # Its files might still be writable, but then setting one aside would fail later.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        # The lock belongs to the filter, not to a thread: a crawl may be closed by another.
+        lock = FileLock(path / LOCK_NAME, timeout=0, thread_local=False)
+        lock.acquire()
+    except Timeout:
+        raise LockedError(
+            f"{path} is in use by another running crawl; wait for it to end, or give this one "
+            "another JOBDIR or BLOOM_DIR"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written to: {error.strerror or error}; give the crawl the right to "
+            "write there, or another JOBDIR or BLOOM_DIR"
+        ) from error
+    return lock
 
 
 @dataclass(frozen=True)
@@ -52,9 +80,7 @@ class FilterDirectory:
         fingerprinter: import path of what makes the fingerprints. A filter recorded under
             another one is refused.
         job_dir: Scrapy's job directory if the crawl has one.
-        on_unclean_shutdown: what to do with a filter that its last run did not close: "keep"
-            it, "reset" (set it aside together with Scrapy's queue), "stop" with an error, or
-            "auto": reset if there is a job_dir, else keep.
+        on_unclean_shutdown: what to do with a filter that its last run did not close: see `Job`.
 
     Attributes:
         was_kept_unclean: what `load` returned had not been closed: its counts may be low.
@@ -66,40 +92,14 @@ class FilterDirectory:
     ) -> None:
         self.path = path
         self._fingerprinter = fingerprinter
-        self._job_dir = job_dir
-        if on_unclean_shutdown == "auto":
-            on_unclean_shutdown = "reset" if job_dir else "keep"
-        self._on_unclean_shutdown = on_unclean_shutdown
+        self._job = Job(job_dir, on_unclean_shutdown)
         self._lock: FileLock | None = None
         self.was_kept_unclean = False
         self.importable: Path | None = None
 
     def lock(self) -> None:
-        """Take the directory for this crawl.
-
-        Raises:
-            LockedError: another crawl has it.
-            StorageError: it cannot be written to.
-        """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not os.access(self.path, os.W_OK):
-                # Its files might still be writable, but then setting one aside would fail later.
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            # The lock belongs to the filter, not to a thread: a crawl may be closed by another.
-            lock = FileLock(self.path / LOCK_NAME, timeout=0, thread_local=False)
-            lock.acquire()
-        except Timeout:
-            raise LockedError(
-                f"{self.path} is in use by another running crawl; wait for it to end, or give "
-                "this one another JOBDIR or BLOOM_DIR"
-            ) from None
-        except OSError as error:
-            raise StorageError(
-                f"{self.path} cannot be written to: {error.strerror or error}; give the crawl the "
-                "right to write there, or another JOBDIR or BLOOM_DIR"
-            ) from error
-        self._lock = lock
+        """Take the directory for this crawl; see `lock_directory`."""
+        self._lock = lock_directory(self.path)
 
     def unlock(self) -> None:
         """Let the directory go."""
@@ -123,14 +123,12 @@ class FilterDirectory:
             ) from error
 
     def begin(self) -> None:
-        """Mark the job as in use: whoever finds the mark knows that it did not end well."""
-        if self._job_dir is not None:
-            jobdir.set_mark(self._job_dir)
+        """Mark the job as in use; see `Job`."""
+        self._job.begin()
 
     def end(self) -> None:
         """Take the mark away: the crawl has ended well."""
-        if self._job_dir is not None:
-            jobdir.clear_mark(self._job_dir)
+        self._job.end()
 
     def _loaded(self) -> list[FilterFile]:
         numbered = sorted(
@@ -169,30 +167,13 @@ class FilterDirectory:
         return FilterFile.create(self.path / file_name(header.generation), header, state, fill)
 
     def _seen_of_the_queue(self) -> Path | None:
-        """The job's requests.seen, if its queue is still there."""
-        if self._job_dir is None:
-            return None
-        # After a reset the queue is gone, and the requests of requests.seen must not look seen.
-        if jobdir.was_set_aside(self._job_dir, jobdir.queue_path(self._job_dir).name):
-            return None
-        if jobdir.was_set_aside(self.path, _FILES):
-            return None
-        seen = jobdir.seen_path(self._job_dir)
-        return seen if seen.exists() else None
+        """The job's requests.seen, if its queue and our filter were not set aside."""
+        return None if jobdir.was_set_aside(self.path, _FILES) else self._job.importable()
 
     def _is_unclean(self, files: Sequence[_Found]) -> bool:
         if any(file.state.in_use for file in files):
             return True
-        if self._job_dir is None:
-            return False
-        if jobdir.mark_path(self._job_dir).exists():
-            return True
-        # The first run after one with Scrapy's own filter: was that one closed?
-        if files and not jobdir.scrapys_filter_ran_since(
-            self._job_dir, files[-1].path.stat().st_mtime
-        ):
-            return False
-        return not jobdir.was_closed_by_scrapy(self._job_dir)
+        return self._job.was_killed(files[-1].path.stat().st_mtime if files else None)
 
     def _check_fingerprinter(self, file: _Found) -> None:
         if file.header.fingerprinter != clip(self._fingerprinter):
@@ -229,38 +210,11 @@ class FilterDirectory:
 
     def _set_aside_unclean(self, files: Sequence[_Found]) -> bool:
         """Deal with a filter or job that was not closed; True if it is out of the way now."""
-        place = files[-1].path if files else self._job_dir
-        what = f"The last run did not close {place} (it was killed, or ran out of memory)"
-        if self._on_unclean_shutdown == "stop":
-            raise UncleanShutdownError(
-                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
-                'filter aside and crawl everything again, or to "keep" to go on without the '
-                "requests that were queued at that time. Nothing was changed"
-            )
-        moved = []
-        # The queue first, and the newest file, which is marked as in use, last: if we die in
-        # between, the mark is still there, and the next run goes on with this.
-        if self._job_dir is not None and (queue := jobdir.queue_path(self._job_dir)).exists():
-            moved.append(jobdir.set_aside(queue))
-        if self._on_unclean_shutdown == "keep":
-            self.was_kept_unclean = True
-            count = sum(file.state.count for file in files)
-            logger.warning(
-                "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
-                "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
-                '"reset" to crawl everything again',
-                what,
-                f" (at least {count:,} requests)" if files else "",
-                f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
-            )
-            return False
-        moved += [jobdir.set_aside(file.path) for file in files]
-        self.end()
-        logger.warning(
-            "%s, so the requests that were queued then are lost but would look seen. The crawl "
-            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
-            "aside, not deleted: %s",
-            what,
-            ", ".join(str(name) for name in moved),
+        is_away = self._job.recover(
+            files[-1].path if files else None,
+            sum(file.state.count for file in files) if files else None,
+            # The newest file, which is marked as in use, last.
+            lambda: [str(jobdir.set_aside(file.path)) for file in files],
         )
-        return True
+        self.was_kept_unclean = not is_away
+        return is_away

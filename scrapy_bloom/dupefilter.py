@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scrapy import Request, Spider
+from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.python import global_object_name
@@ -14,9 +14,10 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, create_backend
 from scrapy_bloom.engine import close_spider_soon, is_shell
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
 
@@ -44,6 +45,7 @@ class BloomDupeFilter(BaseDupeFilter):
         stats: the crawler's stats, for the bloom/* and dupefilter/* values.
         on_full: BLOOM_ON_FULL: what to do when the backend's filter is full; with "grow" that is
             the backend's business alone.
+        on_outage: BLOOM_REDIS_ON_OUTAGE: what to do when the backend is out of reach.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -56,6 +58,7 @@ class BloomDupeFilter(BaseDupeFilter):
         *,
         stats: "StatsCollector",
         on_full: str = "grow",
+        on_outage: str = "close",
         close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
@@ -71,6 +74,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._added = 0
         self._failures = 0
         self._on_full = on_full
+        self._on_outage = on_outage
         self._close_spider = close_spider
         self._full_number = 0  # of the generation that was told of last
         self._full_at = 1.0  # this load of it is the next to be told of; infinite: none any more
@@ -113,10 +117,45 @@ class BloomDupeFilter(BaseDupeFilter):
             fingerprinter,
             stats=crawler.stats,
             on_full=settings.on_full,
+            on_outage=settings.redis_on_outage,
             close_spider=partial(close_spider_soon, crawler),
             debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
             spider=crawler.spider,
         )
+
+    @classmethod
+    def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
+        """Build the filter for scrapy-redis's scheduler, which never opens or closes one.
+
+        Raises:
+            BloomError: as `from_crawler`; also if BLOOM_BACKEND is not "redis".
+        """
+        crawler = spider.crawler
+        if crawler.settings.get("BLOOM_BACKEND") != "redis":
+            error = SettingError(
+                "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
+                'be shared: set BLOOM_BACKEND = "redis"'
+            )
+            logger.error("%s", error, extra={"spider": spider})
+            raise error
+        new = cls.from_crawler(crawler)
+        new.open()
+        # After the scheduler, which may still clear the filter.
+        crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
+        return new
+
+    def _spider_closed(self, reason: str) -> None:
+        self.close(reason)
+
+    def clear(self) -> None:
+        """Forget all requests, for all crawlers that share the filter: scrapy-redis's flush.
+
+        Raises:
+            StorageError: the server failed.
+        """
+        if isinstance(self.backend, RedisBackend):  # not in a shell
+            self.backend.clear()
+            logger.info("The Bloom filter in Redis was cleared", extra=self._extra)
 
     def open(self) -> None:
         """Begin the crawl: mark the filter as in use, say what it is."""
@@ -206,7 +245,9 @@ class BloomDupeFilter(BaseDupeFilter):
     def _failed(self, request: Request, error: Exception) -> None:
         self._failures += 1
         self._update_errors(0)
-        if not self._logged_failure:
+        if isinstance(error, OutageError):
+            self._tell_of_outage(error)
+        elif not self._logged_failure:
             self._logged_failure = True
             logger.error(
                 "The Bloom filter failed on %s: it is crawled, whether it was seen or not. More "
@@ -215,6 +256,19 @@ class BloomDupeFilter(BaseDupeFilter):
                 exc_info=error,
                 extra=self._extra,
             )
+
+    def _tell_of_outage(self, error: OutageError) -> None:
+        if error.goes_on:
+            return
+        if self._on_outage == "close" and self._close_spider is not None:
+            what = (
+                "The spider is closed, and what is still under way is crawled unfiltered; start "
+                "the crawl again when the server is back"
+            )
+            self._close_spider("bloom_outage")
+        else:
+            what = "Requests are crawled unfiltered until it is back, and counted in bloom/errors"
+        logger.error("%s. %s", error, what, extra=self._extra)
 
     def _look(self) -> None:
         """Every now and then: stats, and whether the filter is full."""
@@ -268,6 +322,8 @@ class BloomDupeFilter(BaseDupeFilter):
             self._stats.set_value(f"bloom/{name}", value)
         if status.expired:
             self._stats.set_value("bloom/expired", status.expired)
+        for name, value in status.more.items():
+            self._stats.set_value(f"bloom/{name}", value)
         self._update_errors(status.errors)
 
     def _update_errors(self, storage_errors: int) -> None:

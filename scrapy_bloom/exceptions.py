@@ -4,11 +4,12 @@
       SettingError (also ValueError)           a BLOOM_* setting of a wrong type or out of range
       GeometryMismatchError (also ValueError)  two filters that cannot be combined
       SeenFileError                            a requests.seen file in neither of Scrapy's formats
-      StorageError                             the directory cannot be used
+      StorageError                             the directory or server cannot be used
         LockedError                            ... because a running crawl holds it
         FilterFileError                        ... because of a filter file that cannot be trusted
         FingerprinterMismatchError             ... because other fingerprints are recorded in it
         UncleanShutdownError                   ... because the last run did not close it
+        OutageError                            ... because Redis is out of reach
 
 Each message is one line that names the setting or file, says what is wrong with it, and what
 to do next.
@@ -20,6 +21,7 @@ __all__ = [
     "FingerprinterMismatchError",
     "GeometryMismatchError",
     "LockedError",
+    "OutageError",
     "SeenFileError",
     "SettingError",
     "StorageError",
@@ -44,7 +46,7 @@ class SeenFileError(BloomError):
 
 
 class StorageError(BloomError):
-    """The directory of a filter cannot be read, written or extended."""
+    """The place of a filter, a directory or a server, cannot be read, written or extended."""
 
 
 class LockedError(StorageError):
@@ -61,3 +63,15 @@ class FingerprinterMismatchError(StorageError):
 
 class UncleanShutdownError(StorageError):
     """The last run did not close the filter, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"."""
+
+
+class OutageError(StorageError):
+    """Redis could not be reached within BLOOM_REDIS_DEADLINE_SECS, or not yet again.
+
+    Attributes:
+        goes_on: the outage is known already; it was not waited for again.
+    """
+
+    def __init__(self, message: str, *, goes_on: bool = False) -> None:
+        super().__init__(message)
+        self.goes_on = goes_on

@@ -235,6 +235,31 @@ class BloomFilter:
             found.append("the salts differ")
         return found
 
+    def blocks(self, start: int, stop: int) -> memoryview:
+        """The bytes of some blocks as they are now, to be read only.
+
+        Args:
+            start: the first block.
+            stop: the one after the last.
+        """
+        return self._buffer[start * BLOCK_BYTES : stop * BLOCK_BYTES].toreadonly()
+
+    def add_blocks(self, start: int, data: bytes) -> None:
+        """Add everything that some blocks of another filter, made alike, hold.
+
+        Args:
+            start: the first of the blocks.
+            data: whole blocks.
+
+        Raises:
+            ValueError: it is not whole blocks, or more than there are.
+        """
+        place = self._buffer[start * BLOCK_BYTES : start * BLOCK_BYTES + len(data)]
+        if len(data) % BLOCK_BYTES or len(place) != len(data):
+            raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")
+        bits = bitarray(buffer=place, endian="big")
+        bits |= bitarray(buffer=data, endian="big")
+
     def copy(self) -> "BloomFilter":
         """An equal filter in memory of its own."""
         return type(self).over(

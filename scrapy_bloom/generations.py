@@ -20,29 +20,66 @@ from itertools import pairwise
 
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import make_hasher
-from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE
+from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Generation:
-    """A filter among others, and what it is good for.
+    """The figures of a filter among others.
 
     Attributes:
         number: 1 for the first, and counting on.
-        filter: the bits, with their capacity and error rate.
+        geometry: its blocks and hashes.
+        capacity: fingerprints it is sized for.
+        error_rate: its false-positive rate at that number.
         created_at: when it was made, seconds since 1970.
         open_until: nothing is recorded in it after this time; 0: no end.
         count: fingerprints recorded in it.
     """
 
     number: int
-    filter: BloomFilter
+    geometry: Geometry
+    capacity: int
+    error_rate: float
     created_at: float
     open_until: float = 0.0
     count: int = 0
+
+
+@dataclass(eq=False, kw_only=True)
+class LocalGeneration(Generation):
+    """A generation whose bits are at hand.
+
+    Attributes:
+        filter: the bits.
+    """
+
+    filter: BloomFilter
+
+    @classmethod
+    def of(
+        cls,
+        bits: BloomFilter,
+        *,
+        number: int,
+        created_at: float,
+        open_until: float = 0.0,
+        count: int = 0,
+    ) -> "LocalGeneration":
+        """A filter as a generation, with the figures it was made for."""
+        return cls(
+            filter=bits,
+            number=number,
+            geometry=bits.geometry,
+            capacity=bits.capacity,
+            error_rate=bits.error_rate,
+            created_at=created_at,
+            open_until=open_until,
+            count=count,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +127,8 @@ class Policy:
         Args:
             live: the generations that count now, oldest first, at least one.
         """
-        newest = live[-1].filter
-        left = self.error_rate - sum(each.filter.error_rate for each in live)
+        newest = live[-1]
+        left = self.error_rate - sum(each.error_rate for each in live)
         # Nothing is left if less was asked for before, or within a quarter of a window.
         used_up = self.window or left <= 0
         share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
@@ -104,9 +141,9 @@ class Policy:
     def _missing(self, live: Sequence[Generation]) -> int:
         """Expected requests for which there is no room yet."""
         if not self.window:
-            return self.expected - sum(each.filter.capacity for each in live)
+            return self.expected - sum(each.capacity for each in live)
         # Within a window, only quarters that may not grow are sized for all of them.
-        return 0 if self.on_full == "grow" else self.expected - live[-1].filter.capacity
+        return 0 if self.on_full == "grow" else self.expected - live[-1].capacity
 
     def open_until(self, created_at: float) -> float:
         """When a generation made at that time ends; 0: no end."""
@@ -147,18 +184,18 @@ def _size(capacity: int, error_rate: float) -> Size:
 
 
 class Lookup:
-    """Asking and recording over all live generations at once, oldest first.
+    """Asking and recording over the filters of all live generations at once, oldest first.
 
     A fingerprint is hashed once for all of them: they have one salt, and those with fewer hashes
     take the first ones.
     """
 
-    def __init__(self, live: Sequence[Generation]) -> None:
-        self.newest = live[-1].filter
+    def __init__(self, live: Sequence[BloomFilter]) -> None:
+        self.newest = live[-1]
         # The newest of the others first: it is the largest, and holds most of what is asked for.
-        self._others = [each.filter for each in reversed(live[:-1])]
+        self._others = list(reversed(live[:-1]))
         self._num_hashes = self.newest.num_hashes
-        most = max(each.filter.num_hashes for each in live)
+        most = max(each.num_hashes for each in live)
         self._exact = most == self._num_hashes
         self._locate = make_hasher(self.newest.salt, most)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.generations import Generation, Lookup, Policy, Size
+from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.importing import SeenFile, import_seen
@@ -73,9 +73,9 @@ class LocalBackend:
                 on_unclean_shutdown=on_unclean_shutdown,
             )
             self._store = FileStore(place, sync_secs)
-        self._live: list[Generation] = []
+        self._live: list[LocalGeneration] = []
         self._lookup: Lookup
-        self._newest: Generation
+        self._newest: LocalGeneration
         self._begun = False
         self._next_save: float = math.inf  # at this count, write it down
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
@@ -165,9 +165,7 @@ class LocalBackend:
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
-            error_rate=max(
-                self._policy.error_rate, sum(each.filter.error_rate for each in self._live)
-            ),
+            error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
             errors=self._errors + (self._store.errors if self._store else 0),
             expired=self._expired,
         )
@@ -216,7 +214,7 @@ class LocalBackend:
         try:
             self._append(size, self._now(), full.open_until)
         except (StorageError, MemoryError) as error:
-            self._grow_at = full.count + max(1, full.filter.capacity // 20)
+            self._grow_at = full.count + max(1, full.capacity // 20)
             self._cannot_grow(
                 "The crawl goes on with the full filter, its error rate rises, and growing is "
                 "tried again after some more requests",
@@ -231,7 +229,7 @@ class LocalBackend:
             self._newest.number,
             f"{size.capacity:,}",
             size.error_rate,
-            f"{self._newest.filter.nbytes:,}",
+            f"{self._newest.geometry.nbytes:,}",
         )
 
     def _cannot_grow(self, consequence: str, error: Exception) -> None:
@@ -266,15 +264,15 @@ class LocalBackend:
     def _changed(self) -> None:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
-        self._lookup = Lookup(self._live)
+        self._lookup = Lookup([each.filter for each in self._live])
         growing = self._policy.on_full == "grow" or self._policy.was_raised(self._live)
-        self._grow_at = self._newest.filter.capacity if growing else math.inf
+        self._grow_at = self._newest.capacity if growing else math.inf
         if self._policy.window:
             self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
         if self._begun:
             self._save()
 
-    def _first_created(self, importable: Path | None) -> Generation:
+    def _first_created(self, importable: Path | None) -> LocalGeneration:
         if importable is None:
             return self._created(self._policy.first())
         try:
@@ -291,13 +289,13 @@ class LocalBackend:
         now: float | None = None,
         open_until: float | None = None,
         fill: Callable[[BloomFilter], int] | None = None,
-    ) -> Generation:
+    ) -> LocalGeneration:
         now = self._now() if now is None else now
         open_until = self._policy.open_until(now) if open_until is None else open_until
         salt = self._live[0].filter.salt if self._live else self._salt
         if self._store is None:
             bits = BloomFilter(size.capacity, size.error_rate, salt=salt)
-            return Generation(number, bits, now, open_until)
+            return LocalGeneration.of(bits, number=number, created_at=now, open_until=open_until)
         header = Header(
             geometry=choose_geometry(size.capacity, size.error_rate),
             capacity=size.capacity,
@@ -316,7 +314,7 @@ class LocalBackend:
         policy, first = self._policy, self._live[0].filter
         if self._salt not in {None, first.salt}:
             logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
-        capacity = sum(each.filter.capacity for each in self._live)
+        capacity = sum(each.capacity for each in self._live)
         if not policy.window and policy.expected > capacity:
             logger.info(
                 "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
@@ -324,7 +322,7 @@ class LocalBackend:
                 f"{capacity:,}",
                 f"{policy.expected:,}",
             )
-        error_rate = sum(each.filter.error_rate for each in self._live)
+        error_rate = sum(each.error_rate for each in self._live)
         if error_rate > policy.error_rate:
             logger.info(
                 "The filter was made for an error rate of %.2g and keeps its files; "

@@ -3,8 +3,8 @@
 import difflib
 import math
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from scrapy.settings import BaseSettings
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.hashing import SALT_BYTES
+from scrapy_bloom.redis_server import without_secrets
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 PREFIX = "BLOOM_"
@@ -67,6 +68,45 @@ def _directory(name: str, value: Any) -> str | None:
     return path
 
 
+def _flag(name: str, value: Any) -> bool:
+    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
+    if text in {"true", "1", "false", "0"}:
+        return text in {"true", "1"}
+    raise _error(name, value, "True or False")
+
+
+def _redis_url(name: str, value: Any) -> str | None:
+    if value is None:
+        return None
+    allowed = (
+        "redis://[[user]:password@]host[:port][/database], rediss://... for TLS, or "
+        "unix://[[user]:password@]/path/to/socket"
+    )
+    if not isinstance(value, str) or not value.startswith(("redis://", "rediss://", "unix://")):
+        # It may hold a password.
+        shown = without_secrets(value) if isinstance(value, str) else type(value).__name__
+        raise SettingError(f"{name} is {shown}; allowed is {allowed}")
+    return value
+
+
+def _redis_key(name: str, value: Any) -> str:
+    allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
+    if not isinstance(value, str) or not value or "{" in value or "}" in value:
+        # Braces would put all keys on one node of a Cluster.
+        raise _error(name, value, allowed)
+    try:
+        value % {"spider": "name"}
+    except (KeyError, TypeError, ValueError):
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"') from None
+    return value
+
+
+def _service(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise _error(name, value, "the name of the service that a Sentinel watches")
+
+
 def _salt(name: str, value: Any) -> bytes | None:
     if value is None:
         return None
@@ -88,6 +128,10 @@ class BloomSettings:
     """The settings of one crawl, checked.
 
     Each attribute is the setting of that name with the prefix BLOOM_; README.md describes them.
+
+    Attributes:
+        redis_url: of a "redis" backend, the URL that counts: BLOOM_REDIS_URL or scrapy-redis's.
+        redis_params: options of redis-py beside that URL, from scrapy-redis's REDIS_PARAMS.
     """
 
     expected_requests: int = 1_000_000
@@ -98,7 +142,16 @@ class BloomSettings:
     window_secs: float = 0.0
     on_unclean_shutdown: str = "auto"
     sync_secs: float = 30.0
-    salt: bytes | None = None
+    salt: bytes | None = field(default=None, repr=False)
+    redis_url: str | None = field(default=None, repr=False)
+    redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    redis_cluster: bool = False
+    redis_sentinel: str | None = None
+    redis_key: str = "%(spider)s:bloom"
+    redis_deadline_secs: float = 30.0
+    redis_on_outage: str = "close"
+    redis_mirror: bool = True
+    redis_flush: bool = False
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -111,13 +164,16 @@ class BloomSettings:
             SettingError: (a ValueError) names the setting, the value and what is allowed. A name
                 that does not exist is an error too: a typo must not pass for a default.
         """
-        values = {}
+        values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
                 check = _CHECKS.get(name)
                 if check is None:
                     raise SettingError(_unknown(name))
                 values[name.removeprefix(PREFIX).lower()] = check(name, settings[name])
+        if values.get("backend") == "redis":
+            url, params = _redis_place(settings, values.get("redis_url"))
+            values.update(redis_url=url, redis_params=params)
         return cls(**values)
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
@@ -135,18 +191,52 @@ class BloomSettings:
         return Path(job_dir, "bloom") if job_dir else None
 
 
+def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[str, Any]]:
+    """The URL of the Redis server, and options of redis-py for what it does not say.
+
+    That is BLOOM_REDIS_URL alone, or else what scrapy-redis uses: REDIS_URL, REDIS_HOST,
+    REDIS_PORT, REDIS_DB and REDIS_PARAMS.
+    """
+    if own is not None:
+        return own, {}
+    try:
+        params = dict(settings.getdict("REDIS_PARAMS"))
+    except (TypeError, ValueError):
+        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
+    if url := settings.get("REDIS_URL") or params.pop("url", None):
+        return _redis_url("REDIS_URL", url) or "", params
+    for name in ("host", "port", "db"):
+        if value := settings.get(f"REDIS_{name.upper()}"):
+            params[name] = value
+    if path := params.pop("unix_socket_path", None):
+        return f"unix://{path}", params
+    scheme = "rediss" if params.pop("ssl", False) else "redis"
+    host, port = params.pop("host", "localhost"), params.pop("port", 6379)
+    return f"{scheme}://{host}:{port}/{params.pop('db', 0)}", params
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_EXPECTED_REQUESTS": _whole_number,
     "BLOOM_ERROR_RATE": _rate,
-    "BLOOM_BACKEND": _choice("local"),
+    "BLOOM_BACKEND": _choice("local", "redis"),
     "BLOOM_DIR": _directory,
     "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
     "BLOOM_WINDOW_SECS": _seconds,
     "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
     "BLOOM_SYNC_SECS": _seconds,
     "BLOOM_SALT": _salt,
+    "BLOOM_REDIS_URL": _redis_url,
+    "BLOOM_REDIS_CLUSTER": _flag,
+    "BLOOM_REDIS_SENTINEL": _service,
+    "BLOOM_REDIS_KEY": _redis_key,
+    "BLOOM_REDIS_DEADLINE_SECS": _seconds,
+    "BLOOM_REDIS_ON_OUTAGE": _choice("close", "pass"),
+    "BLOOM_REDIS_MIRROR": _flag,
+    "BLOOM_REDIS_FLUSH": _flag,
 }
-if {PREFIX + field.name.upper() for field in fields(BloomSettings)} != set(_CHECKS):
+if {PREFIX + each.name.upper() for each in fields(BloomSettings)} - {"BLOOM_REDIS_PARAMS"} != set(
+    _CHECKS
+):
     raise AssertionError("every field of BloomSettings needs its check, and the other way round")
 
 

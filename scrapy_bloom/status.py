@@ -1,8 +1,8 @@
 """What a backend tells about its filter."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from scrapy_bloom import sizing
 from scrapy_bloom.generations import Generation
@@ -11,7 +11,7 @@ from scrapy_bloom.sizing import Geometry
 
 @dataclass(frozen=True)
 class GenerationStatus:
-    """One generation's figures at one moment: see `Generation` and `BloomFilter`."""
+    """One generation's figures at one moment: see `Generation`."""
 
     number: int
     geometry: Geometry
@@ -22,9 +22,12 @@ class GenerationStatus:
     @classmethod
     def of(cls, generation: Generation) -> "GenerationStatus":
         """The figures of a generation now."""
-        bits = generation.filter
         return cls(
-            generation.number, bits.geometry, bits.capacity, bits.error_rate, generation.count
+            generation.number,
+            generation.geometry,
+            generation.capacity,
+            generation.error_rate,
+            generation.count,
         )
 
     @property
@@ -44,6 +47,7 @@ class FilterStatus:
             for if that is more.
         errors: failures of the storage so far.
         expired: requests forgotten in this run, because their time window was over.
+        more: further figures of the backend, by the names of their stats.
     """
 
     location: str
@@ -51,6 +55,7 @@ class FilterStatus:
     error_rate: float
     errors: int = 0
     expired: int = 0
+    more: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def capacity(self) -> int:

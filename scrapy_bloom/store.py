@@ -10,7 +10,7 @@ from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations import LocalGeneration
 from scrapy_bloom.header import Header, State
 
 logger = logging.getLogger(__name__)
@@ -33,13 +33,13 @@ class FileStore:
         self._directory = directory
         self._sync_secs = sync_secs
         self._files: dict[int, FilterFile] = {}
-        self._live: Sequence[Generation] = ()
+        self._live: Sequence[LocalGeneration] = ()
         self._begun = False
         self._discarded: list[FilterFile] = []
         self._stop = threading.Event()
         self._syncer: threading.Thread | None = None
 
-    def load(self) -> list[Generation]:
+    def load(self) -> list[LocalGeneration]:
         """Take the directory and open its generations, oldest first; see `FilterDirectory`."""
         self._directory.lock()
         try:
@@ -62,11 +62,11 @@ class FileStore:
 
     def create(
         self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None
-    ) -> Generation:
+    ) -> LocalGeneration:
         """Make a new generation in a file of its own; see `FilterFile.create`."""
         return self._added(self._directory.create(header, state, fill))
 
-    def begin(self, live: Sequence[Generation]) -> None:
+    def begin(self, live: Sequence[LocalGeneration]) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
         self._live = live
         self._begun = True
@@ -78,7 +78,7 @@ class FileStore:
             )
             self._syncer.start()
 
-    def save(self, live: Sequence[Generation]) -> int:
+    def save(self, live: Sequence[LocalGeneration]) -> int:
         """Write down the count and the end of the newest generation, and which one is oldest.
 
         Returns:
@@ -93,11 +93,11 @@ class FileStore:
         )
         return newest.count + 1 + min(newest.count // 256, 4095)
 
-    def complete(self, generation: Generation) -> None:
+    def complete(self, generation: LocalGeneration) -> None:
         """Write down the final count of a generation that is followed by another."""
         self._files[generation.number].save_state(count=generation.count)
 
-    def expire(self, gone: Sequence[Generation], live: Sequence[Generation]) -> None:
+    def expire(self, gone: Sequence[LocalGeneration], live: Sequence[LocalGeneration]) -> None:
         """Remove generations that do not count any more."""
         self.save(live)
         # On the disk, too, the header of the rest says that they are over, before they go.
@@ -140,23 +140,23 @@ class FileStore:
         if failure is not None:
             raise failure
 
-    def location(self, live: Sequence[Generation]) -> str:
+    def location(self, live: Sequence[LocalGeneration]) -> str:
         """Where the filter is, for people."""
         if len(live) == 1:
             return str(self._newest(live).path)
         return f"{self._directory.path} ({len(live)} generations)"
 
-    def _added(self, file: FilterFile) -> Generation:
+    def _added(self, file: FilterFile) -> LocalGeneration:
         self._files[file.header.generation] = file
-        return Generation(
+        return LocalGeneration.of(
+            file.filter,
             number=file.header.generation,
-            filter=file.filter,
             created_at=file.header.created_at,
             open_until=file.state.open_until,
             count=file.state.count,
         )
 
-    def _newest(self, live: Sequence[Generation]) -> FilterFile:
+    def _newest(self, live: Sequence[LocalGeneration]) -> FilterFile:
         return self._files[live[-1].number]
 
     def _try_to_sync(self, sync: Callable[[], None]) -> None:

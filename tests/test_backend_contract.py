@@ -1,5 +1,6 @@
 """What every backend promises: one suite, run over all of them."""
 
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+import servers
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.sizing import choose_geometry
 
 NewBackend = Callable[..., Backend]
@@ -33,8 +37,29 @@ def memory(directory: Path, **changes: object) -> Backend:
     return LocalBackend(None, **{**options, **changes})
 
 
-BACKENDS = {"local": local, "memory": memory}
-PERSISTENT = {"local": local}
+def redis(url: str, directory: Path, *, cluster: bool = False, **changes: object) -> Backend:
+    options = {"capacity": 2000, "error_rate": 1e-9}
+    key = os.fspath(directory)
+    return RedisBackend(RedisServer(url, cluster=cluster), key, **{**options, **changes})
+
+
+def on(program: str, **fixed: object) -> NewBackend:
+    return lambda directory, **changes: redis(
+        servers.shared(program).url, directory, **{**fixed, **changes}
+    )
+
+
+def on_cluster(directory: Path, **changes: object) -> Backend:
+    return redis(servers.shared_cluster().url, directory, cluster=True, **changes)
+
+
+SHARED = {
+    **{program: on(program) for program in servers.PROGRAMS},
+    "cluster": on_cluster,
+    "no mirror": on("valkey", mirror=False),
+}
+PERSISTENT = {"local": local, **SHARED}
+BACKENDS = {"memory": memory, **PERSISTENT}
 
 
 @pytest.fixture(params=BACKENDS)

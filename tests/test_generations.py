@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.header import read_header
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.sizing import choose_geometry
+from scrapy_bloom.sizing import Geometry, choose_geometry
 
 WINDOW = 1000.0
 SALT = bytes(range(16))
@@ -133,10 +132,17 @@ class TestGrowth:
         policy, live = Policy(expected=10, error_rate=1e-12), []
         for number in range(1, 25):
             size = policy.next(live) if live else policy.first()
-            live.append(Generation(number, BloomFilter(1, 0.5), 0.0))
-            live[-1].filter.capacity, live[-1].filter.error_rate = size.capacity, size.error_rate
-        assert sum(each.filter.error_rate for each in live) <= 1e-12
-        assert [each.filter.capacity for each in live[:4]] == [10, 20, 40, 80]
+            live.append(
+                Generation(
+                    number=number,
+                    geometry=Geometry(1, 1),
+                    capacity=size.capacity,
+                    error_rate=size.error_rate,
+                    created_at=0.0,
+                )
+            )
+        assert sum(each.error_rate for each in live) <= 1e-12
+        assert [each.capacity for each in live[:4]] == [10, 20, 40, 80]
 
     def test_changed_settings_count_for_the_next_generation(self, tmp_path: Path) -> None:
         backend = make(tmp_path)

@@ -1,0 +1,116 @@
+"""A crawl's job: whether its last run was killed, and what then becomes of its queue and filter."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.exceptions import UncleanShutdownError
+
+logger = logging.getLogger(__name__)
+
+
+class Job:
+    """Scrapy's job directory, if the crawl has one, beside a filter wherever that is kept.
+
+    Args:
+        path: the job directory, or None.
+        on_unclean_shutdown: what to do if the last run was killed: "keep" the filter, "reset" it
+            (set it aside together with Scrapy's queue), "stop" with an error, or "auto": reset if
+            there is a job directory, else keep.
+    """
+
+    def __init__(self, path: Path | None, on_unclean_shutdown: str) -> None:
+        self.path = path
+        if on_unclean_shutdown == "auto":
+            on_unclean_shutdown = "reset" if path else "keep"
+        self._on_unclean_shutdown = on_unclean_shutdown
+
+    def begin(self) -> None:
+        """Mark the job as in use: whoever finds the mark knows that it did not end well."""
+        if self.path is not None:
+            jobdir.set_mark(self.path)
+
+    def end(self) -> None:
+        """Take the mark away: the crawl has ended well."""
+        if self.path is not None:
+            jobdir.clear_mark(self.path)
+
+    def was_killed(self, filter_changed_at: float | None) -> bool:
+        """Whether the last run with this job did not end well.
+
+        Args:
+            filter_changed_at: when a run with our filter last wrote to it, in seconds since 1970;
+                None if there is no filter yet.
+        """
+        if self.path is None:
+            return False
+        if jobdir.mark_path(self.path).exists():
+            return True
+        # The first run after one with Scrapy's own filter: was that one closed?
+        if filter_changed_at is not None and not jobdir.scrapys_filter_ran_since(
+            self.path, filter_changed_at
+        ):
+            return False
+        return not jobdir.was_closed_by_scrapy(self.path)
+
+    def importable(self) -> Path | None:
+        """The job's requests.seen, if its queue is still there."""
+        if self.path is None:
+            return None
+        # After a reset the queue is gone, and the requests of requests.seen must not look seen.
+        if jobdir.was_set_aside(self.path, jobdir.queue_path(self.path).name):
+            return None
+        seen = jobdir.seen_path(self.path)
+        return seen if seen.exists() else None
+
+    def recover(
+        self, place: Path | str | None, count: int | None, set_aside: Callable[[], list[str]]
+    ) -> bool:
+        """Deal with a job that was killed.
+
+        Args:
+            place: the filter, for people; None if there is none: then it is about the queue.
+            count: requests in it, None if there is none.
+            set_aside: puts the filter out of the way, and returns where it is now.
+
+        Returns:
+            Whether the filter is out of the way now.
+
+        Raises:
+            UncleanShutdownError: the settings say "stop"; all is as it was.
+        """
+        what = (
+            f"The last run did not close {place or self.path} (it was killed, or ran out of memory)"
+        )
+        if self._on_unclean_shutdown == "stop":
+            raise UncleanShutdownError(
+                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
+                'filter aside and crawl everything again, or to "keep" to go on without the '
+                "requests that were queued at that time. Nothing was changed"
+            )
+        moved = []
+        # The queue first, and what bears the mark last: if we die in between, the mark is still
+        # there, and the next run goes on with this.
+        if self.path is not None and (queue := jobdir.queue_path(self.path)).exists():
+            moved.append(str(jobdir.set_aside(queue)))
+        if self._on_unclean_shutdown == "keep":
+            logger.warning(
+                "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
+                "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
+                '"reset" to crawl everything again',
+                what,
+                f" (at least {count:,} requests)" if count is not None else "",
+                f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
+            )
+            return False
+        moved += set_aside()
+        self.end()
+        logger.warning(
+            "%s, so the requests that were queued then are lost but would look seen. The crawl "
+            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
+            "aside, not deleted: %s",
+            what,
+            ", ".join(moved),
+        )
+        return True

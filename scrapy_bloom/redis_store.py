@@ -1,0 +1,532 @@
+"""The generations of a filter as keys in Redis or Valkey.
+
+    <key>                   a hash that says what the filter is:
+      filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
+      <epoch>:<n>             JSON: generation n: its id, geometry, capacity, error rate, times
+      <epoch>:<n>:count       requests recorded in it
+      draft:<id>              JSON: keys that belong to no generation, not yet or no more
+    <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
+                            one byte whose first two bits are marks
+    <key>:lock              held by the crawler that is making a generation
+
+Names of block keys have no hash tag, so a Cluster spreads them over its masters. 127 blocks and
+the marks fill an allocation of 1 MiB.
+
+The marks: "alive" is set when the key is made, so whoever reads 0 knows that the key was lost.
+"Sealed" is set in all keys of a generation before the next one is published: whoever still
+records in a sealed one sees that in the same answer, and goes on to the next.
+
+A new epoch is a new filter under the same name. What bears another epoch is left over.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Generation
+from scrapy_bloom.hashing import HASH_SCHEME, block_of
+from scrapy_bloom.jobdir import SET_ASIDE
+from scrapy_bloom.redis_bitfield import NAME, BitfieldPacker
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+
+FORMAT_VERSION = 1
+CHUNK_BLOCKS = 127
+
+LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
+_IS_ALIVE = 0b10
+
+_LOCK_MILLISECONDS = 30_000
+_DRAFT_SECS = 3600  # after which nobody is still making it
+_BATCH = 64  # commands sent at once
+_EMPTY_SECS = 3600  # how long a hash that defines a filter without any generation stays
+
+
+class NoRoomError(StorageError):
+    """The server's memory is full (maxmemory)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterInfo:
+    """What all generations of a filter have in common.
+
+    Attributes:
+        salt: hexadecimal.
+        fingerprinter: import path of what makes the fingerprints.
+        spider: for information.
+        created_at: seconds since 1970.
+        epoch: random; another one is another filter.
+        format: version of this layout.
+        hash_scheme: see `scrapy_bloom.hashing`.
+    """
+
+    salt: str
+    fingerprinter: str
+    spider: str
+    created_at: float
+    epoch: str = field(default_factory=lambda: secrets.token_hex(4))
+    format: int = FORMAT_VERSION
+    hash_scheme: int = HASH_SCHEME
+
+
+@dataclass(eq=False, kw_only=True)
+class RedisGeneration(Generation):
+    """A generation in Redis, and what of it is known here.
+
+    Attributes:
+        id: random, part of the names of its keys.
+        mirror: bits known to be set, None without a mirror.
+        complete: for each block 1 if the mirror has all of a sealed generation's bits.
+    """
+
+    id: str
+    mirror: BloomFilter | None = None
+    complete: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.packer = BitfieldPacker(self.geometry.num_hashes)
+
+    @property
+    def num_chunks(self) -> int:
+        """How many keys hold its blocks."""
+        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
+
+    def blocks(self, chunk: int) -> range:
+        """The blocks in one of its keys."""
+        start = chunk * CHUNK_BLOCKS
+        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
+
+    def marks_at(self, chunk: int) -> int:
+        """The number of the first mark's bit in one of its keys."""
+        return len(self.blocks(chunk)) * BLOCK_BITS
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the hash says.
+
+    Attributes:
+        info: None if there is no filter.
+        generations: of its epoch, oldest first.
+        left_over: generations of other epochs.
+        drafts: number of keys and time for each id of keys that belong to no generation.
+    """
+
+    info: FilterInfo | None
+    generations: Sequence[RedisGeneration]
+    left_over: Mapping[str, RedisGeneration]
+    drafts: Mapping[str, tuple[int, float]]
+
+
+class RedisStore:
+    """The keys of one filter.
+
+    Args:
+        server: where they are.
+        key: the name of the hash, and the beginning of the others'.
+    """
+
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self.key = key
+        self.server = server
+        self._token = secrets.token_hex(8)
+
+    # What the filter is.
+
+    def read(self) -> Stored:
+        """What is there now.
+
+        Raises:
+            StorageError: the key holds something else, or a filter of a newer format.
+        """
+        raw: Mapping[bytes, bytes] = self.server.call(lambda client: client.hgetall(self.key))
+        fields = {name.decode("utf-8", "replace"): value for name, value in raw.items()}
+        try:
+            return _parsed(fields)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise StorageError(
+                f"the key {self.key!r} of {self.server.address} is no filter of scrapy_bloom, or a "
+                "damaged one; it was left as it is: set BLOOM_REDIS_KEY to another name"
+            ) from None
+
+    def define(self, info: FilterInfo) -> None:
+        """Define the filter, unless there is one."""
+        self.server.call(lambda client: client.hsetnx(self.key, "filter", _json(info)))
+
+    def redefine(self, info: FilterInfo) -> None:
+        """Begin a new epoch: from now on, the generations there are left over."""
+
+        def do(client: Any) -> None:
+            client.hset(self.key, "filter", _json(info))
+            client.expire(self.key, _EMPTY_SECS)  # until a generation is published
+
+        self.server.call(do)
+
+    def set_aside(self, stored: Stored, info: FilterInfo) -> str:
+        """Keep a filter under another name, and begin a new epoch under this one.
+
+        Args:
+            stored: what is there.
+            info: of the new epoch.
+
+        Returns:
+            The name of the hash that says what it was; the blocks keep their keys.
+        """
+        assert stored.info is not None
+        name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
+        kept = {"filter": _json(stored.info)}
+        for each in stored.generations:
+            field_name = f"{stored.info.epoch}:{each.number}"
+            kept[field_name] = _generation_json(each)
+            kept[f"{field_name}:count"] = str(each.count)
+
+        def do(client: Any) -> None:
+            client.hset(name, mapping=kept)
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hset(self.key, "filter", _json(info))
+            if len(kept) > 1:  # else they would be left over, and removed with their blocks
+                pipeline.hdel(self.key, *[each for each in kept if each != "filter"])
+            pipeline.expire(self.key, _EMPTY_SECS)
+            pipeline.execute()
+
+        self.server.call(do)
+        for each in stored.generations:
+            self.seal(each)  # whoever still records there is told to look for another
+        return name
+
+    def undefine(self, info: FilterInfo) -> None:
+        """Remove the definition of a filter without generations."""
+        stored = self.read()
+        if stored.info == info and not stored.generations:
+            self.server.call(lambda client: client.hdel(self.key, "filter"))
+
+    def publish(self, epoch: str, generation: RedisGeneration) -> bool:
+        """Make a generation part of the filter; False if there is one of that number."""
+        name, value = f"{epoch}:{generation.number}", _generation_json(generation)
+
+        def do(client: Any) -> bool:
+            client.hsetnx(self.key, name, value)
+            # Not the answer of HSETNX: its reply may have been lost the first time.
+            is_ours = bool(client.hget(self.key, name) == value.encode())
+            if is_ours:
+                client.persist(self.key)
+                client.hdel(self.key, _draft(generation.id))
+            return is_ours
+
+        return self.server.call(do)
+
+    def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
+        """Add to a generation's count; the sum of all crawlers, None if the hash is lost."""
+
+        def do(client: Any) -> int | None:
+            count: int = client.hincrby(self.key, f"{epoch}:{generation.number}:count", number)
+            return count if client.hexists(self.key, "filter") else None
+
+        return self.server.call(do)
+
+    def set_count(self, epoch: str, generation: RedisGeneration) -> None:
+        """Write a generation's count as it is known here."""
+        name = f"{epoch}:{generation.number}:count"
+        self.server.call(lambda client: client.hset(self.key, name, generation.count))
+
+    # One crawler at a time makes a generation.
+
+    def lock(self) -> bool:
+        """Try to become the one that makes the next generation."""
+
+        def do(client: Any) -> bool:
+            client.set(self._lock_key, self._token, nx=True, px=_LOCK_MILLISECONDS)
+            return bool(client.get(self._lock_key) == self._token.encode())
+
+        return self.server.call(do)
+
+    def unlock(self) -> None:
+        """Let others make the next one. Not vital: the lock ends by itself."""
+
+        def do(client: Any) -> None:
+            if client.get(self._lock_key) == self._token.encode():
+                client.delete(self._lock_key)
+
+        with contextlib.suppress(StorageError):
+            self.server.call(do)
+
+    @property
+    def _lock_key(self) -> str:
+        return f"{self.key}:lock"
+
+    # The blocks.
+
+    def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
+        """Make a generation's keys, with all their memory; nobody knows of them yet.
+
+        Args:
+            generation: with an id of its own.
+            content: what its blocks shall hold; None: nothing.
+
+        Raises:
+            NoRoomError: the server's memory is full; what was made is removed.
+        """
+        draft = json.dumps([generation.num_chunks, self.server.now()])
+        self.server.call(lambda client: client.hset(self.key, _draft(generation.id), draft))
+        try:
+            for start in range(0, generation.num_chunks, _BATCH):
+                chunks = range(start, min(start + _BATCH, generation.num_chunks))
+                self._create(generation, chunks, content)
+        except NoRoomError:
+            self.discard(generation.id, generation.num_chunks)
+            raise
+
+    def _create(
+        self, generation: RedisGeneration, chunks: Sequence[int], content: BloomFilter | None
+    ) -> None:
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=False)
+            for chunk in chunks:
+                key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
+                if content is not None:
+                    client.set(key, self._content(generation, chunk, content) + _marks(ALIVE))
+                else:
+                    pipeline.setbit(key, marks_at, 1)
+            pipeline.pexpire(self._lock_key, _LOCK_MILLISECONDS)
+            pipeline.execute()
+
+        self.server.call(lambda client: _unless_full(client, do, generation))
+
+    def discard(self, generation_id: str, num_chunks: int) -> None:
+        """Remove the keys of what is no generation (any more)."""
+        self._unlink(generation_id, num_chunks)
+        self.server.call(lambda client: client.hdel(self.key, _draft(generation_id)))
+
+    def expire(self, epoch: str, generation: RedisGeneration) -> None:
+        """Remove a generation that does not count any more. Any number of crawlers may do it."""
+        name = f"{epoch}:{generation.number}"
+        draft = json.dumps([generation.num_chunks, 0])
+
+        def do(client: Any) -> None:
+            client.hset(self.key, _draft(generation.id), draft)
+            client.hdel(self.key, name, f"{name}:count")
+
+        self.server.call(do)
+        self.discard(generation.id, generation.num_chunks)
+
+    def remove_left_over(self, stored: Stored) -> None:
+        """Remove what belongs to other epochs, and drafts that nobody works on any more."""
+        for name, generation in stored.left_over.items():
+            self._unlink(generation.id, generation.num_chunks)
+            self._forget(name, f"{name}:count")
+        live = {generation.id for generation in stored.generations}
+        now = self.server.now() if stored.drafts else 0.0
+        for generation_id, (num_chunks, since) in stored.drafts.items():
+            if generation_id in live:
+                self._forget(_draft(generation_id))
+            elif now - since > _DRAFT_SECS:
+                self.discard(generation_id, num_chunks)
+
+    def _forget(self, *names: str) -> None:
+        self.server.call(lambda client: client.hdel(self.key, *names))
+
+    def _unlink(self, generation_id: str, num_chunks: int) -> None:
+        keys = [f"{self.key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
+        self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
+
+    def seal(self, generation: RedisGeneration) -> None:
+        """From now on, whoever records in the generation is told that it is over."""
+        self._in_batches(
+            range(generation.num_chunks),
+            lambda pipeline, chunk: pipeline.setbit(
+                self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1
+            ),
+        )
+
+    def _in_batches(self, items: Sequence[Any], command: Callable[[Any, Any], object]) -> None:
+        for start in range(0, len(items), _BATCH):
+
+            def do(client: Any, start: int = start) -> None:
+                pipeline = client.pipeline(transaction=False)
+                for item in items[start : start + _BATCH]:
+                    command(pipeline, item)
+                pipeline.execute()
+
+            self.server.call(do)
+
+    def record(
+        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
+    ) -> tuple[bool, int]:
+        """Set a fingerprint's bits, in one atomic step.
+
+        Args:
+            generation: the newest one.
+            block_hash: see `scrapy_bloom.hashing`.
+            positions: exactly as many as the generation has hashes.
+
+        Returns:
+            Whether any of the bits was not set before, and the marks of the key.
+        """
+        block = block_of(block_hash, generation.geometry.num_blocks)
+        chunk, place = divmod(block, CHUNK_BLOCKS)
+        key = self.chunk_key(generation, chunk)
+        command = generation.packer.set(key.encode(), place, positions, generation.marks_at(chunk))
+        *bits, marks = self.server.call(lambda client: client.execute_command(NAME, key, command))
+        return 0 in bits, marks
+
+    def look(
+        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
+    ) -> tuple[bool, int]:
+        """Whether all of a fingerprint's bits are set, and the marks of the key. See `record`."""
+        block = block_of(block_hash, generation.geometry.num_blocks)
+        chunk, place = divmod(block, CHUNK_BLOCKS)
+        key = self.chunk_key(generation, chunk)
+        command = generation.packer.get(key.encode(), place, positions, generation.marks_at(chunk))
+        *bits, marks = self.server.call(lambda client: client.execute_command(NAME, key, command))
+        return 0 not in bits, marks
+
+    def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
+        """A block's bytes, and the marks of its key."""
+        chunk, place = divmod(block, CHUNK_BLOCKS)
+        key = self.chunk_key(generation, chunk)
+        start, marks_at = place * BLOCK_BYTES, generation.marks_at(chunk) // 8
+
+        def do(client: Any) -> tuple[bytes, int]:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.getrange(key, start, start + BLOCK_BYTES - 1)
+            pipeline.getrange(key, marks_at, marks_at)
+            data, marks = pipeline.execute()
+            return data.ljust(BLOCK_BYTES, b"\0"), marks[0] >> 6 if marks else LOST
+
+        return self.server.call(do)
+
+    def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
+        """All blocks of one key, None if it was lost."""
+        data = self.server.call(lambda client: client.get(self.chunk_key(generation, chunk)))
+        size = len(generation.blocks(chunk)) * BLOCK_BYTES
+        if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
+            return None
+        return bytes(data[:-1])
+
+    def restore(self, generation: RedisGeneration, chunk: int, *, sealed: bool) -> None:
+        """Make a lost key anew, with what the mirror knows of it.
+
+        What others may have recorded in it meanwhile stays: it is OR-ed in one atomic step.
+        """
+        key = self.chunk_key(generation, chunk)
+        draft = f"{{{key}}}:{self._token}"  # on a Cluster, beside it
+        if generation.mirror is not None:
+            content = self._content(generation, chunk, generation.mirror)
+        else:
+            content = bytes(len(generation.blocks(chunk)) * BLOCK_BYTES)
+        content += _marks(SEALED if sealed else ALIVE)
+
+        def do(client: Any) -> None:
+            client.set(draft, content, ex=_DRAFT_SECS)
+            client.bitop("OR", key, key, draft)
+            client.unlink(draft)
+
+        self.server.call(do)
+
+    def drop(self, generation: RedisGeneration, chunk: int) -> None:
+        """Remove what we recorded in a key that belongs to no generation any more."""
+        self.server.call(lambda client: client.unlink(self.chunk_key(generation, chunk)))
+
+    def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
+        """The name of the key of 127 blocks."""
+        return f"{self.key}:{generation.id}:{chunk}"
+
+    def _content(self, generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:
+        blocks = generation.blocks(chunk)
+        return bytes(bits.blocks(blocks.start, blocks.stop))
+
+
+def _marks(marks: int) -> bytes:
+    return bytes([marks << 6])
+
+
+def _draft(generation_id: str) -> str:
+    return f"draft:{generation_id}"
+
+
+def _unless_full(client: Any, do: Callable[[Any], None], generation: RedisGeneration) -> None:
+    try:
+        do(client)
+    except BloomError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error):
+            raise NoRoomError(
+                f"the server's memory is full (maxmemory), and a generation takes "
+                f"{generation.geometry.nbytes:,} bytes"
+            ) from error
+        raise
+
+
+def _json(info: FilterInfo) -> str:
+    return json.dumps(asdict(info))
+
+
+def _generation_json(generation: RedisGeneration) -> str:
+    return json.dumps(
+        {
+            "id": generation.id,
+            "num_blocks": generation.geometry.num_blocks,
+            "num_hashes": generation.geometry.num_hashes,
+            "capacity": generation.capacity,
+            "error_rate": generation.error_rate,
+            "created_at": generation.created_at,
+            "open_until": generation.open_until,
+        }
+    )
+
+
+def _parsed(fields: Mapping[str, bytes]) -> Stored:
+    generations: dict[tuple[str, int], RedisGeneration] = {}
+    drafts = {}
+    for name, value in fields.items():
+        epoch, *rest = name.split(":")
+        if name == "filter" or rest[1:] == ["count"]:
+            continue
+        if epoch == "draft":
+            drafts[rest[0]] = tuple(json.loads(value))
+        else:
+            (number,) = rest
+            count = int(fields.get(f"{name}:count", 0))
+            generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
+    info = None
+    if "filter" in fields:
+        raw = json.loads(fields["filter"])
+        if raw["format"] > FORMAT_VERSION:
+            raise StorageError(
+                f"the filter has format version {raw['format']}, and this scrapy_bloom knows "
+                f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it"
+            )
+        info = FilterInfo(**raw)
+        if info.hash_scheme != HASH_SCHEME or len(bytes.fromhex(info.salt)) != 16:
+            raise ValueError
+    current = info.epoch if info else ""
+    return Stored(
+        info=info,
+        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
+        left_over={
+            f"{epoch}:{number}": each
+            for (epoch, number), each in generations.items()
+            if epoch != current
+        },
+        drafts=drafts,
+    )
+
+
+def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGeneration:
+    return RedisGeneration(
+        number=number,
+        id=raw["id"],
+        geometry=Geometry(raw["num_blocks"], raw["num_hashes"]),
+        capacity=raw["capacity"],
+        error_rate=raw["error_rate"],
+        created_at=raw["created_at"],
+        open_until=raw["open_until"],
+        count=count,
+    )
