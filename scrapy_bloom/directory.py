@@ -32,6 +32,18 @@ def file_name(number: int) -> str:
     return f"generation-{number:04d}.bloom"
 
 
+def filter_files(path: Path) -> list[Path]:
+    """The files of generations in a directory, oldest first; none if there is no directory."""
+    if not path.is_dir():
+        return []
+    numbered = [
+        (int(match[1]), each)
+        for each in path.iterdir()
+        if (match := _FILE_NAME.fullmatch(each.name))
+    ]
+    return [each for _, each in sorted(numbered)]
+
+
 def lock_directory(path: Path) -> FileLock:
     """Take a directory for this crawl, and make it if it is missing.
 
@@ -131,12 +143,7 @@ class FilterDirectory:
         self._job.end()
 
     def _loaded(self) -> list[FilterFile]:
-        numbered = sorted(
-            (int(match[1]), path)
-            for path in self.path.iterdir()
-            if (match := _FILE_NAME.fullmatch(path.name))
-        )
-        files = [_Found(path, *read_header(path)) for _, path in numbered]
+        files = [_Found(path, *read_header(path)) for path in filter_files(self.path)]
         for file in files:
             self._check_fingerprinter(file)
         for draft in self.path.glob(f"{_FILES}.tmp"):  # of a crash while it was made

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from scrapy_bloom.directory import lock_directory
+from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
@@ -366,6 +366,7 @@ class RedisBackend:
         self._set_clock()
         stored = self._store.read()
         if stored.info is None:
+            self._tell_of_a_local_one()
             self._store.define(self._new_info())
             stored = self._store.read()
         assert stored.info is not None
@@ -719,6 +720,15 @@ class RedisBackend:
                 created_at=0.0,
             )
         ]
+
+    def _tell_of_a_local_one(self) -> None:
+        if self._job.path is not None and filter_files(path := self._job.path / "bloom"):
+            logger.warning(
+                '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
+                "recorded is crawled again. To go on with it, upload it first, as docs/scaling.md "
+                "says",
+                path,
+            )
 
     def _tell_what_is_joined(self) -> None:
         policy = self._policy

@@ -221,6 +221,32 @@ class RedisStore:
 
         return self.server.call(do)
 
+    def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
+        """Make a whole filter known at once; False if there is one already."""
+        fields = {"filter": _json(info)}
+        for each in generations:
+            fields[f"{info.epoch}:{each.number}"] = _generation_json(each)
+            fields[f"{info.epoch}:{each.number}:count"] = str(each.count)
+        drafts = [_draft(each.id) for each in generations]
+
+        def do(client: Any) -> bool:
+            there = client.hget(self.key, "filter")
+            if there is not None:
+                return bool(there == fields["filter"].encode())
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hset(self.key, mapping=fields)
+            pipeline.hdel(self.key, *drafts)
+            pipeline.execute()
+            return True
+
+        # A crawler that is about to make its first generation has the lock.
+        if not self.lock():
+            return False
+        try:
+            return self.server.call(do)
+        finally:
+            self.unlock()
+
     def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
         """Add to a generation's count; the sum of all crawlers, None if the hash is lost."""
 

@@ -1,0 +1,273 @@
+"""Copying a filter between a directory and Redis: the same blocks, byte for byte."""
+
+import binascii
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitarray import bitarray
+
+from scrapy_bloom.directory import FilterDirectory, filter_files
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.header import Header, State, read_header
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_store import CHUNK_BLOCKS, FilterInfo, RedisGeneration, RedisStore
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What was copied, found alike on both sides.
+
+    Attributes:
+        generations: how many.
+        requests: recorded in them.
+        nbytes: size of their blocks.
+        bits: how many bits are set.
+        checksum: CRC32 of the blocks, generation after generation.
+    """
+
+    generations: int
+    requests: int
+    nbytes: int
+    bits: int
+    checksum: int
+
+
+def upload(
+    directory: str | os.PathLike[str],
+    url: str,
+    key: str,
+    *,
+    cluster: bool = False,
+    sentinel: str | None = None,
+) -> Copied:
+    """Copy the filter of a closed crawl into Redis, where crawlers then share it.
+
+    Args:
+        directory: JOBDIR/bloom or BLOOM_DIR; it is left as it is.
+        url: as in BLOOM_REDIS_URL.
+        key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
+            be a filter yet.
+        cluster: as in BLOOM_REDIS_CLUSTER.
+        sentinel: as in BLOOM_REDIS_SENTINEL.
+
+    Returns:
+        What was copied, after it was read back and compared.
+
+    Raises:
+        StorageError: or one of its children: there is no filter, or one that is in use or was not
+            closed; there is one in Redis already; the copy differs. Nothing is then in Redis that
+            was not there before.
+    """
+    path = Path(directory)
+    found = filter_files(path)
+    if not found:
+        raise StorageError(f"{path} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
+    source = FilterDirectory(
+        path,
+        fingerprinter=read_header(found[-1])[0].fingerprinter,
+        job_dir=None,
+        on_unclean_shutdown="stop",
+    )
+    server = RedisServer(url, cluster=cluster, sentinel=sentinel)
+    source.lock()
+    try:
+        files = source.load()
+        try:
+            return _uploaded(files, RedisStore(server, key))
+        finally:
+            for file in files:
+                file.close()
+    finally:
+        source.unlock()
+        server.close()
+
+
+def download(
+    url: str,
+    key: str,
+    directory: str | os.PathLike[str],
+    *,
+    cluster: bool = False,
+    sentinel: str | None = None,
+) -> Copied:
+    """Save a filter in Redis to a directory, where a single crawl can go on with it.
+
+    Crawlers may use it meanwhile; what they record from now on may be missing in the copy.
+
+    Args:
+        url: as in BLOOM_REDIS_URL.
+        key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
+        directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
+        cluster: as in BLOOM_REDIS_CLUSTER.
+        sentinel: as in BLOOM_REDIS_SENTINEL.
+
+    Returns:
+        What was copied, after the files were read back and compared.
+
+    Raises:
+        StorageError: or one of its children: there is no filter in Redis, or parts of it were
+            lost; the directory holds one, or has no room. Files that were begun are removed.
+    """
+    path = Path(directory)
+    target = FilterDirectory(path, fingerprinter="", job_dir=None, on_unclean_shutdown="stop")
+    server = RedisServer(url, cluster=cluster, sentinel=sentinel)
+    target.lock()
+    try:
+        if filter_files(path):
+            raise StorageError(f"{path} holds a filter already; give it an empty directory")
+        return _downloaded(RedisStore(server, key), target)
+    finally:
+        target.unlock()
+        server.close()
+
+
+def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
+    stored = store.read()
+    if stored.info is not None:
+        raise StorageError(
+            f"{store.server.address} has a filter {store.key!r} already; nothing was changed: give "
+            "it another key, or remove that one"
+        )
+    newest = files[-1]
+    info = FilterInfo(
+        salt=newest.header.salt.hex(),
+        fingerprinter=newest.header.fingerprinter,
+        spider=newest.header.spider,
+        created_at=files[0].header.created_at,
+    )
+    made: list[RedisGeneration] = []
+    try:
+        for file in files:
+            new = RedisGeneration(
+                number=file.header.generation,
+                id=secrets.token_hex(4),
+                geometry=file.header.geometry,
+                capacity=file.header.capacity,
+                error_rate=file.header.error_rate,
+                created_at=file.header.created_at,
+                open_until=file.state.open_until,
+                count=file.state.count,
+            )
+            made.append(new)
+            store.create(new, file.filter)
+            if file is not newest:
+                store.seal(new)
+        here = _Digest.of_filters(file.filter for file in files)
+        _compare(here, _Digest.of_stored(store, made), store.server.address)
+        _publish(store, info, made)
+    except BaseException:
+        for each in made:
+            store.discard(each.id, each.num_chunks)
+        raise
+    return here.copied(made)
+
+
+def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
+    stored = store.read()
+    if stored.info is None or not stored.generations:
+        raise StorageError(
+            f"{store.server.address} has no filter {store.key!r}; check BLOOM_REDIS_KEY, with the "
+            "spider's name in it"
+        )
+    info = stored.info
+    received = _Digest()
+    files: list[FilterFile] = []
+    try:
+        for each in stored.generations:
+            header = Header(
+                geometry=each.geometry,
+                capacity=each.capacity,
+                error_rate=each.error_rate,
+                salt=bytes.fromhex(info.salt),
+                fingerprinter=info.fingerprinter,
+                spider=info.spider,
+                created_at=each.created_at,
+                generation=each.number,
+            )
+            state = State(open_until=each.open_until, oldest=stored.generations[0].number)
+
+            def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
+                for chunk in range(each.num_chunks):
+                    data = _chunk(store, each, chunk)
+                    received.add(data)
+                    bits.add_blocks(each.blocks(chunk).start, data)
+                return each.count
+
+            files.append(target.create(header, state, fill))
+        _compare(received, _Digest.of_filters(file.filter for file in files), str(target.path))
+    except BaseException:
+        for file in files:
+            file.path.unlink()
+        raise
+    finally:
+        for file in files:
+            file.close()
+    return received.copied(stored.generations)
+
+
+def _chunk(store: RedisStore, generation: RedisGeneration, chunk: int) -> bytes:
+    data = store.chunk(generation, chunk)
+    if data is None:
+        raise StorageError(
+            f"{store.server.address} has lost the key {store.chunk_key(generation, chunk)!r} of "
+            "the filter; let a crawl that uses it go on, to mend what it knows of it"
+        )
+    return data
+
+
+def _publish(store: RedisStore, info: FilterInfo, made: Sequence[RedisGeneration]) -> None:
+    if not store.publish_filter(info, made):
+        raise StorageError(
+            f"{store.server.address}: another crawler made a filter {store.key!r} meanwhile; the "
+            "copy was removed"
+        )
+
+
+@dataclass
+class _Digest:
+    """Set bits and CRC32 of blocks, one after the other."""
+
+    bits: int = 0
+    checksum: int = 0
+
+    def add(self, data: bytes | memoryview) -> None:
+        self.bits += bitarray(buffer=data).count()
+        self.checksum = binascii.crc32(data, self.checksum)
+
+    def copied(self, generations: Sequence[RedisGeneration]) -> Copied:
+        return Copied(
+            generations=len(generations),
+            requests=sum(each.count for each in generations),
+            nbytes=sum(each.geometry.nbytes for each in generations),
+            bits=self.bits,
+            checksum=self.checksum,
+        )
+
+    @classmethod
+    def of_filters(cls, filters: Iterable[BloomFilter]) -> "_Digest":
+        new = cls()
+        for bits in filters:
+            for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
+                new.add(bits.blocks(start, min(start + CHUNK_BLOCKS, bits.num_blocks)))
+        return new
+
+    @classmethod
+    def of_stored(cls, store: RedisStore, generations: Iterable[RedisGeneration]) -> "_Digest":
+        new = cls()
+        for each in generations:
+            for chunk in range(each.num_chunks):
+                new.add(_chunk(store, each, chunk))
+        return new
+
+
+def _compare(source: _Digest, copy: _Digest, place: str) -> None:
+    if copy != source:
+        raise StorageError(
+            f"the copy in {place} differs ({copy} in place of {source}); it was removed: try "
+            "again, and check the memory and disk of that machine"
+        )
