@@ -637,7 +637,7 @@ class RedisBackend:
     def _lost(self, generation: RedisGeneration, block_hash: int | None = None) -> None:
         """A key is not what we left there: it was evicted, or removed, or all is gone."""
         stored = self._store.read()
-        if stored.info is None:
+        if stored.info is None or self._is_behind(stored, generation):
             self._publish_again()
             return
         chunk = None
@@ -656,23 +656,30 @@ class RedisBackend:
         if [each.id for each in stored.generations] != [each.id for each in self._live]:
             self._adopt(stored)
 
+    def _is_behind(self, stored: Stored, generation: RedisGeneration) -> bool:
+        """Whether a crawler that knows fewer generations has written back what was lost."""
+        assert stored.info is not None
+        newest = stored.generations[-1].number if stored.generations else 0
+        return stored.info.epoch == self._info.epoch and generation.number > newest
+
     def _publish_again(self) -> None:
         """Everything is gone: write back what is known here, unless another was first."""
         self._store.define(self._info)
         stored = self._store.read()
-        if stored.info is None or stored.info.epoch != self._info.epoch:
+        if stored.info is not None and stored.info.epoch != self._info.epoch:
             self._forget()
             self._join()
             return
-        known = [each for each in self._live if each.id]
-        for each in known:
+        for each in self._live:
             for chunk in range(each.num_chunks):
                 self._store.restore(each, chunk, sealed=each is not self._newest)
             if self._store.publish(self._info.epoch, each):
                 self._store.set_count(self._info.epoch, each)
         self._uncounted = 0
-        self._tell_of_loss(sum(each.num_chunks for each in known))
-        self._adopt(self._store.read())
+        self._tell_of_loss(sum(each.num_chunks for each in self._live))
+        stored = self._store.read()
+        if stored.info is not None and stored.generations:  # not gone again already
+            self._adopt(stored)
 
     def _tell_of_loss(self, number: int) -> None:
         self._lost_keys += number

@@ -104,6 +104,7 @@ class RedisServer:
         pause = _FIRST_PAUSE
         while True:
             self.round_trips += 1
+            attempt = time.monotonic()
             try:
                 result = function(self._connected())
             except BloomError:
@@ -116,7 +117,7 @@ class RedisServer:
                     goes_on = self._down_since is not None
                     self._down_since = self._down_since or begun
                     # A server that hangs costs its time-out: that may be a tenth of our time.
-                    self._next_attempt = now + max(1.0, 10 * min(now - begun, _SOCKET_SECS))
+                    self._next_attempt = now + max(1.0, 10 * (now - attempt))
                     raise self._gone(error, goes_on=goes_on) from error
                 self.retries += 1
                 time.sleep(pause)

@@ -304,6 +304,9 @@ class RedisStore:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
                 self._create(generation, chunks, content)
+            # Memory is checked before a command, not after it: the last key may have filled it,
+            # and from then on nothing could be recorded any more.
+            self._create(generation, chunks, None)
         except NoRoomError:
             self.discard(generation.id, generation.num_chunks)
             raise

@@ -1,0 +1,574 @@
+"""The shared filter: many crawlers at once, lost keys, outages, windows, settings."""
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from proxies import DroppingProxy
+from scrapy_bloom import FingerprinterMismatchError, OutageError, StorageError
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_store import CHUNK_BLOCKS, RedisStore
+from scrapy_bloom.sizing import choose_geometry
+
+PLACES = [*servers.PROGRAMS, "cluster"]
+WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR
+
+
+def fps(start: int, stop: int | None = None) -> list[bytes]:
+    numbers = range(start) if stop is None else range(start, stop)
+    return [hashlib.sha1(b"%d" % number).digest() for number in numbers]
+
+
+def url_of(place: str) -> str:
+    return servers.shared_cluster().url if place == "cluster" else servers.shared(place).url
+
+
+def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBackend:
+    """A backend, not yet opened; at this error rate it does not err in a test."""
+    server = RedisServer(
+        url or url_of(place),
+        cluster=place == "cluster",
+        deadline_secs=options.pop("deadline_secs", 10),
+    )
+    return RedisBackend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+
+
+def opened(place: str, key: str, **options: object) -> RedisBackend:
+    backend = make(place, key, **options)
+    backend.open()
+    backend.begin()
+    return backend
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return os.fspath(tmp_path)
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    """A server of one test alone."""
+    server = servers.Server()
+    yield server
+    server.end()
+
+
+def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == level and record.name.startswith("scrapy_bloom")
+    ]
+
+
+def at_once(number: int, work: Callable[..., object], *args: object) -> list[object]:
+    """Run a function in processes of their own, all beginning at the same moment."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(number), context.Queue()
+    processes = [
+        context.Process(target=work, args=(barrier, results, *args)) for _ in range(number)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return [results.get(timeout=120) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(30)
+
+
+def add_all(barrier, results, place, url, key, count, options) -> None:
+    backend = make(place, key, url=url, **options)
+    backend.open()
+    backend.begin()
+    barrier.wait(60)
+    results.put([n for n, fingerprint in enumerate(fps(count)) if backend.add(fingerprint)])
+    backend.close()
+
+
+class TestManyCrawlers:
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize(
+        "options",
+        [{"capacity": 50_000}, {"capacity": 1000}, {"capacity": 1000, "mirror": False}],
+        ids=["one generation", "growing", "growing, no mirror"],
+    )
+    def test_each_fingerprint_is_new_to_exactly_one(
+        self, place: str, options: dict[str, object], key: str
+    ) -> None:
+        count = 20_000 if options["capacity"] == 50_000 else 8000
+        told = at_once(4, add_all, place, url_of(place), key, count, options)
+        times = Counter(number for numbers in told for number in numbers)
+        assert len(times) == count  # new to nobody: 0
+        assert set(times.values()) == {1}  # new to two: 0
+        backend = opened(place, key)
+        assert backend.status().count == count
+        assert len(backend.status().generations) == (1 if count == 20_000 else 4)
+        assert not any(backend.add(fingerprint) for fingerprint in fps(count))
+        backend.close()
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_created_by_many_at_once_it_is_one_filter(self, place: str, key: str) -> None:
+        at_once(6, add_all, place, url_of(place), key, 1, {"capacity": 3_000_000})
+        client = (
+            servers.shared_cluster().client if place == "cluster" else servers.shared(place).client
+        )
+        stored = RedisStore(RedisServer(url_of(place), cluster=place == "cluster"), key).read()
+        (generation,) = stored.generations
+        assert not stored.left_over
+        assert not stored.drafts
+        names = {name.decode() for name in client.scan_iter(match=f"{key}*", count=1000)}
+        assert names == {
+            key,
+            *(f"{key}:{generation.id}:{chunk}" for chunk in range(generation.num_chunks)),
+        }
+
+    def test_a_cluster_spreads_the_blocks_over_all_masters(self, key: str) -> None:
+        backend = opened("cluster", key, capacity=3_000_000, error_rate=1e-9)
+        backend.close()
+        chunks = []
+        for node in servers.shared_cluster().nodes:
+            chunks.append(len(node.client.keys(f"{key}:*")))
+        total = -(-choose_geometry(3_000_000, 5e-10).num_blocks // CHUNK_BLOCKS)
+        assert sum(chunks) == total
+        assert min(chunks) > 0
+
+    def test_no_lost_reply_makes_a_page_lost(self) -> None:
+        """A proxy drops 1 % of the replies, after the server has executed the command."""
+        server = servers.Server()
+        proxy = DroppingProxy(server.port, 0.01, seed=1)
+        try:
+            url = f"redis://127.0.0.1:{proxy.port}/0"
+            backend = opened("valkey", "k", url=url, capacity=2000)
+            answers = [(f, backend.add(f)) for n in range(2) for f in fps(10_000)]
+            assert proxy.dropped > 100
+            new = [fingerprint for fingerprint, is_new in answers if is_new]
+            assert set(new) == set(fps(10_000))
+            assert len(new) - 10_000 <= proxy.dropped
+            status = backend.status()
+            assert status.more["redis/retries"] >= proxy.dropped * 0.9
+            assert 10_000 <= status.count <= 10_000 + 2000
+            backend.close()
+        finally:
+            proxy.end()
+            server.end()
+
+    def test_workers_with_other_settings_join_what_is_there(
+        self, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(INFO)
+        first = opened("valkey", key, salt=bytes(16))
+        assert not [m for m in messages(caplog, INFO) if "other settings" in m]
+        second = opened("valkey", key, salt=bytes(range(16)), capacity=10_000, error_rate=1e-15)
+        (line,) = [m for m in messages(caplog, INFO) if "other settings" in m]
+        assert "room for 2,000 requests" in line
+        assert "salt" in line
+        assert "error rate of 5e-13" in line
+        assert first.add(b"page")
+        assert not second.add(b"page")
+        assert second.status().capacity == 2000
+        first.close()
+        second.close()
+
+    def test_another_fingerprinter_is_refused(self, key: str) -> None:
+        opened("valkey", key, fingerprinter="one.Fingerprinter").close()
+        with pytest.raises(FingerprinterMismatchError, match="REQUEST_FINGERPRINTER_CLASS"):
+            opened("valkey", key, fingerprinter="another.Fingerprinter")
+
+    def test_what_one_recorded_others_are_told_of_without_waiting(self, key: str) -> None:
+        first, second = opened("valkey", key), opened("valkey", key)
+        for fingerprint in fps(1000):
+            assert first.add(fingerprint)
+        trips = second.status().more["redis/round_trips"]
+        assert not any(second.add(fingerprint) for fingerprint in fps(1000))
+        assert second.status().more["redis/round_trips"] == trips + 1000
+        assert not any(second.add(fingerprint) for fingerprint in fps(1000))
+        assert second.status().more["redis/round_trips"] == trips + 1000  # the mirror knows them
+        assert second.status().more["redis/mirror_hits"] == 1000
+        first.close()
+        second.close()
+
+    def test_after_growing_a_new_request_still_takes_one_round_trip(self, key: str) -> None:
+        backend = opened("valkey", key, capacity=1000)
+        for fingerprint in fps(8000):
+            backend.add(fingerprint)
+        trips = backend.status().more["redis/round_trips"]
+        room = backend.status().generations[-1].capacity
+        number = min(2000, room // 4)
+        for fingerprint in fps(10_000, 10_000 + number):
+            assert backend.add(fingerprint)
+        used = backend.status().more["redis/round_trips"] - trips
+        assert number <= used <= 1.1 * number  # the rest: telling the count
+        backend.close()
+
+
+class TestClear:
+    def test_all_forget(self, key: str) -> None:
+        first, second = opened("valkey", key), opened("valkey", key)
+        assert first.add(b"page")
+        assert not second.add(b"page")
+        second.clear()
+        assert second.add(b"page")
+        assert first.add(b"other")
+        assert not first.add(b"page")
+        first.close()
+        second.close()
+        assert opened("valkey", key).status().count == 2
+
+    def test_nothing_stays_after_a_flush_at_the_close(self, key: str) -> None:
+        client = servers.shared("valkey").client
+        backend = opened("valkey", key, flush=True)
+        backend.add(b"page")
+        assert client.keys(f"{key}*")
+        backend.close()
+        assert not client.keys(f"{key}*")
+
+    def test_clearing_and_closing_leaves_nothing(self, key: str) -> None:
+        backend = opened("valkey", key)
+        backend.add(b"page")
+        backend.clear()
+        assert backend.status().count == 0
+        backend.close()
+        assert not servers.shared("valkey").client.keys(f"{key}*")
+
+    def test_a_crawler_that_died_while_it_made_keys_leaves_none_for_long(self, key: str) -> None:
+        backend = opened("valkey", key)
+        client = servers.shared("valkey").client
+        client.hset(key, "draft:abc", json.dumps([2, time.time() - 4000]))
+        client.hset(key, "draft:def", json.dumps([1, time.time() - 10]))
+        for name in ("abc:0", "abc:1", "def:0"):
+            client.set(f"{key}:{name}", "blocks")
+        opened("valkey", key).close()
+        assert not client.exists(f"{key}:abc:0", f"{key}:abc:1")
+        assert client.exists(f"{key}:def:0")  # perhaps it is still at it
+        assert client.hkeys(key).count(b"draft:def") == 1
+        backend.close()
+
+
+class TestLostKeys:
+    @pytest.mark.parametrize("place", PLACES)
+    def test_a_lost_key_is_written_back_from_the_mirror(
+        self, place: str, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened(place, key)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        client = backend._store.server._client
+        (generation,) = RedisStore(backend._server, key).read().generations
+        assert client.delete(f"{key}:{generation.id}:0") == 1
+        assert backend.add(b"one more")
+        (warning,) = messages(caplog, WARNING)
+        assert "lost keys" in warning
+        assert "noeviction" in warning
+        other = opened(place, key)
+        assert not any(other.add(fingerprint) for fingerprint in [*fps(1000), b"one more"])
+        assert backend.status().more["redis/lost_keys"] == 1
+        assert len(messages(caplog, WARNING)) == 1
+        other.close()
+        backend.close()
+
+    def test_without_a_mirror_it_is_made_anew(
+        self, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened("valkey", key, mirror=False)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        client = servers.shared("valkey").client
+        (generation,) = RedisStore(backend._server, key).read().generations
+        client.delete(f"{key}:{generation.id}:0")
+        assert all(backend.add(fingerprint) for fingerprint in fps(1000))
+        assert not any(backend.add(fingerprint) for fingerprint in fps(1000))
+        (warning,) = messages(caplog, WARNING)
+        assert "made anew, empty" in warning
+        backend.close()
+
+    @pytest.mark.parametrize("mirror", [True, False])
+    def test_flushall(
+        self, server: servers.Server, mirror: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = (
+            opened("valkey", "k", url=server.url, capacity=1000, mirror=mirror) for _ in range(2)
+        )
+        for number, fingerprint in enumerate(fps(3000)):
+            assert (first, second)[number % 2].add(fingerprint)
+        server.client.flushall()
+        assert first.add(b"one")
+        assert second.add(b"two")
+        assert not first.add(b"two")
+        if mirror:
+            third = opened("valkey", "k", url=server.url)
+            known = sum(not third.add(fingerprint) for fingerprint in fps(3000))
+            # Each knew its own half of the newest generation, and all of those before.
+            assert known > 1500
+            assert third.status().count >= 3000
+            third.close()
+        assert 1 <= len(messages(caplog, WARNING)) <= 2
+        assert all("lost keys" in warning for warning in messages(caplog, WARNING))
+        first.close()
+        second.close()
+
+    def test_after_a_flush_one_crawler_goes_on_as_if_nothing_was(
+        self, server: servers.Server
+    ) -> None:
+        backend = opened("valkey", "k", url=server.url, capacity=1000)
+        for fingerprint in fps(5000):
+            assert backend.add(fingerprint)
+        server.client.flushall()
+        assert backend.add(b"new")
+        backend.close()
+        again = opened("valkey", "k", url=server.url)
+        assert again.status().count == 5001
+        assert not any(again.add(fingerprint) for fingerprint in [*fps(5000), b"new"])
+        again.close()
+
+    def test_only_the_hash_is_lost(self, server: servers.Server) -> None:
+        backend = opened("valkey", "k", url=server.url, capacity=1000)
+        for fingerprint in fps(3000):
+            assert backend.add(fingerprint)
+        server.client.delete("k")
+        for fingerprint in fps(3000, 5000):
+            assert backend.add(fingerprint)
+        backend.close()
+        again = opened("valkey", "k", url=server.url)
+        assert not any(again.add(fingerprint) for fingerprint in fps(5000))
+        assert again.status().count == 5000
+        again.close()
+
+    def test_an_evicting_policy_is_warned_of(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        server.client.config_set("maxmemory", "500mb")
+        server.client.config_set("maxmemory-policy", "allkeys-lru")
+        opened("valkey", "k", url=server.url).close()
+        (warning,) = messages(caplog, WARNING)
+        assert "allkeys-lru" in warning
+        caplog.clear()
+        server.client.config_set("maxmemory-policy", "noeviction")
+        opened("valkey", "k", url=server.url).close()
+        assert messages(caplog, WARNING) == []
+
+    def test_evicted_keys(self, server: servers.Server, caplog: pytest.LogCaptureFixture) -> None:
+        """Other data pushes our keys out, again and again: nothing fails, nothing is lost."""
+        client = server.client
+        backend = opened("valkey", "k", url=server.url, capacity=500_000)  # 4 keys
+        client.config_set("maxmemory-policy", "allkeys-random")
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 2**20)
+        recorded = []
+        for round_number in range(20):
+            for number in range(4):
+                client.set(f"other:{round_number}:{number}", bytes(2**19))
+            for fingerprint in fps(100 * round_number, 100 * round_number + 100):
+                assert backend.add(fingerprint)
+                recorded.append(fingerprint)
+            assert not any(backend.add(fingerprint) for fingerprint in recorded)
+        assert backend.status().more["redis/lost_keys"] > 0
+        (warning,) = messages(caplog, WARNING)
+        assert "evicted" in warning
+        backend.close()
+
+
+class TestFull:
+    def test_no_room_to_grow(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened("valkey", "k", url=server.url, capacity=20_000)
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", used + 200_000)  # the next one takes 300,000
+        for fingerprint in fps(25_000):
+            backend.add(fingerprint)
+        status = backend.status()
+        assert len(status.generations) == 1
+        assert status.errors > 1  # it has tried again
+        (error,) = messages(caplog, ERROR)
+        assert error.startswith("No room for a new generation: the server's memory is full")
+        server.client.config_set("maxmemory", 0)
+        for fingerprint in fps(25_000, 30_000):
+            backend.add(fingerprint)
+        assert len(backend.status().generations) == 2
+        assert not any(backend.add(fingerprint) for fingerprint in fps(30_000))
+        backend.close()
+        assert len(server.client.keys("k:*")) == 2  # what was begun in vain is gone
+
+    def test_no_room_at_the_start(self, server: servers.Server) -> None:
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", used + 500_000)
+        with pytest.raises(StorageError, match="memory is full.*BLOOM_EXPECTED_REQUESTS"):
+            opened("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=1)
+        assert not server.client.keys("k:*")
+
+    def test_warn_stays_in_one_generation(self, key: str) -> None:
+        backend = opened("valkey", key, capacity=100, on_full="warn", error_rate=1e-6)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        assert len(backend.status().generations) == 1
+        assert backend.status().load > 5
+        backend.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TestWindows:
+    @pytest.mark.parametrize("mirror", [True, False])
+    def test_requests_expire_for_all_crawlers(self, key: str, mirror: bool) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "mirror": mirror, "capacity": 400}
+        crawlers = [opened("valkey", key, **options) for _ in range(2)]
+        recorded: dict[bytes, float] = {}
+        for step in range(120):
+            clock.now += 30
+            one, other = crawlers[step % 2], crawlers[(step + 1) % 2]
+            fingerprint = fps(step, step + 1)[0]
+            assert one.add(fingerprint)
+            recorded[fingerprint] = clock.now
+            for known, when in recorded.items():
+                if clock.now - when < 1000:
+                    assert known in other
+                elif clock.now - when > 1250:
+                    assert known not in other
+        assert max(len(each.status().generations) for each in crawlers) <= 6
+        generations = len(crawlers[0].status().generations)
+        for each in crawlers:
+            each.close()
+        client = servers.shared("valkey").client
+        assert len(client.keys(f"{key}:*")) == generations  # what has expired is removed
+
+    def test_a_window_is_switched_on_and_off(self, key: str) -> None:
+        clock = Clock()
+        for number, window in enumerate([0, 1000, 0, 1000]):
+            backend = opened("valkey", key, window_secs=window, clock=clock)
+            assert backend.add(b"%d" % number)
+            clock.now += 100
+            assert all(b"%d" % earlier in backend for earlier in range(number + 1))
+            backend.close()
+        backend = opened("valkey", key, window_secs=1000, clock=clock)
+        backend.add(b"more")  # after what was open without a window, another one begins
+        clock.now += 2000
+        assert backend.add(b"more")
+        backend.close()
+
+    def test_growth_within_a_quarter(self, key: str) -> None:
+        clock = Clock()
+        backend = opened("valkey", key, window_secs=1000, clock=clock, capacity=400)
+        for fingerprint in fps(1000):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) > 2
+        clock.now += 1300
+        for fingerprint in fps(1000):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) == 1
+        backend.close()
+
+
+class TestOutage:
+    def test_a_restarted_server_is_waited_for(self) -> None:
+        server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
+        try:
+            backend = opened("valkey", "k", url=server.url, deadline_secs=20)
+            for fingerprint in fps(500):
+                assert backend.add(fingerprint)
+            server.kill()
+            server.start()
+            for fingerprint in fps(500, 1000):
+                assert backend.add(fingerprint)
+            assert not any(backend.add(fingerprint) for fingerprint in fps(1000))
+            assert backend.status().more["redis/lost_keys"] == 0
+            backend.close()
+            again = opened("valkey", "k", url=server.url)
+            assert not any(again.add(fingerprint) for fingerprint in fps(1000))
+            again.close()
+        finally:
+            server.end()
+
+    def test_a_restarted_server_without_persistence(self, server: servers.Server) -> None:
+        backend = opened("valkey", "k", url=server.url, deadline_secs=20)
+        for fingerprint in fps(500):
+            assert backend.add(fingerprint)
+        server.kill()
+        server.start()
+        assert backend.add(b"new")
+        backend.close()
+        again = opened("valkey", "k", url=server.url)
+        assert not any(again.add(fingerprint) for fingerprint in fps(500))
+        again.close()
+
+    def test_after_the_deadline_it_gives_up_and_comes_back(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(INFO)
+        backend = opened("valkey", "k", url=server.url, deadline_secs=1)
+        backend.add(b"page")
+        server.kill()
+        begun = time.monotonic()
+        with pytest.raises(OutageError) as first:
+            backend.add(b"other")
+        assert time.monotonic() - begun < 3
+        assert not first.value.goes_on
+        assert not backend.add(b"page")  # the mirror knows it
+        with pytest.raises(OutageError) as second:
+            backend.add(b"other")
+        assert second.value.goes_on
+        server.start()
+        time.sleep(1.1)
+        assert backend.add(b"other")
+        assert any("is back after" in line for line in messages(caplog, INFO))
+        backend.close()
+
+
+class TestBadPlaces:
+    def test_a_key_of_another_kind(self, key: str) -> None:
+        client = servers.shared("valkey").client
+        client.set(key, "something")
+        with pytest.raises(StorageError, match="WRONGTYPE"):
+            opened("valkey", key)
+        assert client.get(key) == b"something"
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"name": "value"},
+            {"filter": "no JSON"},
+            {"filter": "{}"},
+            {"filter": json.dumps({"format": 1})},
+            {"a:b:c": "d"},
+        ],
+    )
+    def test_a_hash_that_is_no_filter(self, key: str, fields: dict[str, str]) -> None:
+        client = servers.shared("valkey").client
+        client.hset(key, mapping=fields)
+        with pytest.raises(StorageError, match="no filter of scrapy_bloom.*BLOOM_REDIS_KEY"):
+            opened("valkey", key)
+        assert client.hgetall(key) == {k.encode(): v.encode() for k, v in fields.items()}
+
+    def test_a_newer_format(self, key: str) -> None:
+        opened("valkey", key).close()
+        client = servers.shared("valkey").client
+        raw = json.loads(client.hget(key, "filter"))
+        client.hset(key, "filter", json.dumps({**raw, "format": 2}))
+        with pytest.raises(StorageError, match="upgrade scrapy_bloom"):
+            opened("valkey", key)
+
+    def test_blocks_of_another_type(self, key: str) -> None:
+        backend = opened("valkey", key)
+        (generation,) = RedisStore(backend._server, key).read().generations
+        client = servers.shared("valkey").client
+        client.delete(f"{key}:{generation.id}:0")
+        client.lpush(f"{key}:{generation.id}:0", "x")
+        with pytest.raises(StorageError, match="WRONGTYPE"):
+            backend.add(b"page")
+        backend.close()
