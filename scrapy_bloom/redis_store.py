@@ -24,20 +24,24 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.generations import Generation
-from scrapy_bloom.hashing import HASH_SCHEME, block_of
+from scrapy_bloom.hashing import block_of
 from scrapy_bloom.jobdir import SET_ASIDE
-from scrapy_bloom.redis_bitfield import NAME, BitfieldPacker
+from scrapy_bloom.redis_bitfield import NAME
+from scrapy_bloom.redis_meta import (
+    CHUNK_BLOCKS,
+    FilterInfo,
+    RedisGeneration,
+    Stored,
+    generation_text,
+    info_text,
+    parsed,
+)
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
-
-FORMAT_VERSION = 1
-CHUNK_BLOCKS = 127
+from scrapy_bloom.sizing import BLOCK_BYTES
 
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
 _IS_ALIVE = 0b10
@@ -50,78 +54,6 @@ _EMPTY_SECS = 3600  # how long a hash that defines a filter without any generati
 
 class NoRoomError(StorageError):
     """The server's memory is full (maxmemory)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterInfo:
-    """What all generations of a filter have in common.
-
-    Attributes:
-        salt: hexadecimal.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: for information.
-        created_at: seconds since 1970.
-        epoch: random; another one is another filter.
-        format: version of this layout.
-        hash_scheme: see `scrapy_bloom.hashing`.
-    """
-
-    salt: str
-    fingerprinter: str
-    spider: str
-    created_at: float
-    epoch: str = field(default_factory=lambda: secrets.token_hex(4))
-    format: int = FORMAT_VERSION
-    hash_scheme: int = HASH_SCHEME
-
-
-@dataclass(eq=False, kw_only=True)
-class RedisGeneration(Generation):
-    """A generation in Redis, and what of it is known here.
-
-    Attributes:
-        id: random, part of the names of its keys.
-        mirror: bits known to be set, None without a mirror.
-        complete: for each block 1 if the mirror has all of a sealed generation's bits.
-    """
-
-    id: str
-    mirror: BloomFilter | None = None
-    complete: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self.packer = BitfieldPacker(self.geometry.num_hashes)
-
-    @property
-    def num_chunks(self) -> int:
-        """How many keys hold its blocks."""
-        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
-
-    def blocks(self, chunk: int) -> range:
-        """The blocks in one of its keys."""
-        start = chunk * CHUNK_BLOCKS
-        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
-
-    def marks_at(self, chunk: int) -> int:
-        """The number of the first mark's bit in one of its keys."""
-        return len(self.blocks(chunk)) * BLOCK_BITS
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What the hash says.
-
-    Attributes:
-        info: None if there is no filter.
-        generations: of its epoch, oldest first.
-        left_over: generations of other epochs.
-        drafts: number of keys and time for each id of keys that belong to no generation.
-    """
-
-    info: FilterInfo | None
-    generations: Sequence[RedisGeneration]
-    left_over: Mapping[str, RedisGeneration]
-    drafts: Mapping[str, tuple[int, float]]
 
 
 class RedisStore:
@@ -148,7 +80,7 @@ class RedisStore:
         raw: Mapping[bytes, bytes] = self.server.call(lambda client: client.hgetall(self.key))
         fields = {name.decode("utf-8", "replace"): value for name, value in raw.items()}
         try:
-            return _parsed(fields)
+            return parsed(fields)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise StorageError(
                 f"the key {self.key!r} of {self.server.address} is no filter of scrapy_bloom, or a "
@@ -157,13 +89,13 @@ class RedisStore:
 
     def define(self, info: FilterInfo) -> None:
         """Define the filter, unless there is one."""
-        self.server.call(lambda client: client.hsetnx(self.key, "filter", _json(info)))
+        self.server.call(lambda client: client.hsetnx(self.key, "filter", info_text(info)))
 
     def redefine(self, info: FilterInfo) -> None:
         """Begin a new epoch: from now on, the generations there are left over."""
 
         def do(client: Any) -> None:
-            client.hset(self.key, "filter", _json(info))
+            client.hset(self.key, "filter", info_text(info))
             client.expire(self.key, _EMPTY_SECS)  # until a generation is published
 
         self.server.call(do)
@@ -180,16 +112,16 @@ class RedisStore:
         """
         assert stored.info is not None
         name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
-        kept = {"filter": _json(stored.info)}
+        kept = {"filter": info_text(stored.info)}
         for each in stored.generations:
             field_name = f"{stored.info.epoch}:{each.number}"
-            kept[field_name] = _generation_json(each)
+            kept[field_name] = generation_text(each)
             kept[f"{field_name}:count"] = str(each.count)
 
         def do(client: Any) -> None:
             client.hset(name, mapping=kept)
             pipeline = client.pipeline(transaction=True)
-            pipeline.hset(self.key, "filter", _json(info))
+            pipeline.hset(self.key, "filter", info_text(info))
             if len(kept) > 1:  # else they would be left over, and removed with their blocks
                 pipeline.hdel(self.key, *[each for each in kept if each != "filter"])
             pipeline.expire(self.key, _EMPTY_SECS)
@@ -208,7 +140,7 @@ class RedisStore:
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
         """Make a generation part of the filter; False if there is one of that number."""
-        name, value = f"{epoch}:{generation.number}", _generation_json(generation)
+        name, value = f"{epoch}:{generation.number}", generation_text(generation)
 
         def do(client: Any) -> bool:
             client.hsetnx(self.key, name, value)
@@ -223,9 +155,9 @@ class RedisStore:
 
     def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
         """Make a whole filter known at once; False if there is one already."""
-        fields = {"filter": _json(info)}
+        fields = {"filter": info_text(info)}
         for each in generations:
-            fields[f"{info.epoch}:{each.number}"] = _generation_json(each)
+            fields[f"{info.epoch}:{each.number}"] = generation_text(each)
             fields[f"{info.epoch}:{each.number}:count"] = str(each.count)
         drafts = [_draft(each.id) for each in generations]
 
@@ -491,71 +423,3 @@ def _unless_full(client: Any, do: Callable[[Any], None], generation: RedisGenera
                 f"{generation.geometry.nbytes:,} bytes"
             ) from error
         raise
-
-
-def _json(info: FilterInfo) -> str:
-    return json.dumps(asdict(info))
-
-
-def _generation_json(generation: RedisGeneration) -> str:
-    return json.dumps(
-        {
-            "id": generation.id,
-            "num_blocks": generation.geometry.num_blocks,
-            "num_hashes": generation.geometry.num_hashes,
-            "capacity": generation.capacity,
-            "error_rate": generation.error_rate,
-            "created_at": generation.created_at,
-            "open_until": generation.open_until,
-        }
-    )
-
-
-def _parsed(fields: Mapping[str, bytes]) -> Stored:
-    generations: dict[tuple[str, int], RedisGeneration] = {}
-    drafts = {}
-    for name, value in fields.items():
-        epoch, *rest = name.split(":")
-        if name == "filter" or rest[1:] == ["count"]:
-            continue
-        if epoch == "draft":
-            drafts[rest[0]] = tuple(json.loads(value))
-        else:
-            (number,) = rest
-            count = int(fields.get(f"{name}:count", 0))
-            generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
-    info = None
-    if "filter" in fields:
-        raw = json.loads(fields["filter"])
-        if raw["format"] > FORMAT_VERSION:
-            raise StorageError(
-                f"the filter has format version {raw['format']}, and this scrapy_bloom knows "
-                f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it"
-            )
-        info = FilterInfo(**raw)
-        if info.hash_scheme != HASH_SCHEME or len(bytes.fromhex(info.salt)) != 16:
-            raise ValueError
-    current = info.epoch if info else ""
-    return Stored(
-        info=info,
-        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
-        left_over={
-            f"{epoch}:{number}": each
-            for (epoch, number), each in generations.items()
-            if epoch != current
-        },
-        drafts=drafts,
-    )
-
-
-def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGeneration:
-    return RedisGeneration(
-        number=number,
-        id=raw["id"],
-        geometry=Geometry(raw["num_blocks"], raw["num_hashes"]),
-        capacity=raw["capacity"],
-        error_rate=raw["error_rate"],
-        created_at=raw["created_at"],
-        open_until=raw["open_until"],
-        count=count,
-    )

@@ -14,8 +14,9 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, read_header
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import CHUNK_BLOCKS, FilterInfo, RedisGeneration, RedisStore
+from scrapy_bloom.redis_store import RedisStore
 
 
 @dataclass(frozen=True)

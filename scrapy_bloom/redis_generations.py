@@ -1,0 +1,446 @@
+"""The generations of a shared filter, as one crawler takes part in them."""
+
+import logging
+import math
+import mmap
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Policy, Size
+from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
+from scrapy_bloom.importing import SeenFile, import_seen
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.redis_store import NoRoomError, RedisStore
+from scrapy_bloom.sizing import choose_geometry
+
+logger = logging.getLogger(__name__)
+
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
+
+_POLL_SECS = 0.02  # while another crawler makes the next generation
+_PATIENCE_SECS = 120.0  # until it must be there: its lock ends after 30
+_LONGEST_BATCH = 1000  # requests counted here before all are told
+_TELL_AGAIN_SECS = 600.0  # of lost keys
+
+
+class SharedGenerations:
+    """Which generations there are, which one takes what is new, and how many requests they hold.
+
+    Other crawlers change them at any time. Nothing tells us so but the marks of a key: whoever
+    finds one sealed calls `follow`, whoever finds one lost calls `lost`.
+
+    Args:
+        store: the keys.
+        policy: sizes and ends of new generations.
+        salt: 16 bytes for a new filter; None: random.
+        fingerprinter: import path of what makes the fingerprints.
+        spider: the spider's name, kept with a new filter for information.
+        mirror: whether to keep a mirror of each generation.
+        clock: seconds since 1970; None: the server's.
+        changed: called when the generations are others than before.
+
+    Attributes:
+        live: oldest first; empty before `join`, and after `clear`. Another list, whenever they are
+            others than before, or had to be looked at.
+        newest: the last one.
+        older: the others, newest first.
+        mirrors: of all that have one, newest first.
+        locate: hashes a fingerprint for all of them; see `scrapy_bloom.hashing`.
+        lost_keys: keys that were found lost.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        policy: Policy,
+        *,
+        salt: bytes | None,
+        fingerprinter: str,
+        spider: str,
+        mirror: bool,
+        clock: Callable[[], float] | None,
+        changed: Callable[[], None],
+    ) -> None:
+        self.live: list[RedisGeneration] = []
+        self.older: list[RedisGeneration] = []
+        self.mirrors: list[BloomFilter] = []
+        self.newest: RedisGeneration
+        self.locate: Callable[[bytes], tuple[int, list[int]]]
+        self.lost_keys = 0
+        self._store = store
+        self._place = f"the filter {store.key!r} in {store.server.address}"
+        self._policy = policy
+        self._salt = salt
+        self._fingerprinter = fingerprinter
+        self._spider = spider
+        self._with_mirror = mirror
+        self._clock = clock or self._server_clock
+        self._clock_offset = 0.0
+        self._changed = changed
+        self._info: FilterInfo
+        self._uncounted = 0  # recorded here, and not told the others yet
+        self._count_at: float = math.inf  # with so many of them, tell
+        self._told_of_loss = -math.inf
+
+    # Taking part.
+
+    def join(self, importable: Path | None = None, *, tell: bool = False) -> None:
+        """Take part in the filter; create what is missing of it.
+
+        Args:
+            importable: a requests.seen that a new filter shall begin with.
+            tell: log how the filter differs from the settings.
+        """
+        self.set_clock()
+        stored = self._store.read()
+        if stored.info is None:
+            self._store.define(self._new_info())
+            stored = self._store.read()
+        assert stored.info is not None
+        self._check_fingerprinter(stored.info)
+        if stored.left_over or stored.drafts:
+            self._store.remove_left_over(stored)
+        created = False
+        end = time.monotonic() + _PATIENCE_SECS
+        while not stored.generations:
+            if self._store.lock():
+                try:
+                    self._create_first(stored.info, importable)
+                    created = True
+                except NoRoomError as error:
+                    raise StorageError(
+                        f"{self._store.server.address}: {error}; give it more, or lower "
+                        "BLOOM_EXPECTED_REQUESTS"
+                    ) from error
+                finally:
+                    self._store.unlock()
+            elif time.monotonic() > end:
+                raise StorageError(
+                    f"another crawler did not finish making {self._place}; remove the key "
+                    f"{self._store.key}:lock and start again"
+                )
+            else:
+                time.sleep(_POLL_SECS)
+            stored = self._store.read()
+            if stored.info is None:
+                raise StorageError(
+                    f"{self._place} was removed while it was being made; start again"
+                )
+        self._adopt(stored)
+        if tell and not created:
+            self._tell_what_is_joined()
+
+    def _create_first(self, info: FilterInfo, importable: Path | None) -> None:
+        if importable is None:
+            self._published(info, self._policy.first(), 1, 0.0)
+            return
+        try:
+            seen = SeenFile(importable)
+        except OSError as error:
+            raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
+        size = self._policy.first(at_least=seen.count())
+        content = BloomFilter(size.capacity, size.error_rate, salt=bytes.fromhex(info.salt))
+        count = import_seen(seen, content)
+        self._published(info, size, 1, 0.0, content=content, count=count)
+
+    def refresh(self) -> None:
+        """Look at the generations that there are, and take part in these."""
+        stored = self._store.read()
+        if stored.info is not None and stored.generations:
+            self._adopt(stored)
+        elif stored.info is not None and stored.info.epoch != self._info.epoch:
+            self._forget()
+            self.join()  # it was cleared
+        else:
+            self._publish_again()
+
+    def _adopt(self, stored: Stored) -> None:
+        """From now on, the generations are these."""
+        assert stored.info is not None
+        known = {each.id: each for each in self.live}
+        found = {each.id: each for each in stored.generations}
+        if self._uncounted and found.keys() >= {self.newest.id}:
+            # Before a generation that was the newest is left, too.
+            self._store.add_count(stored.info.epoch, self.newest, self._uncounted)
+            found[self.newest.id].count += self._uncounted
+        self._uncounted = 0
+        self._info = stored.info
+        for each in stored.generations:
+            if each.id in known:
+                known[each.id].count = each.count
+        self.live = [known.get(each.id, each) for each in stored.generations]
+        self.newest = self.live[-1]
+        self.older = self.live[-2::-1]
+        self._mirror()
+        most = max(each.geometry.num_hashes for each in self.live)
+        self.locate = make_hasher(bytes.fromhex(stored.info.salt), most)
+        self._plan_counting()
+        self._changed()
+
+    def _mirror(self) -> None:
+        """Give a mirror to each new generation, as long as there is room for it."""
+        used = sum(each.geometry.nbytes for each in self.live if each.mirror is not None)
+        for each in reversed(self.live):
+            nbytes = each.geometry.nbytes
+            if each.mirror is None and self._with_mirror and used + nbytes <= MAX_MIRROR_BYTES:
+                used += nbytes
+                each.mirror = BloomFilter.over(
+                    memoryview(mmap.mmap(-1, nbytes)),
+                    each.geometry,
+                    capacity=each.capacity,
+                    error_rate=each.error_rate,
+                    salt=bytes.fromhex(self._info.salt),
+                )
+                each.complete = bytearray(each.geometry.num_blocks)
+        self.mirrors = [each.mirror for each in reversed(self.live) if each.mirror is not None]
+
+    def _forget(self) -> None:
+        self.live, self.older, self.mirrors = [], [], []
+        self._uncounted = 0
+
+    def clear(self) -> None:
+        """Remove the filter, for all crawlers; `join` begins a new one."""
+        self._info = self._new_info()
+        self._store.redefine(self._info)
+        self._store.remove_left_over(self._store.read())
+        self._forget()
+
+    def set_aside(self, stored: Stored) -> str:
+        """Keep the filter under another name, for all crawlers; where it is now, for people."""
+        name = self._store.set_aside(stored, self._new_info())
+        return f"the key {name!r} of {self._store.server.address}"
+
+    def leave(self) -> None:
+        """Tell what is not told yet, and leave nothing behind of a filter that was cleared."""
+        if self.live:
+            self.tell_count()
+        else:
+            self._store.undefine(self._info)
+
+    # How many requests they hold.
+
+    def count(self) -> None:
+        """One more was recorded in the newest generation."""
+        self.newest.count += 1
+        self._uncounted += 1
+        if self._uncounted >= self._count_at:
+            self.tell_count()
+
+    def tell_count(self) -> None:
+        """Tell all crawlers how many were recorded here, and learn what they have."""
+        if not self._uncounted:
+            return
+        count = self._store.add_count(self._info.epoch, self.newest, self._uncounted)
+        self._uncounted = 0
+        if count is None:
+            self.lost(self.newest)
+        else:
+            self.newest.count = count
+        self._plan_counting()
+
+    def _plan_counting(self) -> None:
+        newest = self.newest
+        room = newest.capacity - newest.count
+        # Often when it is nearly full: all crawlers shall find that out in time.
+        batch = room // 64 if room > 0 else newest.capacity // 256
+        self._count_at = max(1, min(batch, _LONGEST_BATCH))
+
+    # The next generation.
+
+    def follow(self, sealed: RedisGeneration) -> None:
+        """Go on to the generation after a sealed one, and make it if nobody does."""
+        end = time.monotonic() + _PATIENCE_SECS
+        while True:
+            self.refresh()
+            if self.newest is not sealed:
+                return
+            if self.append(self._policy.next(self.live), sealed.open_until):
+                return
+            if time.monotonic() > end:
+                raise StorageError(
+                    f"another crawler sealed generation {sealed.number} of {self._place}, and "
+                    "there is no next one"
+                )
+            time.sleep(_POLL_SECS)
+
+    def append(self, size: Size, open_until: float) -> bool:
+        """Add a generation, unless another crawler is about to; whether the newest is another.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+        """
+        ended = self.newest
+        if not self._store.lock():
+            return False
+        try:
+            self.refresh()
+            if self.newest is not ended:
+                return True
+            self._published(self._info, size, ended.number + 1, open_until, after=ended)
+        finally:
+            self._store.unlock()
+        self.refresh()
+        return self.newest is not ended
+
+    def _published(
+        self,
+        info: FilterInfo,
+        size: Size,
+        number: int,
+        open_until: float,
+        *,
+        after: RedisGeneration | None = None,
+        content: BloomFilter | None = None,
+        count: int = 0,
+    ) -> bool:
+        """Make a generation, seal the one before it, and let all know of it."""
+        now = self.now()
+        new = RedisGeneration(
+            number=number,
+            id=secrets.token_hex(4),
+            geometry=choose_geometry(size.capacity, size.error_rate),
+            capacity=size.capacity,
+            error_rate=size.error_rate,
+            created_at=now,
+            open_until=open_until or self._policy.open_until(now),
+            count=count,
+        )
+        self._store.create(new, content)
+        if after is not None:
+            # All of it, before the next one is known: who sees that one finds here all that was
+            # recorded, and who still records here is told that it is too late.
+            self._store.seal(after)
+        if self._store.publish(info.epoch, new):
+            if count:
+                self._store.set_count(info.epoch, new)
+            return True
+        self._store.discard(new.id, new.num_chunks)
+        return False
+
+    def expire(self, number: int) -> int:
+        """Remove so many of the oldest generations; how many requests were in them."""
+        gone = self.live[:number]
+        for each in gone:
+            self._store.expire(self._info.epoch, each)
+        self.refresh()
+        return sum(each.count for each in gone)
+
+    # Keys that were lost.
+
+    def lost(self, generation: RedisGeneration, block_hash: int | None = None) -> None:
+        """A key is not what we left there: it was evicted, or removed, or all is gone."""
+        stored = self._store.read()
+        if stored.info is None or self._is_behind(stored, generation):
+            self._publish_again()
+            return
+        chunk = None
+        if block_hash is not None:
+            chunk = block_of(block_hash, generation.geometry.num_blocks) // CHUNK_BLOCKS
+        if generation.id not in {each.id for each in stored.generations}:
+            # Not lost: the filter was cleared, or the generation has expired.
+            if chunk is not None:
+                self._store.drop(generation, chunk)
+            self.refresh()
+            return
+        if chunk is not None:
+            is_newest = generation.id == stored.generations[-1].id
+            self._store.restore(generation, chunk, sealed=not is_newest)
+            self._tell_of_loss(1)
+        if [each.id for each in stored.generations] != [each.id for each in self.live]:
+            self._adopt(stored)
+
+    def _is_behind(self, stored: Stored, generation: RedisGeneration) -> bool:
+        """Whether a crawler that knows fewer generations has written back what was lost."""
+        assert stored.info is not None
+        newest = stored.generations[-1].number if stored.generations else 0
+        return stored.info.epoch == self._info.epoch and generation.number > newest
+
+    def _publish_again(self) -> None:
+        """Everything is gone: write back what is known here, unless another was first."""
+        self._store.define(self._info)
+        stored = self._store.read()
+        if stored.info is not None and stored.info.epoch != self._info.epoch:
+            self._forget()
+            self.join()
+            return
+        for each in self.live:
+            for chunk in range(each.num_chunks):
+                self._store.restore(each, chunk, sealed=each is not self.newest)
+            if self._store.publish(self._info.epoch, each):
+                self._store.set_count(self._info.epoch, each)
+        self._uncounted = 0
+        self._tell_of_loss(sum(each.num_chunks for each in self.live))
+        stored = self._store.read()
+        if stored.info is not None and stored.generations:  # not gone again already
+            self._adopt(stored)
+
+    def _tell_of_loss(self, number: int) -> None:
+        self.lost_keys += number
+        if time.monotonic() - self._told_of_loss < _TELL_AGAIN_SECS:
+            return
+        self._told_of_loss = time.monotonic()
+        logger.warning(
+            "Keys of %s were lost: evicted, flushed, or not saved before a restart. They were made "
+            "anew%s; pages recorded in them by others may be crawled again. Check maxmemory-policy "
+            "(noeviction) and persistence (appendonly yes)",
+            self._place,
+            " with what this crawl knows of them" if self._with_mirror else ", empty",
+        )
+
+    # Small helpers.
+
+    def _new_info(self) -> FilterInfo:
+        return FilterInfo(
+            salt=(self._salt or secrets.token_bytes(SALT_BYTES)).hex(),
+            fingerprinter=self._fingerprinter,
+            spider=self._spider,
+            created_at=self.now(),
+        )
+
+    def _check_fingerprinter(self, info: FilterInfo) -> None:
+        if info.fingerprinter != self._fingerprinter:
+            raise FingerprinterMismatchError(
+                f"{self._place} was recorded with REQUEST_FINGERPRINTER_CLASS = "
+                f"{info.fingerprinter!r}, and this crawl has {self._fingerprinter!r}: no request "
+                "would be found in it; set "
+                "REQUEST_FINGERPRINTER_CLASS back, or use another BLOOM_REDIS_KEY"
+            )
+
+    def _tell_what_is_joined(self) -> None:
+        policy = self._policy
+        differences = []
+        if self._salt not in {None, bytes.fromhex(self._info.salt)}:
+            differences.append("its own salt (BLOOM_SALT is for a new one)")
+        capacity = sum(each.capacity for each in self.live)
+        if not policy.window and policy.first().capacity > capacity:
+            differences.append(f"room for {capacity:,} requests")
+        error_rate = sum(each.error_rate for each in self.live)
+        if error_rate > policy.error_rate:
+            differences.append(f"an error rate of {error_rate:.2g}")
+        if bool(policy.window) != bool(self.newest.open_until):
+            differences.append("a time window" if self.newest.open_until else "no time window")
+        if differences:
+            logger.info(
+                "This crawl joins %s, which was made with other settings and stays as it is: %s. "
+                "The settings count for further generations; all crawlers that share a filter "
+                "should have the same",
+                self._place,
+                ", ".join(differences),
+            )
+
+    def now(self) -> float:
+        """The time for all crawlers, seconds since 1970; never before the newest generation's."""
+        newest = self.live[-1].created_at if self.live else 0.0
+        return max(self._clock(), newest)
+
+    def set_clock(self) -> None:
+        """Ask the server for the time."""
+        # One clock for all: a crawler's own may be wrong. Monotonic time goes on from there.
+        self._clock_offset = self._store.server.now() - time.monotonic()
+
+    def _server_clock(self) -> float:
+        return time.monotonic() + self._clock_offset

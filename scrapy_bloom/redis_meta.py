@@ -1,0 +1,165 @@
+"""What is stored about a filter in Redis, as text in the fields of its hash."""
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Generation
+from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.redis_bitfield import BitfieldPacker
+from scrapy_bloom.sizing import BLOCK_BITS, Geometry
+
+FORMAT_VERSION = 1
+CHUNK_BLOCKS = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterInfo:
+    """What all generations of a filter have in common.
+
+    Attributes:
+        salt: hexadecimal.
+        fingerprinter: import path of what makes the fingerprints.
+        spider: for information.
+        created_at: seconds since 1970.
+        epoch: random; another one is another filter.
+        format: version of this layout.
+        hash_scheme: see `scrapy_bloom.hashing`.
+    """
+
+    salt: str
+    fingerprinter: str
+    spider: str
+    created_at: float
+    epoch: str = field(default_factory=lambda: secrets.token_hex(4))
+    format: int = FORMAT_VERSION
+    hash_scheme: int = HASH_SCHEME
+
+
+@dataclass(eq=False, kw_only=True)
+class RedisGeneration(Generation):
+    """A generation in Redis, and what of it is known here.
+
+    Attributes:
+        id: random, part of the names of its keys.
+        mirror: bits known to be set, None without a mirror.
+        complete: for each block 1 if the mirror has all of a sealed generation's bits.
+    """
+
+    id: str
+    mirror: BloomFilter | None = None
+    complete: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.packer = BitfieldPacker(self.geometry.num_hashes)
+
+    @property
+    def num_chunks(self) -> int:
+        """How many keys hold its blocks."""
+        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
+
+    def blocks(self, chunk: int) -> range:
+        """The blocks in one of its keys."""
+        start = chunk * CHUNK_BLOCKS
+        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
+
+    def marks_at(self, chunk: int) -> int:
+        """The number of the first mark's bit in one of its keys."""
+        return len(self.blocks(chunk)) * BLOCK_BITS
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the hash says.
+
+    Attributes:
+        info: None if there is no filter.
+        generations: of its epoch, oldest first.
+        left_over: generations of other epochs.
+        drafts: number of keys and time for each id of keys that belong to no generation.
+    """
+
+    info: FilterInfo | None
+    generations: Sequence[RedisGeneration]
+    left_over: Mapping[str, RedisGeneration]
+    drafts: Mapping[str, tuple[int, float]]
+
+
+def info_text(info: FilterInfo) -> str:
+    """The field `filter`."""
+    return json.dumps(asdict(info))
+
+
+def generation_text(generation: RedisGeneration) -> str:
+    """The field of a generation; its count has a field of its own."""
+    return json.dumps(
+        {
+            "id": generation.id,
+            "num_blocks": generation.geometry.num_blocks,
+            "num_hashes": generation.geometry.num_hashes,
+            "capacity": generation.capacity,
+            "error_rate": generation.error_rate,
+            "created_at": generation.created_at,
+            "open_until": generation.open_until,
+        }
+    )
+
+
+def parsed(fields: Mapping[str, bytes]) -> Stored:
+    """What all fields say.
+
+    Raises:
+        StorageError: the filter is of a newer format.
+        ValueError: or TypeError, KeyError, AttributeError: this is no filter.
+    """
+    generations: dict[tuple[str, int], RedisGeneration] = {}
+    drafts = {}
+    for name, value in fields.items():
+        epoch, *rest = name.split(":")
+        if name == "filter" or rest[1:] == ["count"]:
+            continue
+        if epoch == "draft":
+            drafts[rest[0]] = tuple(json.loads(value))
+        else:
+            (number,) = rest
+            count = int(fields.get(f"{name}:count", 0))
+            generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
+    info = None
+    if "filter" in fields:
+        raw = json.loads(fields["filter"])
+        if raw["format"] > FORMAT_VERSION:
+            raise StorageError(
+                f"the filter has format version {raw['format']}, and this scrapy_bloom knows "
+                f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it"
+            )
+        info = FilterInfo(**raw)
+        if info.hash_scheme != HASH_SCHEME or len(bytes.fromhex(info.salt)) != SALT_BYTES:
+            raise ValueError
+    current = info.epoch if info else ""
+    return Stored(
+        info=info,
+        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
+        left_over={
+            f"{epoch}:{number}": each
+            for (epoch, number), each in generations.items()
+            if epoch != current
+        },
+        drafts=drafts,
+    )
+
+
+def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGeneration:
+    return RedisGeneration(
+        number=number,
+        id=raw["id"],
+        geometry=Geometry(raw["num_blocks"], raw["num_hashes"]),
+        capacity=raw["capacity"],
+        error_rate=raw["error_rate"],
+        created_at=raw["created_at"],
+        open_until=raw["open_until"],
+        count=count,
+    )
