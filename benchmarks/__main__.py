@@ -8,7 +8,17 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import growth, large, machine, memory, opening, report, request, space
+from benchmarks import (
+    growth,
+    large,
+    machine,
+    memory,
+    opening,
+    redis_backend,
+    report,
+    request,
+    space,
+)
 from benchmarks.report import Section
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -20,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "large": large.run,
     "space": space.run,
     "growth": growth.run,
+    "redis": redis_backend.run,
 }
 
 

@@ -113,6 +113,8 @@ class RedisBackend:
         importable = self._job.importable()
         stored = self._store.read()
         there = stored.info is not None and bool(stored.generations)
+        if not there:
+            self._tell_of_a_local_one()
         if self._job.was_killed(stored.info.created_at if stored.info and there else None):
             count = sum(each.count for each in stored.generations) if there else None
             if self._job.recover(

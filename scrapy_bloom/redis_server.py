@@ -3,7 +3,9 @@
 redis-py is imported when a connection is made, not before: most crawls do without it.
 """
 
+import inspect
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -20,6 +22,41 @@ _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
 
 # Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
 _PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
+_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command in front of it
+
+_LOGIN, _OPTIONS = r"(?:[^/?#\[\]]*@)?", r"(?:\?[^@#]*)?"
+_HOST = r"(?:[\w.-]*|\[[\w:.%]+\])(?::\d{0,5})?"
+_URL = re.compile(
+    rf"(rediss?://){_LOGIN}({_HOST}(?:,{_HOST})*(?:/\d*)?){_OPTIONS}"
+    rf"|(unix://){_LOGIN}(/[^?#]+){_OPTIONS}"
+)
+_ALLOWED = (
+    "redis://[[user]:password@]host[:port][/database], rediss://... for TLS, or "
+    "unix://[[user]:password@]/path/to/socket, with special characters percent-encoded"
+)
+
+_NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
+# What to do about an error whose class or text has one of the words.
+_HINTS = {
+    ("MasterNotFound",): (
+        "the Sentinels have a password of their own: it goes to REDIS_PARAMS (sentinel_kwargs), "
+        "beside REDIS_URL in place of BLOOM_REDIS_URL"
+    ),
+    _NO_LOGIN: "check user and password in the URL",
+    ("NoPermission", "NOPERM"): (
+        "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
+        "+@connection +@transaction +time, on a Cluster also +cluster|slots"
+    ),
+    ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
+    ("SENTINEL", "unknown command"): (
+        "BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+    ),
+    ("cluster", "MovedError", "AskError", "CrossSlotError"): (
+        "BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+    ),
+    ("CERTIFICATE",): "check the option ssl_ca_certs of the URL, and its host",
+    ("keyword argument",): "check the options of the URL, or those in REDIS_PARAMS",
+}
 
 
 class Packed(bytes):
@@ -49,13 +86,17 @@ class RedisServer:
         params: options of redis-py's connections, for what the URL does not say.
         cluster: the URL is that of a node of a Cluster.
         sentinel: the URL is that of a Sentinel, or of several (host:port,host:port), and this the
-            name of the service they watch.
+            name of the service they watch. User and password are the service's; those of the
+            Sentinels are in `params`, as `sentinel_kwargs`.
         deadline_secs: how long a call waits out an outage.
 
     Attributes:
         address: the URL without user, password and options, for people.
         round_trips: calls answered or failed.
         retries: calls made again after a failure.
+
+    Raises:
+        SettingError: the URL is not valid.
     """
 
     def __init__(
@@ -67,15 +108,26 @@ class RedisServer:
         sentinel: str | None = None,
         deadline_secs: float = 30.0,
     ) -> None:
-        self.address = without_secrets(url)
+        try:
+            self.address = without_secrets(url)
+            places = [urlsplit(f"//{each}") for each in urlsplit(self.address).netloc.split(",")]
+            self._places = [(each.hostname or "localhost", each.port) for each in places]
+        except ValueError as error:
+            raise SettingError(f"the URL of Redis is not valid: {error}") from None
+        if url.startswith("unix:") and (cluster or sentinel is not None):
+            raise SettingError(f"{self.address}: a Cluster or Sentinel needs redis:// or rediss://")
+        if len(places) > 1 and sentinel is None:
+            raise SettingError(
+                f"{self.address}: several hosts can only be Sentinels (BLOOM_REDIS_SENTINEL)"
+            )
         self.round_trips = self.retries = 0
         self._url = url
-        self._hosts = urlsplit(url).netloc.rpartition("@")[2]
         self._params = dict(params or {})
         self._cluster = cluster
         self._sentinel = sentinel
         self._deadline_secs = deadline_secs
         self._client: Any = None
+        self._sentinels: list[Any] = []
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
@@ -112,13 +164,13 @@ class RedisServer:
             except Exception as error:
                 now = time.monotonic()
                 if not _is_passing(error):
-                    raise self._explained(error) from error
+                    raise self._explained(_reason(error)) from error
                 if self._down_since is not None or now + pause > begun + self._deadline_secs:
                     goes_on = self._down_since is not None
                     self._down_since = self._down_since or begun
                     # A server that hangs costs its time-out: that may be a tenth of our time.
                     self._next_attempt = now + max(1.0, 10 * (now - attempt))
-                    raise self._gone(error, goes_on=goes_on) from error
+                    raise self._gone(_reason(error), goes_on=goes_on) from error
                 self.retries += 1
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -159,8 +211,11 @@ class RedisServer:
     def close(self) -> None:
         """Close the connections."""
         if self._client is not None:
-            self._client.close()
-            self._client = None
+            if self._cluster:
+                self._client.disconnect_connection_pools()
+            for each in (self._client, *self._sentinels):
+                each.close()
+            self._client, self._sentinels = None, []
 
     def _connected(self) -> Any:
         if self._client is None:
@@ -171,53 +226,72 @@ class RedisServer:
         redis = _imported()
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
         secs = max(0.2, min(_SOCKET_SECS, self._deadline_secs / 3 or _SOCKET_SECS))
+        url = self._url
+        if len(self._places) > 1:
+            login, at, hosts = urlsplit(url).netloc.rpartition("@")
+            first, _, _ = hosts.partition(",")
+            url = url.replace(f"{login}{at}{hosts}", f"{login}{at}{first}", 1)
+        try:
+            options = redis.connection.parse_url(url)
+        except ValueError as error:
+            raise SettingError(f"the URL {self.address} is not valid: {error}") from None
+        plain = options.pop("connection_class", redis.connection.Connection)
         params = {
             "socket_timeout": secs,
             "socket_connect_timeout": secs,
             "protocol": 2,
             **self._params,
+            **options,
             "decode_responses": False,
         }
         # A command whose reply was lost must come back to us, or it would be answered "seen".
         for name in ("retry", "retry_on_error", "retry_on_timeout", "redis_cls", "url"):
             params.pop(name, None)
-        first, *_ = self._hosts.split(",")
-        try:
-            options = redis.connection.parse_url(self._url.replace(self._hosts, first))
-        except ValueError as error:
-            raise SettingError(f"the URL {self.address} is not valid: {error}") from None
-        for name in ("retry_on_timeout", "decode_responses"):
-            options.pop(name, None)
-        plain = options.pop("connection_class", redis.connection.Connection)
-        params.update(options)
         if self._sentinel is not None:
             return self._master(redis, plain, params, retry)
         params["connection_class"] = type("Connection", (_SendsPacked, plain), {})
         if self._cluster:
-            if params.pop("db", 0):
-                raise SettingError(f"{self.address}: a Cluster has only database 0")
-            params.pop("host", None)
-            params.pop("port", None)
-            # With a URL, each node gets a pool of its own with these options; that it is
-            # encrypted is in the class of the connection already.
-            return redis.cluster.RedisCluster(url=f"redis://{first}", retry=retry, **params)
-        pool = redis.ConnectionPool(retry=retry, **params)
-        return redis.Redis(connection_pool=pool)
+            return self._cluster_of(redis, params, retry)
+        return redis.Redis.from_pool(redis.ConnectionPool(retry=retry, **params))
+
+    def _cluster_of(self, redis: Any, params: dict[str, Any], retry: Any) -> Any:
+        if params.pop("db", 0):
+            raise SettingError(f"{self.address}: a Cluster has only database 0")
+        # RedisCluster ignores what it does not know, and that might be about encryption.
+        known = {
+            *redis.cluster.REDIS_ALLOWED_KEYS,
+            *inspect.signature(redis.RedisCluster).parameters,
+        }
+        if unknown := sorted(params.keys() - known):
+            raise SettingError(
+                f"{self.address}: redis-py's RedisCluster does not take the options "
+                f"{', '.join(unknown)}; remove them from BLOOM_REDIS_URL or REDIS_PARAMS"
+            )
+        for name in ("host", "port"):
+            params.pop(name, None)
+        ((host, port),) = self._places
+        place = f"[{host}]" if ":" in host else host
+        # With a URL, each node gets a pool of its own with these options; that it is encrypted is
+        # in the class of the connection already.
+        return redis.RedisCluster(url=f"redis://{place}:{port or 6379}", retry=retry, **params)
 
     def _master(self, redis: Any, plain: Any, params: dict[str, Any], retry: Any) -> Any:
         for name in ("host", "port"):
             params.pop(name, None)
-        places = [place.partition(":") for place in self._hosts.split(",")]
-        addresses = [(host, int(port or 26379)) for host, _, port in places]
-        of_sentinel = dict(params.pop("sentinel_kwargs", {}))
-        for name in ("socket_timeout", "socket_connect_timeout"):
-            of_sentinel.setdefault(name, params[name])
+        alike = ("socket_timeout", "socket_connect_timeout")
+        of_sentinel = {
+            **{name: params[name] for name in params if name in alike or name.startswith("ssl_")},
+            **params.pop("sentinel_kwargs", {}),
+            "retry": retry,
+        }
+        managed = redis.sentinel.SentinelManagedConnection
         if issubclass(plain, redis.connection.SSLConnection):
             of_sentinel.setdefault("ssl", True)
             managed = redis.sentinel.SentinelManagedSSLConnection
-        else:
-            managed = redis.sentinel.SentinelManagedConnection
-        finder = redis.sentinel.Sentinel(addresses, sentinel_kwargs=of_sentinel)
+        finder = redis.sentinel.Sentinel(
+            [(host, port or 26_379) for host, port in self._places], sentinel_kwargs=of_sentinel
+        )
+        self._sentinels = finder.sentinels
         params["connection_class"] = type("Connection", (_SendsPacked, managed), {})
         return finder.master_for(self._sentinel, retry=retry, **params)
 
@@ -230,14 +304,9 @@ class RedisServer:
         )
 
     def _explained(self, error: Exception) -> StorageError:
-        hint = ""
-        if _is_login(error):
-            hint = "; check user and password in BLOOM_REDIS_URL"
-        elif "NOPERM" in str(error) or type(error).__name__ == "NoPermissionError":
-            hint = "; the user needs the keys of BLOOM_REDIS_KEY, and +@read +@write +@connection"
-        elif "cluster" in str(error).lower():
-            hint = "; BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
-        return StorageError(f"{self.address} refused the filter's request: {_text(error)}{hint}")
+        text = f"{type(error).__name__}: {_text(error)}"
+        hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
+        return StorageError("; ".join([f"{self.address}: {text}", *hints[:1]]))
 
 
 def without_secrets(url: str) -> str:
@@ -245,13 +314,14 @@ def without_secrets(url: str) -> str:
 
     >>> without_secrets("rediss://me:secret@host:6380/1?ssl_password=secret")
     'rediss://host:6380/1'
+
+    Raises:
+        ValueError: it is not valid. The message says what is, and shows nothing of it.
     """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return "(a URL without ://)"
-    place, _, _ = rest.partition("?")
-    # The last @: a password that was not quoted may hold one, and a slash, too.
-    return f"{scheme}://{place.rpartition('@')[2]}"
+    match = _URL.fullmatch(url)
+    if match is None or not (url.isascii() and url.isprintable()):
+        raise ValueError(_ALLOWED)
+    return "".join(filter(None, match.groups()))
 
 
 def _imported() -> Any:
@@ -268,21 +338,29 @@ def _imported() -> Any:
     return redis
 
 
-def _is_login(error: Exception) -> bool:
-    name = type(error).__name__
-    return name.startswith(("Authentication", "Authorization")) or "NOAUTH" in str(error)
+def _reason(error: Exception) -> Exception:
+    """What is behind an error of a Cluster's client: it wraps what a node answered."""
+    redis = _imported()
+    inner = error.__cause__ or error.__context__
+    if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
+        inner, (redis.RedisError, redis.exceptions.RedisClusterException, TypeError)
+    ):
+        return _reason(inner)
+    return error
 
 
 def _is_passing(error: Exception) -> bool:
     """Whether the same command may well succeed a little later."""
-    if _is_login(error):
+    error = _reason(error)
+    about = f"{type(error).__name__} {error}"
+    if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
         return False
     errors = _imported().exceptions
     passing = (
         errors.ConnectionError,
         errors.TimeoutError,
-        errors.ClusterDownError,
         errors.ClusterError,
+        errors.RedisClusterException,
         errors.TryAgainError,
         errors.ReadOnlyError,
         errors.OutOfMemoryError,
@@ -290,12 +368,11 @@ def _is_passing(error: Exception) -> bool:
     )
     if isinstance(error, passing):
         return True
-    if isinstance(error, errors.RedisClusterException):
-        # "cannot be connected", "not all slots are covered": not so "cluster mode is disabled".
-        return "mode is not enabled" not in str(error)
-    return isinstance(error, errors.ResponseError) and str(error).startswith(_PASSING)
+    return isinstance(error, errors.ResponseError) and _text(error).startswith(_PASSING)
 
 
 def _text(error: Exception) -> str:
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
+    text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
+    text = text.rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
 
@@ -78,15 +79,14 @@ def _flag(name: str, value: Any) -> bool:
 def _redis_url(name: str, value: Any) -> str | None:
     if value is None:
         return None
-    allowed = (
-        "redis://[[user]:password@]host[:port][/database], rediss://... for TLS, or "
-        "unix://[[user]:password@]/path/to/socket"
-    )
-    if not isinstance(value, str) or not value.startswith(("redis://", "rediss://", "unix://")):
+    try:
+        without_secrets(value if isinstance(value, str) else "")
+    except ValueError as error:
         # It may hold a password.
-        shown = without_secrets(value) if isinstance(value, str) else type(value).__name__
-        raise SettingError(f"{name} is {shown}; allowed is {allowed}")
-    return value
+        raise SettingError(
+            f"{name} is not valid (its value is kept out of the log): allowed is {error}"
+        ) from None
+    return str(value)
 
 
 def _redis_key(name: str, value: Any) -> str:
@@ -203,16 +203,19 @@ def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[
         params = dict(settings.getdict("REDIS_PARAMS"))
     except (TypeError, ValueError):
         raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
-    if url := settings.get("REDIS_URL") or params.pop("url", None):
-        return _redis_url("REDIS_URL", url) or "", params
-    for name in ("host", "port", "db"):
+    for name in ("url", "host", "port", "db"):
         if value := settings.get(f"REDIS_{name.upper()}"):
             params[name] = value
+    if url := params.pop("url", None):
+        return _redis_url("REDIS_URL", url) or "", params
+    host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
     if path := params.pop("unix_socket_path", None):
-        return f"unix://{path}", params
-    scheme = "rediss" if params.pop("ssl", False) else "redis"
-    host, port = params.pop("host", "localhost"), params.pop("port", 6379)
-    return f"{scheme}://{host}:{port}/{params.pop('db', 0)}", params
+        url = f"unix://{quote(str(path))}"
+    else:
+        scheme = "rediss" if params.pop("ssl", False) else "redis"
+        host = f"[{host}]" if ":" in host else host  # IPv6
+        url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
+    return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url) or "", params
 
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {

