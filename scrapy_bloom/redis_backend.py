@@ -272,7 +272,8 @@ class RedisBackend:
         if marks == SEALED:
             if not new:
                 return False
-            self._shared.follow(newest)
+            size = self._policy.next(self._shared.live)
+            self._shared.follow(newest, size, newest.open_until)
         elif marks != ALIVE:
             self._shared.lost(newest, block_hash)
         if self._shared.newest is not newest:
@@ -357,6 +358,7 @@ class RedisBackend:
                 error,
             )
             return
+        self._no_room = False
         if self._shared.newest.number == full.number + 1:
             logger.info(
                 "The filter is full with %s requests and goes on in generation %d, with room for "
@@ -370,42 +372,39 @@ class RedisBackend:
 
     def _turn(self) -> None:
         """End what has ended: go on to a new quarter, and let old generations expire."""
-        now = self._shared.now()
-        if now >= self._ends(self._shared.newest):
-            self._rotate(now)
+        now, ended = self._shared.now(), None
+        # Again, if what another crawler has made meanwhile has ended, too.
+        while self._shared.newest is not ended and now >= self._ends(self._shared.newest):
+            ended = self._shared.newest
+            self._rotate(ended, now)
         if number := self._policy.expired(self._shared.live, now):
             self._expire(number)
-        self._due = min(self._due_after(now), self._policy.next_expiry(self._shared.live))
-
-    def _due_after(self, now: float) -> float:
-        ends = self._ends(self._shared.newest)
-        # Not over yet only because another crawler is making the next one, or there is no room.
-        return ends if ends > now else now + self._policy.window / 100
 
     def _ends(self, generation: RedisGeneration) -> float:
         """When a generation is over; the window may have been changed since it was made."""
-        own = self._policy.open_until(generation.created_at) or math.inf
-        return min(generation.open_until or math.inf, own)
+        own = self._policy.open_until(generation.created_at)
+        return min(generation.open_until or own, own)
 
-    def _rotate(self, now: float) -> None:
-        ended = self._shared.newest
+    def _rotate(self, ended: RedisGeneration, now: float) -> None:
         self._shared.set_clock()
-        in_quarter = sum(g.count for g in self._shared.live if g.open_until == ended.open_until)
+        live = self._shared.live
+        size = self._policy.first(sum(g.count for g in live if g.open_until == ended.open_until))
         try:
-            rotated = self._shared.append(
-                self._policy.first(in_quarter), self._policy.open_until(now)
-            )
+            self._shared.follow(ended, size, self._policy.open_until(now))
         except NoRoomError as error:
+            # What is recorded in it from now on shall not expire with its quarter.
+            self._shared.extend(self._policy.open_until(now))
+            self._due = now + self._policy.window / 100
             self._cannot_grow("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
             return
-        if rotated:
-            logger.info(
-                "A quarter of the time window is over: generation %d takes what is new, generation "
-                "%d with %s requests counts until it expires",
-                self._shared.newest.number,
-                ended.number,
-                f"{ended.count:,}",
-            )
+        self._no_room = False
+        logger.info(
+            "A quarter of the time window is over: generation %d takes what is new, generation %d "
+            "with %s requests counts until it expires",
+            self._shared.newest.number,
+            ended.number,
+            f"{ended.count:,}",
+        )
 
     def _expire(self, number: int) -> None:
         gone = ", ".join(str(each.number) for each in self._shared.live[:number])

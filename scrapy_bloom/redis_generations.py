@@ -172,6 +172,7 @@ class SharedGenerations:
         for each in stored.generations:
             if each.id in known:
                 known[each.id].count = each.count
+                known[each.id].open_until = each.open_until
         self.live = [known.get(each.id, each) for each in stored.generations]
         self.newest = self.live[-1]
         self.older = self.live[-2::-1]
@@ -251,21 +252,26 @@ class SharedGenerations:
 
     # The next generation.
 
-    def follow(self, sealed: RedisGeneration) -> None:
-        """Go on to the generation after a sealed one, and make it if nobody does."""
+    def follow(self, ended: RedisGeneration, size: Size, open_until: float) -> None:
+        """Go on to the generation after one that is over; make it, unless another crawler does.
+
+        Args:
+            ended: the newest as far as we know.
+            size: of the next one, if we make it.
+            open_until: of the next one; see `Generation`.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+        """
         end = time.monotonic() + _PATIENCE_SECS
-        while True:
-            self.refresh()
-            if self.newest is not sealed:
-                return
-            if self.append(self._policy.next(self.live), sealed.open_until):
-                return
+        while self.newest is ended and not self.append(size, open_until):
             if time.monotonic() > end:
                 raise StorageError(
-                    f"another crawler sealed generation {sealed.number} of {self._place}, and "
-                    "there is no next one"
+                    f"another crawler does not finish making generation {ended.number + 1} of "
+                    f"{self._place}"
                 )
             time.sleep(_POLL_SECS)
+            self.refresh()
 
     def append(self, size: Size, open_until: float) -> bool:
         """Add a generation, unless another crawler is about to; whether the newest is another.
@@ -321,6 +327,11 @@ class SharedGenerations:
         self._store.discard(new.id, new.num_chunks)
         return False
 
+    def extend(self, open_until: float) -> None:
+        """Keep the newest generation open for longer, for all crawlers."""
+        self.newest.open_until = open_until
+        self._store.rewrite(self._info.epoch, self.newest)
+
     def expire(self, number: int) -> int:
         """Remove so many of the oldest generations; how many requests were in them."""
         gone = self.live[:number]
@@ -372,6 +383,8 @@ class SharedGenerations:
                 self._store.restore(each, chunk, sealed=each is not self.newest)
             if self._store.publish(self._info.epoch, each):
                 self._store.set_count(self._info.epoch, each)
+            else:  # another crawler has gone another way from there
+                self._store.discard(each.id, each.num_chunks)
         self._uncounted = 0
         self._tell_of_loss(sum(each.num_chunks for each in self.live))
         stored = self._store.read()

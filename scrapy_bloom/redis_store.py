@@ -179,6 +179,11 @@ class RedisStore:
         finally:
             self.unlock()
 
+    def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
+        """Write a published generation's figures anew."""
+        name, value = f"{epoch}:{generation.number}", generation_text(generation)
+        self.server.call(lambda client: client.hset(self.key, name, value))
+
     def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
         """Add to a generation's count; the sum of all crawlers, None if the hash is lost."""
 

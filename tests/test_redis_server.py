@@ -27,6 +27,7 @@ import servers
 from proxies import DroppingProxy
 from scrapy_bloom import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_bitfield import NAME, BitfieldPacker
 from scrapy_bloom.redis_server import RedisServer, without_secrets
 
 PROGRAMS = list(servers.PROGRAMS)
@@ -34,6 +35,7 @@ with_tls = pytest.mark.skipif("redis" not in PROGRAMS, reason="only redis-server
 
 SECRET = "hushhush"  # in every password of these tests, and nowhere else
 USER, PASSWORD = "us/er@1", f"p@ss:/?#[%41]&= é{SECRET}"
+LOGIN_HINT = "; check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
 LOGIN = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@"
 
 
@@ -342,7 +344,7 @@ class TestTLS:
         options = f"?ssl_ca_certs={certificate}" if vouched_for else ""
         message = refusal(f"rediss://:{SECRET}@{host}:{tls_server.tls_port}/0{options}")
         assert "CERTIFICATE_VERIFY_FAILED" in message
-        assert "check the option ssl_ca_certs of the URL, and its host" in message
+        assert "; check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs" in message
 
     def test_sentinel(self, key: str, certificate: Path) -> None:
         own = servers.Service("redis", certificate=certificate)
@@ -370,12 +372,12 @@ class TestRefusals:
     )
     def test_login(self, program: str, login: str) -> None:
         message = refusal(f"redis://{login}127.0.0.1:{locked(program).port}/0")
-        assert message.endswith("; check user and password in the URL")
+        assert message.endswith(LOGIN_HINT)
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_login_where_there_is_none(self, program: str) -> None:
         url = servers.shared(program).url.replace("//", f"//:{SECRET}@")
-        assert refusal(url).endswith("; check user and password in the URL")
+        assert refusal(url).endswith(LOGIN_HINT)
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_login_of_the_master_behind_a_sentinel(self, program: str) -> None:
@@ -384,7 +386,7 @@ class TestRefusals:
         url = f"redis://{{}}127.0.0.1:{own.sentinel.port}"
         for login in ("", f":wrong{SECRET}@"):
             message = refusal(url.format(login), sentinel="mymaster")
-            assert message.endswith("; check user and password in the URL")
+            assert message.endswith(LOGIN_HINT)
         login = f":{quote(PASSWORD, safe='')}@"
         assert RedisServer(url.format(login), sentinel="mymaster").now() > 0
         own.end()
@@ -408,7 +410,7 @@ class TestRefusals:
         for login in ("", f":wrong{SECRET}@"):
             url = f"rediss://{login}127.0.0.1:{tls_cluster.nodes[0].tls_port}?{options}"
             message = refusal(url, cluster=True)
-            assert message.endswith("; check user and password in the URL")
+            assert message.endswith(LOGIN_HINT)
 
     @with_tls
     def test_certificate_of_a_cluster(self, tls_cluster: servers.Cluster) -> None:
@@ -521,7 +523,8 @@ class TestRefusals:
         ):
             message = failure(server.now, expected)
             assert "wrong_option" in message
-            assert "option" in message.partition("; ")[2] or "remove them from" in message
+            assert "BLOOM_REDIS_URL" in message
+            assert "REDIS_PARAMS" in message
 
     def test_an_option_that_is_not_valid(self) -> None:
         server = RedisServer(f"{servers.shared('valkey').url}?socket_timeout=soon")
@@ -624,14 +627,22 @@ class TestURLs:
         assert "redis-py 6 or later is not installed: pip install 'scrapy-bloom[redis]'" in line
 
 
-def is_back(server: RedisServer) -> bool:
+def is_back(
+    server: RedisServer, call: Callable[[Any], object] = lambda client: client.ping()
+) -> bool:
     try:
-        server.call(lambda client: client.ping())
+        server.call(call)
     except OutageError as error:
         assert error.goes_on
         check_tells_nothing(error)
         return False
     return True
+
+
+def packed(number: int, key: str = "packed") -> Callable[[Any], list[int]]:
+    """Set so many bits; the answer is as many values, and two marks as one."""
+    command = BitfieldPacker(number).set(key.encode(), 0, range(number), 8000)
+    return lambda client: client.execute_command(NAME, key, command)
 
 
 def locked_up(server: servers.Server) -> str:
@@ -662,7 +673,7 @@ class TestOutages:
         options = {"cluster": True} if kind == "cluster" else {"sentinel": "mymaster"}
         address = f"redis://127.0.0.1:{servers.free_port()}"
         url = address.replace("//", f"//{LOGIN}")
-        server = RedisServer(url, deadline_secs=1, **options)
+        server = RedisServer(url, deadline_secs=0.5, **options)
         assert failure(server.now, OutageError).startswith(f"{address} cannot be used: ")
 
     def test_nothing_at_the_socket(self, tmp_path: Path) -> None:
@@ -674,9 +685,9 @@ class TestOutages:
     ) -> None:
         """The breaker: after one long wait, calls fail at once until the server is back."""
         tried = RedisServer(locked_up(server), deadline_secs=0.5)
-        tried.now()
+        tried.call(packed(3))
         server.kill()
-        failure(tried.now, OutageError)
+        failure(lambda: tried.call(packed(3)), OutageError)
         trips = tried.round_trips
         for _ in range(100):
             with pytest.raises(OutageError, match="is tried again soon") as caught:
@@ -699,11 +710,11 @@ class TestOutages:
 
     def test_a_short_outage_is_waited_out(self, server: servers.Server) -> None:
         tried = RedisServer(server.url, deadline_secs=20)
-        tried.now()
+        tried.call(packed(3))
         server.kill()
         soon = threading.Timer(0.5, server.start)
         soon.start()
-        assert tried.now() > 0
+        assert tried.call(packed(3)) == [0] * 4  # it had saved nothing
         assert tried.retries > 2
         soon.join()
 
@@ -721,6 +732,25 @@ class TestOutages:
             finally:
                 server.go_on()
         servers.wait_for(lambda: is_back(tried), lambda: "it does not come back")
+
+    def test_a_late_answer_is_not_taken_for_the_next_one(self, server: servers.Server) -> None:
+        tried = RedisServer(server.url, deadline_secs=0.3)
+        tried.call(packed(3))
+        server.pause()
+        try:
+            failure(lambda: tried.call(packed(3)), OutageError)
+        finally:
+            server.go_on()
+        servers.wait_for(lambda: is_back(tried, packed(5)), lambda: "it does not come back")
+        assert tried.call(packed(7)) == [1] * 5 + [0] * 3
+
+    def test_an_error_between_commands_does_no_harm(self, server: servers.Server) -> None:
+        tried = RedisServer(server.url)
+        server.client.hset("hash", "x", 1)
+        for number in range(1, 5):
+            failure(lambda number=number: tried.call(packed(number, "hash")))
+            assert tried.call(packed(number)) == [1] * (number - 1) + [0, 0]
+            assert tried.call(lambda client: client.hget("hash", "x")) == b"1"
 
     def test_a_cluster_that_hangs(self, own_cluster: servers.Cluster) -> None:
         tried = RedisServer(own_cluster.url, cluster=True, deadline_secs=1)
@@ -775,11 +805,14 @@ class TestOutages:
         admin = master.client
         admin.set("x", 1)
         assert admin.wait(1, 10_000) == 1
+        tried.call(packed(3, "y"))
         master.kill()
         failure(short.now, OutageError)
+        tried.call(packed(3))
+        assert tried.retries > 0
         assert tried.call(lambda client: client.incr("x")) == 2
         assert replica.client.get("x") == b"2"
-        assert tried.retries > 0
+        assert replica.client.exists("packed")
         own.end()
 
     @pytest.mark.parametrize("in_pipeline", [False, True])

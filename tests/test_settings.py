@@ -129,6 +129,9 @@ NAMES = [
     *("BLOOM_EXPECTED_REQUESTS", "BLOOM_ERROR_RATE", "BLOOM_BACKEND", "BLOOM_DIR"),
     *("BLOOM_ON_FULL", "BLOOM_WINDOW_SECS", "BLOOM_SALT"),
     *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS"),
+    *("BLOOM_REDIS_URL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+    *("BLOOM_REDIS_DEADLINE_SECS", "BLOOM_REDIS_ON_OUTAGE", "BLOOM_REDIS_MIRROR"),
+    "BLOOM_REDIS_FLUSH",
 ]
 ANYTHING = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
@@ -153,3 +156,182 @@ def test_where_the_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(BLOOM_DIR="kept").directory("job", "docs") == Path("kept")
     assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == Path("kept/docs")
     assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
+
+
+SECRET = "hushhush"  # in every password here, and nowhere else
+
+
+def place(**values: object) -> tuple[str | None, dict[str, object]]:
+    """The URL of the Redis backend, and the parameters beside it."""
+    read_settings = read(BLOOM_BACKEND="redis", **values)
+    assert SECRET not in repr(read_settings)
+    assert SECRET not in str(read_settings)
+    return read_settings.redis_url, dict(read_settings.redis_params)
+
+
+def test_redis_defaults() -> None:
+    found = read(BLOOM_BACKEND="redis")
+    assert found == BloomSettings(
+        backend="redis",
+        redis_url="redis://localhost:6379/0",
+        redis_cluster=False,
+        redis_sentinel=None,
+        redis_key="%(spider)s:bloom",
+        redis_deadline_secs=30.0,
+        redis_on_outage="close",
+        redis_mirror=True,
+        redis_flush=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "redis_url", "rediss://me:pw@h:1/2?a=b"),
+        ("BLOOM_REDIS_URL", "redis://a:1,b,c", "redis_url", "redis://a:1,b,c"),
+        ("BLOOM_REDIS_URL", "unix:///run/sock", "redis_url", "unix:///run/sock"),
+        ("BLOOM_REDIS_URL", None, "redis_url", None),
+        ("BLOOM_REDIS_CLUSTER", "True", "redis_cluster", True),
+        ("BLOOM_REDIS_CLUSTER", "0", "redis_cluster", False),
+        ("BLOOM_REDIS_MIRROR", 0, "redis_mirror", False),
+        ("BLOOM_REDIS_FLUSH", "1", "redis_flush", True),
+        ("BLOOM_REDIS_SENTINEL", "mymaster", "redis_sentinel", "mymaster"),
+        ("BLOOM_REDIS_SENTINEL", None, "redis_sentinel", None),
+        ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "redis_key", "seen:%(spider)s:100%%"),
+        ("BLOOM_REDIS_DEADLINE_SECS", "2.5", "redis_deadline_secs", 2.5),
+        ("BLOOM_REDIS_ON_OUTAGE", "pass", "redis_on_outage", "pass"),
+    ],
+)
+def test_redis_accepted(name: str, value: object, field: str, expected: object) -> None:
+    assert getattr(read(**{name: value}), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        *(
+            (f"BLOOM_REDIS_{name}", value, "True or False")
+            for name in ("CLUSTER", "MIRROR", "FLUSH")
+            for value in ("", "yes", None, 2, 1.0, [])
+        ),
+        *(
+            ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
+            for value in ("", 5, b"mymaster", ["mymaster"], True)
+        ),
+        *(
+            ("BLOOM_REDIS_KEY", value, "a name without braces")
+            for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")
+        ),
+        *(
+            ("BLOOM_REDIS_DEADLINE_SECS", value, "a number of seconds from 0")
+            for value in (-1, "soon", None, True, float("nan"), 10**400)
+        ),
+        *(
+            ("BLOOM_REDIS_ON_OUTAGE", value, 'one of "close", "pass"')
+            for value in ("", None, "Close", "grow", True)
+        ),
+    ],
+)
+def test_redis_refused(name: str, value: object, allowed: str) -> None:
+    test_refused(name, value, allowed)
+
+
+BAD_URLS = [
+    *("", 5, b"redis://host", ["redis://host"], True, SECRET, f"redis:{SECRET}"),
+    *(f"http://me:{SECRET}@host", f"redis://:{SECRET}", f"redis://:a/{SECRET}@host:6379/0"),
+    *(f"redis://:a?{SECRET}@host", f"redis://:a#{SECRET}@host", f"redis://:[{SECRET}@host"),
+    *(f"redis://:{SECRET}@host/zero", f"redis://:{SECRET}@host:port", f"unix://{SECRET}/run/sock"),
+    f"redis://:{SECRET}@host\n/0",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("BLOOM_REDIS_URL", value) for value in BAD_URLS),
+        *(("REDIS_URL", value) for value in BAD_URLS if value),  # empty: as if it were not set
+    ],
+)
+def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
+    with pytest.raises(SettingError, match=f"^{name} is not valid ") as caught:
+        place(**{name: value})
+    message = str(caught.value)
+    assert "allowed is redis://[[user]:password@]host[:port][/database], rediss://" in message
+    assert SECRET not in f"{message} {caught.value!r} {caught.value.__context__!r}"
+    assert "\n" not in message
+
+
+def test_the_redis_url_counts_alone() -> None:
+    scrapy_redis = {
+        "REDIS_URL": "redis://other",
+        "REDIS_HOST": "other",
+        "REDIS_PORT": 1,
+        "REDIS_DB": 1,
+        "REDIS_PARAMS": {"password": SECRET, "url": "redis://other"},
+    }
+    url = f"redis://:{SECRET}@host"
+    assert place(BLOOM_REDIS_URL=url, **scrapy_redis) == (url, {})
+    # Without that backend, nothing of it matters.
+    assert read(REDIS_URL=5, REDIS_PARAMS="x") == BloomSettings()
+
+
+@pytest.mark.parametrize(
+    ("values", "url", "params"),
+    [
+        ({"REDIS_URL": f"redis://:{SECRET}@h"}, f"redis://:{SECRET}@h", {}),
+        ({"REDIS_PARAMS": {"url": "redis://h/1"}}, "redis://h/1", {}),
+        ({"REDIS_URL": "redis://a", "REDIS_PARAMS": {"url": "redis://b"}}, "redis://a", {}),
+        # What the URL does not say comes from the others: so does redis-py take it.
+        ({"REDIS_URL": "redis://a", "REDIS_DB": 3}, "redis://a", {"db": 3}),
+        ({"REDIS_HOST": "h"}, "redis://h:6379/0", {}),
+        ({"REDIS_HOST": "h", "REDIS_PORT": "7", "REDIS_DB": "2"}, "redis://h:7/2", {}),
+        ({"REDIS_HOST": "::1"}, "redis://[::1]:6379/0", {}),
+        ({"REDIS_PARAMS": {"host": "h", "port": 7, "db": 2}}, "redis://h:7/2", {}),
+        ({"REDIS_HOST": "a", "REDIS_PARAMS": {"host": "b"}}, "redis://a:6379/0", {}),
+        ({"REDIS_PARAMS": {"ssl": True}}, "rediss://localhost:6379/0", {}),
+        (
+            {"REDIS_HOST": "h", "REDIS_PARAMS": {"unix_socket_path": "/run/a b", "db": 2}},
+            "unix:///run/a%20b",
+            {"db": 2},
+        ),
+        (
+            {"REDIS_PARAMS": {"password": SECRET, "socket_timeout": 3}},
+            "redis://localhost:6379/0",
+            {"password": SECRET, "socket_timeout": 3},
+        ),
+        (
+            {"REDIS_PARAMS": f'{{"password": "{SECRET}"}}'},  # on the command line
+            "redis://localhost:6379/0",
+            {"password": SECRET},
+        ),
+    ],
+)
+def test_scrapy_redis_settings(
+    values: dict[str, object], url: str, params: dict[str, object]
+) -> None:
+    assert place(**values) == (url, params)
+
+
+@pytest.mark.parametrize("value", [SECRET, 5, [SECRET], f'["{SECRET}"]', f'{{"password": {SECRET}'])
+def test_bad_redis_params_are_refused_and_not_shown(value: object) -> None:
+    with pytest.raises(
+        SettingError, match="^REDIS_PARAMS is not valid; allowed is a dict"
+    ) as caught:
+        place(REDIS_PARAMS=value)
+    assert SECRET not in f"{caught.value} {caught.value!r}"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"REDIS_PORT": SECRET},
+        {"REDIS_DB": SECRET},
+        {"REDIS_HOST": f"redis://:{SECRET}@host"},
+        {"REDIS_HOST": f"me:{SECRET}@host"},
+        {"REDIS_PARAMS": {"unix_socket_path": SECRET}},
+    ],
+)
+def test_bad_redis_places_are_refused_and_not_shown(values: dict[str, object]) -> None:
+    with pytest.raises(SettingError, match="^REDIS_HOST, REDIS_PORT, REDIS_DB or ") as caught:
+        place(**values)
+    assert SECRET not in f"{caught.value} {caught.value!r}"

@@ -1,0 +1,184 @@
+"""Copying a filter between a directory and Redis."""
+
+import binascii
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+import servers
+from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
+from scrapy_bloom.directory import filter_files
+from scrapy_bloom.header import HEADER_BYTES
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.transfer import download, upload
+
+PLACES = [*servers.PROGRAMS, "cluster"]
+
+
+def fps(start: int, stop: int) -> list[bytes]:
+    return [hashlib.sha1(b"%d" % number).digest() for number in range(start, stop)]
+
+
+def url_of(place: str) -> str:
+    return servers.shared_cluster().url if place == "cluster" else servers.shared(place).url
+
+
+def local(path: Path, **options: object) -> LocalBackend:
+    backend = LocalBackend(
+        path, **{"capacity": 2000, "error_rate": 1e-12, "sync_secs": 0, **options}
+    )
+    backend.open()
+    backend.begin()
+    return backend
+
+
+def shared(place: str, key: str, **options: object) -> RedisBackend:
+    server = RedisServer(url_of(place), cluster=place == "cluster")
+    backend = RedisBackend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+    backend.open()
+    backend.begin()
+    return backend
+
+
+def blocks(path: Path) -> list[bytes]:
+    return [file.read_bytes()[HEADER_BYTES:] for file in filter_files(path)]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return os.fspath(tmp_path)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -> None:
+    backend = local(tmp_path / "one", fingerprinter="some.Fingerprinter", spider="shop")
+    for fingerprint in fps(0, 9000):
+        assert backend.add(fingerprint)
+    backend.close()
+    before = blocks(tmp_path / "one")
+    assert len(before) == 3
+
+    copied = upload(tmp_path / "one", url_of(place), key, cluster=place == "cluster")
+    assert blocks(tmp_path / "one") == before
+    assert copied.generations == 3
+    assert copied.requests == 9000
+    assert copied.nbytes == sum(map(len, before))
+    assert copied.bits == sum(int.from_bytes(each, "big").bit_count() for each in before)
+    assert copied.checksum == binascii.crc32(b"".join(before))
+
+    backend = shared(place, key, fingerprinter="some.Fingerprinter")
+    assert backend.status().count == 9000
+    assert not any(backend.add(fingerprint) for fingerprint in fps(0, 9000))
+    for fingerprint in fps(9000, 20_000):  # and it grows on
+        assert backend.add(fingerprint)
+    assert len(backend.status().generations) == 4
+    backend.close()
+
+    back = download(url_of(place), key, tmp_path / "two", cluster=place == "cluster")
+    assert (back.generations, back.requests) == (4, 20_000)
+    after = blocks(tmp_path / "two")
+    assert after[:2] == before[:2]
+    assert back.checksum == binascii.crc32(b"".join(after))
+    backend = local(tmp_path / "two", fingerprinter="some.Fingerprinter")
+    assert backend.status().count == 20_000
+    assert not any(backend.add(fingerprint) for fingerprint in fps(0, 20_000))
+    assert backend.add(b"new")
+    backend.close()
+
+
+def test_a_filter_of_many_keys(tmp_path: Path, key: str) -> None:
+    backend = local(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
+    for fingerprint in fps(0, 5000):
+        backend.add(fingerprint)
+    backend.close()
+    copied = upload(tmp_path / "one", url_of("valkey"), key)
+    back = download(url_of("valkey"), key, tmp_path / "two")
+    assert back == copied
+    assert blocks(tmp_path / "one") == blocks(tmp_path / "two")
+
+
+def test_windows_go_along(tmp_path: Path, key: str) -> None:
+    now = 1_700_000_000.0
+    backend = local(tmp_path / "one", window_secs=1000, clock=lambda: now)
+    assert backend.add(b"first")
+    now += 260
+    assert backend.add(b"second")
+    backend.close()
+    upload(tmp_path / "one", url_of("valkey"), key)
+    now += 500
+    uploaded = shared("valkey", key, window_secs=1000, clock=lambda: now)
+    assert b"first" in uploaded
+    now += 600
+    assert b"first" not in uploaded
+    assert b"second" in uploaded
+    uploaded.close()
+    download(url_of("valkey"), key, tmp_path / "two")
+    backend = local(tmp_path / "two", window_secs=1000, clock=lambda: now)
+    assert b"first" not in backend
+    assert b"second" in backend
+    backend.close()
+
+
+def test_nothing_is_replaced(tmp_path: Path, key: str) -> None:
+    for name in ("one", "two"):
+        backend = local(tmp_path / name)
+        backend.add(name.encode())
+        backend.close()
+    upload(tmp_path / "one", url_of("valkey"), key)
+    with pytest.raises(StorageError, match="has a filter .* already; nothing was changed"):
+        upload(tmp_path / "two", url_of("valkey"), key)
+    before = blocks(tmp_path / "two")
+    with pytest.raises(StorageError, match="holds a filter already"):
+        download(url_of("valkey"), key, tmp_path / "two")
+    assert blocks(tmp_path / "two") == before
+    backend = shared("valkey", key)
+    assert b"one" in backend
+    assert b"two" not in backend
+    backend.close()
+
+
+def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
+    with pytest.raises(StorageError, match="holds no filter"):
+        upload(tmp_path / "nothing", url_of("valkey"), key)
+    assert not (tmp_path / "nothing").exists()
+    backend = local(tmp_path / "one")
+    backend.add(b"page")
+    with pytest.raises(LockedError, match="in use"):
+        upload(tmp_path / "one", url_of("valkey"), key)
+    backend._store._directory.unlock()  # as after a crash
+    with pytest.raises(UncleanShutdownError, match="did not close"):
+        upload(tmp_path / "one", url_of("valkey"), key)
+    assert not servers.shared("valkey").client.keys(f"{key}*")
+
+
+def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
+    with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
+        download(url_of("valkey"), key, tmp_path / "one")
+    backend = shared("valkey", key, capacity=1_000_000)
+    backend.add(b"page")
+    backend.close()
+    (generation,) = RedisStore(RedisServer(url_of("valkey")), key).read().generations
+    servers.shared("valkey").client.delete(f"{key}:{generation.id}:1")
+    with pytest.raises(StorageError, match="has lost the key .*:1'"):
+        download(url_of("valkey"), key, tmp_path / "one")
+    assert filter_files(tmp_path / "one") == []
+
+
+def test_a_full_server_keeps_nothing_of_it(tmp_path: Path) -> None:
+    backend = local(tmp_path / "one", capacity=2_000_000, error_rate=1e-6)
+    backend.add(b"page")
+    backend.close()
+    server = servers.Server()
+    try:
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", used + 3_000_000)
+        with pytest.raises(StorageError, match="memory is full"):
+            upload(tmp_path / "one", server.url, "k")
+        assert not server.client.keys("*")
+    finally:
+        server.end()
