@@ -185,11 +185,15 @@ class RedisStore:
         self.server.call(lambda client: client.hset(self.key, name, value))
 
     def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
-        """Add to a generation's count; the sum of all crawlers, None if the hash is lost."""
+        """Add to a generation's count; the sum of all crawlers, None if it is not there."""
+        name = f"{epoch}:{generation.number}"
 
         def do(client: Any) -> int | None:
-            count: int = client.hincrby(self.key, f"{epoch}:{generation.number}:count", number)
-            return count if client.hexists(self.key, "filter") else None
+            count: int = client.hincrby(self.key, f"{name}:count", number)
+            if client.hexists(self.key, name):
+                return count
+            client.hdel(self.key, f"{name}:count")
+            return None
 
         return self.server.call(do)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+import servers
 import sites
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
@@ -15,8 +16,11 @@ settings.load_profile("scrapy_bloom")
 # Where it is installed, the documentation of Python is crawled too: real pages, which no one
 # here wrote. CI installs it and says so, and then it has to be there.
 REAL_SITES = ["python3-doc"] if sites.PYTHON_DOC.exists() else []
-if "python3-doc" in os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",") and not REAL_SITES:
+REQUIRED = os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",")
+if "python3-doc" in REQUIRED and not REAL_SITES:
     raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
+if "redis-server" in REQUIRED and "redis" not in servers.PROGRAMS:
+    raise RuntimeError("redis-server is missing: apt-get install redis-server")
 
 
 @pytest.fixture

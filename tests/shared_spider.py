@@ -1,6 +1,7 @@
 """The spider of crawls that share their queue: each page once, the start page too."""
 
 import time
+from typing import ClassVar
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -16,7 +17,7 @@ class SharedSpider(LinkSpider):
     idle_secs = 3.0  # another crawler may still find links
     # As the README says: scrapy-redis's own connection gives up at once, and loses the request
     # that it was about to put into its queue.
-    custom_settings = {
+    custom_settings: ClassVar = {
         "REDIS_PARAMS": {
             "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 20),
             "retry_on_error": [redis.ConnectionError, redis.TimeoutError],

@@ -1,14 +1,22 @@
 """The documents: their code blocks are run, their figures are computed again."""
 
 import importlib.util
+import math
 import re
 from pathlib import Path
 
 import pytest
 from scrapy.settings import Settings
 
+import servers
+from crawls import SHARED_SPIDER, Crawl
+from scrapy_bloom import redis_backend
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.redis_generations import MAX_MIRROR_BYTES
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS
 from scrapy_bloom.settings import _CHECKS, BloomSettings
 from scrapy_bloom.sizing import choose_geometry
+from sites import Site
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,9 +39,17 @@ def test_every_block_is_of_a_kind_that_is_tested() -> None:
 
 
 @pytest.mark.parametrize(("document", "code"), blocks("python"))
-def test_python(document: str, code: str) -> None:
+def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs it; what it sets must be valid settings."""
     names: dict[str, object] = {}
+    if "upload(" in code:  # needs a server, and a job
+        servers.shared("valkey").client.delete("shop:bloom")
+        code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
+        monkeypatch.chdir(tmp_path)
+        backend = LocalBackend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)
+        backend.open()
+        backend.add(b"page")
+        backend.close()
     exec(compile(code, document, "exec"), names)
     settings = Settings({key: value for key, value in names.items() if key.isupper()})
     BloomSettings.from_settings(settings)
@@ -77,6 +93,45 @@ def size(nbytes: float) -> str:
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
+@pytest.mark.parametrize("recipe", ["two workers, one filter", "a Redis Cluster"])
+def test_the_recipes_for_many_crawlers(recipe: str, tree: Site, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (code,) = BLOCK.findall(readme.split(f"## Recipe: {recipe}")[1].split("## Recipe")[0])
+    settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)
+    settings = settings.replace("redis://localhost:7000", servers.shared_cluster().url)
+    settings = settings.replace("10_000_000_000", "1_000_000")  # 35 GiB are too much here
+    tree.delay = 0.02
+    workers = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        key = f"{tmp_path.name}:%(spider)s"
+        (tmp_path / name / "scrapy.cfg").write_text("[settings]\ndefault = settings\n")
+        (tmp_path / name / "settings.py").write_text(
+            f"{settings}\nBLOOM_REDIS_KEY = {key!r}\nSCHEDULER_QUEUE_KEY = {key + ':queue'!r}\n"
+        )
+        options = {"DUPEFILTER_CLASS": None}  # that of the recipe
+        workers.append(Crawl(tree.url, tmp_path / name, options, spider=SHARED_SPIDER))
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+        assert not worker.told("WARNING") + worker.told("ERROR")
+        assert "bloom/redis/round_trips" in worker.output
+    assert len(tree.hits) == 150
+    assert sum(count - 1 for count in tree.hits.values()) <= 1  # the start page has two addresses
+
+
+def test_the_table_of_sizes_in_redis() -> None:
+    table = (ROOT / "docs/scaling.md").read_text()
+    rows = re.findall(r"^\| 10\^(\d+) \| (.*?) \|$", table, re.MULTILINE)
+    assert [int(exponent) for exponent, _ in rows] == [7, 8, 9, 10, 11]
+    for exponent, cells in rows:
+        geometry = choose_geometry(10 ** int(exponent), 5e-7)
+        nbytes, keys, mirror, nodes = cells.split(" | ")
+        assert nbytes == size(geometry.nbytes)
+        assert keys == f"{-(-geometry.num_blocks // CHUNK_BLOCKS):,}"
+        assert mirror == (nbytes if geometry.nbytes <= MAX_MIRROR_BYTES else "none")
+        assert nodes == str(math.ceil(geometry.nbytes * 2 / 2**36))  # of 64 GiB, half of it free
+
+
 def test_the_readmes_table_of_sizes() -> None:
     readme = (ROOT / "README.md").read_text()
     rows = dict(re.findall(r"^\| (\d+ [mb]illion) \| (.*?) \|$", readme, re.MULTILINE))
@@ -102,11 +157,13 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_stats_in_the_readme_are_those_of_the_filter() -> None:
     readme = (ROOT / "README.md").read_text()
     table = readme[readme.index("## Stats") : readme.index("## Limits")]
-    documented = set(re.findall(r"^\| `(bloom/\w+)`", table, re.MULTILINE))
+    documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
     spec = importlib.util.find_spec("scrapy_bloom.dupefilter")
     assert spec
     assert spec.origin
     source = Path(spec.origin).read_text()
     set_there = set(re.findall(r'^ +\("(\w+)", ', source, re.MULTILINE))
     set_there |= set(re.findall(r'"bloom/(\w+)"', source))
+    backend = Path(redis_backend.__file__).read_text()
+    set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))
     assert documented == {f"bloom/{name}" for name in set_there}

@@ -23,6 +23,7 @@ def test_the_exported_names() -> None:
         "FingerprinterMismatchError",
         "GeometryMismatchError",
         "LockedError",
+        "OutageError",
         "SeenFileError",
         "SettingError",
         "StorageError",

@@ -424,6 +424,18 @@ class TestFull:
         backend.close()
 
 
+def test_a_late_count_leaves_nothing_behind(key: str) -> None:
+    """A crawler counts for a generation that has expired meanwhile."""
+    clock = Clock()
+    first, second = (opened("valkey", key, window_secs=1000, clock=clock) for _ in range(2))
+    assert first.add(b"page")
+    clock.now += 3000
+    assert second.add(b"page")
+    first.close()
+    assert not [name for name in servers.shared("valkey").client.hkeys(key) if b":1" in name]
+    second.close()
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 1_700_000_000.0

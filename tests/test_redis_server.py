@@ -195,7 +195,6 @@ class TestConnections:
         server = RedisServer(f"unix://{LOGIN}{path}?db=2")
         use(server, key)
         assert server.address == f"unix://{path}"
-        assert "unix_socket=" not in server.address
         (client,) = server.call(lambda client: client.client_list(client_id=[client.client_id()]))
         assert "redis.sock" in client["addr"]
         assert client["db"] == "2"
@@ -268,6 +267,24 @@ class TestConnections:
             assert server.now() > 0  # and it can be used again
             server.close()
             own.end()
+
+
+def test_all_commands_share_one_connection() -> None:
+    own = servers.Server()
+    admin = own.client
+    before = clients(admin)
+    server = RedisServer(own.url)
+    for pause in (0, 1.1):  # after a while, the connection is looked at again
+        time.sleep(pause)
+        for _ in range(3):
+            server.call(packed(3))
+            server.now()
+            server.call(lambda client: client.pipeline().get("x").execute())
+            server.call(packed(2))
+    server.call(packed(3))
+    assert clients(admin) == before + 1
+    server.close()
+    own.end()
 
 
 def str_of(answer: str | bytes) -> str:
@@ -731,7 +748,6 @@ class TestOutages:
                 assert "Timeout" in message
             finally:
                 server.go_on()
-        servers.wait_for(lambda: is_back(tried), lambda: "it does not come back")
 
     def test_a_late_answer_is_not_taken_for_the_next_one(self, server: servers.Server) -> None:
         tried = RedisServer(server.url, deadline_secs=0.3)
@@ -827,24 +843,23 @@ class TestOutages:
                 client.execute()
 
         admin = server.client
+        config, replicas, memory = "CONFIG SET", "min-replicas-to-write", "maxmemory"
         for word, begin, end in (
-            ("NOREPLICAS", {"min-replicas-to-write": 1}, {"min-replicas-to-write": 0}),
-            ("used memory > 'maxmemory'", {"maxmemory": 1}, {"maxmemory": 0}),
-            ("read only replica", "NO ONE", None),
+            ("NOREPLICAS", (config, replicas, 1), (config, replicas, 0)),
+            ("used memory > 'maxmemory'", (config, memory, 1), (config, memory, 0)),
+            (
+                "read only replica",
+                ("REPLICAOF", "127.0.0.1", servers.free_port()),
+                ("REPLICAOF", "NO", "ONE"),
+            ),
         ):
             tried = RedisServer(server.url, params={"socket_timeout": 5}, deadline_secs=0.5)
-            if end is None:
-                admin.replicaof("127.0.0.1", servers.free_port())
-            else:
-                admin.config_set(*begin.popitem())
+            admin.execute_command(*begin)
             message = failure(lambda tried=tried: tried.call(write), OutageError)
             assert word in message
             assert "secret value" not in message
             assert tried.retries > 1
-            if end is None:
-                admin.replicaof("NO", "ONE")
-            else:
-                admin.config_set(*end.popitem())
+            admin.execute_command(*end)
             RedisServer(server.url).call(write)
 
 
