@@ -280,7 +280,8 @@ class BloomDupeFilter(BaseDupeFilter):
                 self._full_number, self._full_at = newest.number, 1.0
             if status.load >= self._full_at:
                 self._tell_that_it_is_full(status)
-            room = self._full_at * newest.capacity - newest.count
+            # An eighth of it: other crawlers may fill it, too.
+            room = (self._full_at * newest.capacity - newest.count) / 8
             self._look_at = self._added + math.ceil(min(max(1, room), _STATS_EVERY))
         self._update_stats(status)
 
