@@ -8,7 +8,7 @@ two marks of the key. The same with GET in place of SET only asks.
 
 from collections.abc import Sequence
 
-from scrapy_bloom.redis_server import Packed
+from scrapy_bloom.redis_client import Packed
 from scrapy_bloom.sizing import BLOCK_BITS
 
 NAME = "BITFIELD"

@@ -13,7 +13,7 @@ from scrapy.settings import BaseSettings
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.hashing import SALT_BYTES
-from scrapy_bloom.redis_server import without_secrets
+from scrapy_bloom.redis_url import without_secrets
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 PREFIX = "BLOOM_"

@@ -28,7 +28,8 @@ from proxies import DroppingProxy
 from scrapy_bloom import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_bitfield import NAME, BitfieldPacker
-from scrapy_bloom.redis_server import RedisServer, without_secrets
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_url import without_secrets
 
 PROGRAMS = list(servers.PROGRAMS)
 with_tls = pytest.mark.skipif("redis" not in PROGRAMS, reason="only redis-server here knows TLS")

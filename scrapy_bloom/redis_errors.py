@@ -1,0 +1,78 @@
+"""What went wrong with a Redis server: whether it may pass, and what to do about it."""
+
+from scrapy_bloom.redis_client import import_redis
+
+# Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
+_PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
+_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command in front of it
+
+_NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
+# What to do about an error whose class or text has one of the words.
+_HINTS = {
+    ("MasterNotFound",): (
+        "the Sentinels have a password of their own: it goes to REDIS_PARAMS (sentinel_kwargs), "
+        "beside REDIS_URL in place of BLOOM_REDIS_URL"
+    ),
+    _NO_LOGIN: "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
+    ("NoPermission", "NOPERM"): (
+        "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
+        "+@connection +@transaction +time, on a Cluster also +cluster|slots"
+    ),
+    ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
+    ("SENTINEL", "unknown command"): (
+        "BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+    ),
+    ("cluster", "MovedError", "AskError", "CrossSlotError"): (
+        "BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+    ),
+    ("CERTIFICATE",): "check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs",
+    ("keyword argument",): "check the options in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
+}
+
+
+def hint(error: Exception) -> str:
+    """What to do about a refusal, as an appendix to its text; empty if we don't know."""
+    text = f"{type(error).__name__}: {short_text(error)}"
+    hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
+    return "".join(f"; {each}" for each in hints[:1])
+
+
+def reason(error: Exception) -> Exception:
+    """What is behind an error of a Cluster's client: it wraps what a node answered."""
+    redis = import_redis()
+    inner = error.__cause__ or error.__context__
+    if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
+        inner, (redis.RedisError, redis.exceptions.RedisClusterException, TypeError)
+    ):
+        return reason(inner)
+    return error
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether the same command may well succeed a little later."""
+    error = reason(error)
+    about = f"{type(error).__name__} {error}"
+    if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
+        return False
+    errors = import_redis().exceptions
+    passing = (
+        errors.ConnectionError,
+        errors.TimeoutError,
+        errors.ClusterError,
+        errors.RedisClusterException,
+        errors.TryAgainError,
+        errors.ReadOnlyError,
+        errors.OutOfMemoryError,
+        OSError,
+    )
+    if isinstance(error, passing):
+        return True
+    return isinstance(error, errors.ResponseError) and short_text(error).startswith(_PASSING)
+
+
+def short_text(error: Exception) -> str:
+    """What an error says, in one line, without the command that it concerns."""
+    _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
+    text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
+    text = text.rstrip(".") or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
