@@ -108,9 +108,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 )
             backend.open()
         except BloomError as error:
-            logger.error("%s", error, extra={"spider": crawler.spider})  # noqa: TRY400 - one line
-            # Older Scrapy ends with exit status 0 unless the crawler has no spider.
-            crawler.spider = None
+            _tell_at_the_start(crawler, error)
             raise
         return cls(
             backend,
@@ -136,7 +134,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
-            logger.error("%s", error, extra={"spider": spider})
+            _tell_at_the_start(crawler, error)
             raise error
         new = cls.from_crawler(crawler)
         new.open()
@@ -330,6 +328,12 @@ class BloomDupeFilter(BaseDupeFilter):
     def _update_errors(self, storage_errors: int) -> None:
         if errors := self._failures + storage_errors:
             self._stats.max_value("bloom/errors", errors)
+
+
+def _tell_at_the_start(crawler: "Crawler", error: BloomError) -> None:
+    logger.error("%s", error, extra={"spider": crawler.spider})
+    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
+    crawler.spider = None
 
 
 def _shell_backend(crawler: "Crawler") -> Backend:

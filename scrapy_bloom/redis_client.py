@@ -193,7 +193,7 @@ def import_redis() -> Any:
         import redis.sentinel  # noqa: PLC0415
     except ImportError as error:
         raise SettingError(
-            'BLOOM_BACKEND is "redis", and redis-py 6 or later is not installed: '
+            'BLOOM_BACKEND is "redis", and redis-py 6.1 or later is not installed: '
             "pip install 'scrapy-bloom[redis]'"
         ) from error
     return redis
