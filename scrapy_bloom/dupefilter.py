@@ -75,6 +75,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._failures = 0
         self._on_full = on_full
         self._on_outage = on_outage
+        self._told_of_outage = 0.0  # when the one began that was told of last
         self._close_spider = close_spider
         self._full_number = 0  # of the generation that was told of last
         self._full_at = 1.0  # this load of it is the next to be told of; infinite: none any more
@@ -256,8 +257,9 @@ class BloomDupeFilter(BaseDupeFilter):
             )
 
     def _tell_of_outage(self, error: OutageError) -> None:
-        if error.goes_on:
+        if error.since == self._told_of_outage:
             return
+        self._told_of_outage = error.since
         if self._on_outage == "close" and self._close_spider is not None:
             what = (
                 "The spider is closed, and what is still under way is crawled unfiltered; start "

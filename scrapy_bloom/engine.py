@@ -12,13 +12,14 @@ from scrapy.utils.reactor import is_reactor_installed
 def is_shell(crawler: Crawler) -> bool:
     """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it.
 
-    Only there an engine runs before its spider is opened, and without `Crawler.crawl`.
+    Only there is an engine without `Crawler.crawl`. Whether it runs already does not matter: the
+    shell starts it in another thread.
     """
     try:
         engine = crawler.engine
     except RuntimeError:  # Scrapy 2.19: not there yet
         return False
-    return engine is not None and engine.running is True and not crawler.crawling
+    return engine is not None and not crawler.crawling
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

@@ -26,10 +26,31 @@ class Job:
             on_unclean_shutdown = "reset" if path else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
 
-    def begin(self) -> None:
+    def begin(self, filter_id: str = "") -> None:
         """Mark the job as in use: whoever finds the mark knows that it did not end well."""
         if self.path is not None:
-            jobdir.set_mark(self.path)
+            jobdir.set_mark(self.path, filter_id)
+
+    def used(self, filter_id: str) -> bool:
+        """Whether the run that was killed recorded in that filter, as far as is known."""
+        return self.path is not None and jobdir.marked_filter(self.path) in {"", filter_id}
+
+    def drop_queue(self) -> None:
+        """Set a killed run's queue aside, whose requests the filter does not hold.
+
+        Raises:
+            UncleanShutdownError: the settings say "stop"; all is as it was.
+        """
+        assert self.path is not None
+        self._stop_if_asked(self._what(None))
+        if (queue := jobdir.queue_path(self.path)).exists():
+            logger.warning(
+                "The last run with %s was killed, and its queue is broken: it was set aside as %s. "
+                "The filter in Redis holds none of its requests, and is used as it is",
+                self.path,
+                jobdir.set_aside(queue),
+            )
+        self.end()
 
     def end(self) -> None:
         """Take the mark away: the crawl has ended well."""
@@ -80,15 +101,8 @@ class Job:
         Raises:
             UncleanShutdownError: the settings say "stop"; all is as it was.
         """
-        what = (
-            f"The last run did not close {place or self.path} (it was killed, or ran out of memory)"
-        )
-        if self._on_unclean_shutdown == "stop":
-            raise UncleanShutdownError(
-                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
-                'filter aside and crawl everything again, or to "keep" to go on without the '
-                "requests that were queued at that time. Nothing was changed"
-            )
+        what = self._what(place)
+        self._stop_if_asked(what)
         moved = []
         # The queue first, and what bears the mark last: if we die in between, the mark is still
         # there, and the next run goes on with this.
@@ -114,3 +128,15 @@ class Job:
             ", ".join(moved),
         )
         return True
+
+    def _what(self, place: Path | str | None) -> str:
+        place = place or self.path or ""
+        return f"The last run did not close {place} (it was killed, or ran out of memory)"
+
+    def _stop_if_asked(self, what: str) -> None:
+        if self._on_unclean_shutdown == "stop":
+            raise UncleanShutdownError(
+                f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
+                'filter aside and crawl everything again, or to "keep" to go on without the '
+                "requests that were queued at that time. Nothing was changed"
+            )

@@ -54,9 +54,20 @@ def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
     return seen.exists() and seen.stat().st_mtime > when
 
 
-def set_mark(job_dir: Path) -> None:
-    """Mark the job as in use."""
-    mark_path(job_dir).write_text("A crawl with scrapy_bloom runs here, or was killed.\n")
+def set_mark(job_dir: Path, filter_id: str = "") -> None:
+    """Mark the job as in use, by a crawl with that filter if there are several."""
+    mark_path(job_dir).write_text(
+        f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}"
+    )
+
+
+def marked_filter(job_dir: Path) -> str | None:
+    """The filter of the crawl that was killed; empty if unknown, None if there is no mark."""
+    try:
+        lines = mark_path(job_dir).read_text().splitlines()
+    except FileNotFoundError:
+        return None
+    return lines[1] if len(lines) > 1 else ""
 
 
 def clear_mark(job_dir: Path) -> None:

@@ -2,17 +2,19 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from filelock import FileLock
 
 from scrapy_bloom.directory import filter_files, lock_directory
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.job import Job
 from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_meta import RedisGeneration, Stored
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import ALIVE, SEALED, NoRoomError, RedisStore
 from scrapy_bloom.sizing import choose_geometry
@@ -42,6 +44,7 @@ class RedisBackend:
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
+        trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
     """
 
@@ -60,8 +63,10 @@ class RedisBackend:
         mirror: bool = True,
         flush: bool = False,
         job: Job | None = None,
+        trust_secs: float = 1.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
+        self._trust_secs = trust_secs
         self._policy = Policy(
             expected=capacity, error_rate=error_rate, on_full=on_full, window=window_secs
         )
@@ -82,7 +87,9 @@ class RedisBackend:
         self._lock: FileLock | None = None
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
         self._due: float = math.inf  # at this time, a generation ends or expires
-        self._no_room = False
+        self._no_room = self._begun = False
+        self._epoch = ""
+        self._confirm_at = 0.0  # on a monotonic clock
         self._errors = self._expired = self._mirror_hits = 0
 
     def open(self) -> None:
@@ -116,14 +123,28 @@ class RedisBackend:
         if not there:
             self._tell_of_a_local_one()
         if self._job.was_killed(stored.info.created_at if stored.info and there else None):
-            count = sum(each.count for each in stored.generations) if there else None
-            if self._job.recover(
-                f"the job with the filter {self._store.key!r}" if there else None,
-                count,
-                lambda: [self._shared.set_aside(stored)] if there else [],
-            ):
-                importable = None
+            importable = self._after_a_kill(stored, importable)
         self._shared.join(importable, tell=True)
+
+    def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
+        """Deal with a job that was killed; what is still to be imported."""
+        if stored.info is not None and stored.generations:
+            if not self._job.used(stored.info.epoch):
+                self._job.drop_queue()
+                return None
+            is_away = self._job.recover(
+                f"the job with the filter {self._store.key!r}",
+                sum(each.count for each in stored.generations),
+                lambda: [self._set_aside(stored)],
+            )
+        else:
+            is_away = self._job.recover(None, None, list)
+        return None if is_away else importable
+
+    def _set_aside(self, stored: Stored) -> str:
+        name = self._shared.set_aside(stored)
+        time.sleep(self._trust_secs)  # as in clear()
+        return name
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -132,7 +153,8 @@ class RedisBackend:
 
     def begin(self) -> None:
         """The crawl begins: mark the job as in use."""
-        self._job.begin()
+        self._begun = True
+        self._job.begin(self._shared.epoch)
         if self._shared.live and self._shared.newest.open_until and not self._policy.window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             self._shared.append(self._policy.first(), 0.0)
@@ -148,32 +170,31 @@ class RedisBackend:
             OutageError: the server is out of reach.
             StorageError: it refuses.
         """
-        shared = self._shared
-        self._prepare()
-        block_hash, positions = shared.locate(fingerprint)
-        for mirror in shared.mirrors:
-            if mirror.has_hashed(block_hash, positions):
-                self._mirror_hits += 1
-                return False
+        if self._is_known(fingerprint):
+            return False
+        block_hash, positions = self._shared.locate(fingerprint)
         retries = self._server.retries
         new = self._recorded(fingerprint, block_hash, positions)
+        self._confirm_at = time.monotonic() + self._trust_secs
         if not new and self._server.retries == retries:
             return False
-        shared.count()
+        self._shared.count()
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        self._prepare()
+        if self._is_known(fingerprint):
+            return True
         block_hash, positions = self._shared.locate(fingerprint)
-        for mirror in self._shared.mirrors:
-            if mirror.has_hashed(block_hash, positions):
-                self._mirror_hits += 1
-                return True
         return self._is_recorded(fingerprint, block_hash, positions, set())
 
     def clear(self) -> None:
-        """Remove the filter, for all crawlers; the next request begins a new one."""
+        """Remove the filter, for all crawlers; the next request begins a new one.
+
+        It takes a second, until none of the others trusts its mirror of the old one any more: a
+        request that they answered from it afterwards would be lost.
+        """
         self._shared.clear()
+        time.sleep(self._trust_secs)
 
     def close(self) -> None:
         """Tell the last counts, and close the connection.
@@ -186,10 +207,10 @@ class RedisBackend:
                 self._shared.clear()
             self._shared.leave()
         finally:
-            self._server.close()
             # Scrapy has closed the queue, and it fits what was recorded.
             self._job.end()
             self._unlock()
+            self._server.close()
 
     def status(self) -> FilterStatus:
         """The filter's figures now; what others recorded a moment ago may not be counted yet."""
@@ -236,29 +257,71 @@ class RedisBackend:
 
     # Recording and asking.
 
-    def _prepare(self) -> None:
-        if not self._shared.live:
-            self._shared.join()
-        if self._policy.window and self._shared.now() >= self._due:
-            self._turn()
+    def _is_known(self, fingerprint: bytes) -> bool:
+        """Whether the mirror has it. Brings the generations up to date before."""
+        outage = None
+        try:
+            if not self._shared.live:
+                self._shared.join()
+            if self._policy.window and self._shared.now() >= self._due:
+                self._turn()
+        except OutageError as error:
+            outage = error  # what is known needs no server
+        if self._shared.live and self._is_in_a_mirror(fingerprint):
+            live = self._shared.live
+            if time.monotonic() >= self._confirm_at:
+                self._confirm(fingerprint)
+            if self._shared.live is live or self._is_in_a_mirror(fingerprint):
+                self._mirror_hits += 1
+                return True
+        if outage is not None:
+            raise outage
+        return False
+
+    def _is_in_a_mirror(self, fingerprint: bytes) -> bool:
+        block_hash, positions = self._shared.locate(fingerprint)
+        for mirror in self._shared.mirrors:  # noqa: SIM110 - any() takes half as long again
+            if mirror.has_hashed(block_hash, positions):
+                return True
+        return False
+
+    def _confirm(self, fingerprint: bytes) -> None:
+        """Every now and then: is it still the filter that the mirrors are of?"""
+        begun = time.monotonic()
+        self._confirm_at = begun + self._trust_secs
+        newest = self._shared.newest
+        block_hash, positions = self._shared.locate(fingerprint)
+        own = positions[: newest.geometry.num_hashes]
+        try:
+            _, marks = self._store.look(newest, block_hash, own, patient=False)
+            if marks == SEALED:
+                self._shared.refresh()
+            elif marks != ALIVE:
+                self._shared.lost(newest, block_hash)
+        except OutageError:
+            # What is new will wait for the server, and tell. Here, each attempt may take long.
+            now = time.monotonic()
+            self._confirm_at = now + max(self._trust_secs, 10 * (now - begun))
 
     def _recorded(self, fingerprint: bytes, block_hash: int, positions: list[int]) -> bool:
         """Set the bits where they belong; False if they were set before."""
-        # Generations that were sealed when our bits were set there: these bits tell nothing.
-        ours: set[str] = set()
+        # Sealed generations that did not have it: bits that were set there since tell nothing,
+        # be they our own or of another crawler that came too late.
+        done: set[str] = set()
         for _ in range(_MOST_CHANGES):
             live, newest = self._shared.live, self._shared.newest
             if newest.count >= self._grow_at:
-                if self._is_recorded(fingerprint, block_hash, positions, ours):
+                if self._is_recorded(fingerprint, block_hash, positions, done):
                     return False
-                self._grow()
-            elif self._shared.older and self._is_in_older(block_hash, positions, ours):
+                if self._shared.newest is newest:  # else another crawler has just made the next
+                    self._grow()
+            elif self._shared.older and self._is_in_older(block_hash, positions, done):
                 return False
             if self._shared.live is live:
                 new = self._recorded_in(newest, block_hash, positions)
                 if new is not None:
                     return new
-                ours.add(newest.id)
+                done.add(newest.id)
             # Other generations, and perhaps another salt.
             block_hash, positions = self._shared.locate(fingerprint)
         raise self._changing()
@@ -283,11 +346,11 @@ class RedisBackend:
         return new
 
     def _is_recorded(
-        self, fingerprint: bytes, block_hash: int, positions: list[int], ours: set[str]
+        self, fingerprint: bytes, block_hash: int, positions: list[int], done: set[str]
     ) -> bool:
         for _ in range(_MOST_CHANGES):
             live, newest = self._shared.live, self._shared.newest
-            if self._is_in_older(block_hash, positions, ours):
+            if self._is_in_older(block_hash, positions, done):
                 return True
             if self._shared.live is live:
                 own = positions[: newest.geometry.num_hashes]
@@ -301,11 +364,11 @@ class RedisBackend:
             block_hash, positions = self._shared.locate(fingerprint)
         raise self._changing()
 
-    def _is_in_older(self, block_hash: int, positions: list[int], ours: set[str]) -> bool:
+    def _is_in_older(self, block_hash: int, positions: list[int], done: set[str]) -> bool:
         """Whether a generation before the newest has it; False too if they turn out to change."""
         live = self._shared.live
         for each in self._shared.older:
-            if each.id in ours:
+            if each.id in done:
                 continue
             own = positions[: each.geometry.num_hashes]
             block = block_of(block_hash, each.geometry.num_blocks)
@@ -325,6 +388,8 @@ class RedisBackend:
                     return False
             if seen:
                 return True
+            # It was sealed before we asked: what others set there since tells nothing, either.
+            done.add(each.id)
         return False
 
     def _changing(self) -> StorageError:
@@ -337,6 +402,9 @@ class RedisBackend:
     def _changed(self) -> None:
         """The generations are others than before."""
         live, newest = self._shared.live, self._shared.newest
+        if self._begun and self._epoch != self._shared.epoch:
+            self._job.begin(self._shared.epoch)
+        self._epoch = self._shared.epoch
         growing = self._policy.on_full == "grow" or self._policy.was_raised(live)
         self._grow_at = newest.capacity if growing else math.inf
         if self._policy.window:

@@ -74,5 +74,6 @@ def short_text(error: Exception) -> str:
     """What an error says, in one line, without the command that it concerns."""
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
     text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
+    text, _, _ = text.partition(", with args beginning with")  # which may be a password
     text = text.rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
 
 _POLL_SECS = 0.02  # while another crawler makes the next generation
-_PATIENCE_SECS = 120.0  # until it must be there: its lock ends after 30
+_PATIENCE_SECS = 3600.0  # 10^11 requests take some minutes; a lock ends after 30 seconds
 _LONGEST_BATCH = 1000  # requests counted here before all are told
 _TELL_AGAIN_SECS = 600.0  # of lost keys
 
@@ -105,28 +105,13 @@ class SharedGenerations:
         if stored.left_over or stored.drafts:
             self._store.remove_left_over(stored)
         created = False
-        end = time.monotonic() + _PATIENCE_SECS
-        while not stored.generations:
-            if self._store.lock():
-                try:
-                    self._create_first(stored.info, importable)
-                    created = True
-                except NoRoomError as error:
-                    raise StorageError(
-                        f"{self._store.server.address}: {error}; give it more, or lower "
-                        "BLOOM_EXPECTED_REQUESTS"
-                    ) from error
-                finally:
-                    self._store.unlock()
-            elif time.monotonic() > end:
-                raise StorageError(
-                    f"another crawler did not finish making {self._place}; remove the key "
-                    f"{self._store.key}:lock and start again"
-                )
-            else:
-                time.sleep(_POLL_SECS)
+        if not stored.generations:
+            content, count = None, 0
+            if importable is not None:
+                content, count = self._imported(stored.info, importable)
+            created = self._create_first(content, count)
             stored = self._store.read()
-            if stored.info is None:
+            if stored.info is None or not stored.generations:
                 raise StorageError(
                     f"{self._place} was removed while it was being made; start again"
                 )
@@ -134,18 +119,44 @@ class SharedGenerations:
         if tell and not created:
             self._tell_what_is_joined()
 
-    def _create_first(self, info: FilterInfo, importable: Path | None) -> None:
-        if importable is None:
-            self._published(info, self._policy.first(), 1, 0.0)
-            return
+    def _imported(self, info: FilterInfo, importable: Path) -> tuple[BloomFilter, int]:
         try:
             seen = SeenFile(importable)
         except OSError as error:
             raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
         size = self._policy.first(at_least=seen.count())
         content = BloomFilter(size.capacity, size.error_rate, salt=bytes.fromhex(info.salt))
-        count = import_seen(seen, content)
-        self._published(info, size, 1, 0.0, content=content, count=count)
+        return content, import_seen(seen, content)
+
+    def _create_first(self, content: BloomFilter | None, count: int) -> bool:
+        """Make the first generation, or wait until another crawler has; whether we made it."""
+        self._lock()
+        try:
+            stored = self._store.read()
+            if stored.info is None or stored.generations:
+                return False
+            if content is None:
+                return self._published(stored.info, self._policy.first(), 1, 0.0)
+            size = Size(capacity=content.capacity, error_rate=content.error_rate)
+            return self._published(stored.info, size, 1, 0.0, content=content, count=count)
+        except NoRoomError as error:
+            raise StorageError(
+                f"{self._store.server.address}: {error}; give it more, or lower "
+                "BLOOM_EXPECTED_REQUESTS"
+            ) from error
+        finally:
+            self._store.unlock()
+
+    def _lock(self) -> None:
+        """Wait until no other crawler makes generations; the lock of a dead one ends by itself."""
+        end = time.monotonic() + _PATIENCE_SECS
+        while not self._store.lock():
+            if time.monotonic() > end:
+                raise StorageError(
+                    f"another crawler has been making {self._place} for {_PATIENCE_SECS:,.0f} "
+                    "seconds; look after it, or end it"
+                )
+            time.sleep(_POLL_SECS)
 
     def refresh(self) -> None:
         """Look at the generations that there are, and take part in these."""
@@ -210,6 +221,11 @@ class SharedGenerations:
         self._store.remove_left_over(self._store.read())
         self._forget()
 
+    @property
+    def epoch(self) -> str:
+        """Of the filter that is used now."""
+        return self._info.epoch
+
     def set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
         name = self._store.set_aside(stored, self._new_info())
@@ -217,9 +233,10 @@ class SharedGenerations:
 
     def leave(self) -> None:
         """Tell what is not told yet, and leave nothing behind of a filter that was cleared."""
-        if self.live:
-            self.tell_count()
-        else:
+        if self.live and self._uncounted:
+            # If it is gone, another crawler has removed it at its end: so be it.
+            self._store.add_count(self._info.epoch, self.newest, self._uncounted)
+        elif not self.live:
             self._store.undefine(self._info)
 
     # How many requests they hold.
@@ -320,12 +337,18 @@ class SharedGenerations:
             # All of it, before the next one is known: who sees that one finds here all that was
             # recorded, and who still records here is told that it is too late.
             self._store.seal(after)
+            self._drop_if_gone(after)
         if self._store.publish(info.epoch, new):
-            if count:
+            if new.count:
                 self._store.set_count(info.epoch, new)
             return True
         self._store.discard(new.id, new.num_chunks)
         return False
+
+    def _drop_if_gone(self, sealed: RedisGeneration) -> None:
+        """Sealing makes keys, too, if they were removed meanwhile: then nobody knows of them."""
+        if sealed.id not in {each.id for each in self._store.read().generations}:
+            self._store.discard(sealed.id, sealed.num_chunks)
 
     def extend(self, open_until: float) -> None:
         """Keep the newest generation open for longer, for all crawlers."""
@@ -372,24 +395,36 @@ class SharedGenerations:
 
     def _publish_again(self) -> None:
         """Everything is gone: write back what is known here, unless another was first."""
-        self._store.define(self._info)
-        stored = self._store.read()
-        if stored.info is not None and stored.info.epoch != self._info.epoch:
+        self._lock()
+        try:
+            self._store.define(self._info)
+            stored = self._store.read()
+            is_ours = stored.info is None or stored.info.epoch == self._info.epoch
+            if is_ours:
+                self._write_back()
+        finally:
+            self._store.unlock()
+        if not is_ours:
             self._forget()
             self.join()
             return
-        for each in self.live:
-            for chunk in range(each.num_chunks):
-                self._store.restore(each, chunk, sealed=each is not self.newest)
-            if self._store.publish(self._info.epoch, each):
-                self._store.set_count(self._info.epoch, each)
-            else:  # another crawler has gone another way from there
-                self._store.discard(each.id, each.num_chunks)
-        self._uncounted = 0
-        self._tell_of_loss(sum(each.num_chunks for each in self.live))
         stored = self._store.read()
         if stored.info is not None and stored.generations:  # not gone again already
             self._adopt(stored)
+
+    def _write_back(self) -> None:
+        number = 0
+        for each in self.live:
+            for chunk in range(each.num_chunks):
+                self._store.restore(each, chunk, sealed=each is not self.newest)
+            if not self._store.publish(self._info.epoch, each):
+                # Another crawler has gone another way from there.
+                self._store.discard(each.id, each.num_chunks)
+                break
+            self._store.set_count(self._info.epoch, each)
+            number += each.num_chunks
+        self._uncounted = 0
+        self._tell_of_loss(number)
 
     def _tell_of_loss(self, number: int) -> None:
         self.lost_keys += number

@@ -70,7 +70,7 @@ class RedisServer:
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
-    def call(self, function: Callable[[Any], _T]) -> _T:
+    def call(self, function: Callable[[Any], _T], *, patient: bool = True) -> _T:
         """Call a function with the client; after a failure of the server again, with pauses.
 
         The function may thus have been executed by the server more than once: compare `retries`
@@ -79,6 +79,7 @@ class RedisServer:
 
         Args:
             function: takes redis-py's client and sends commands that may be repeated.
+            patient: wait out an outage; else one failure is enough.
 
         Returns:
             What the function returns.
@@ -90,7 +91,9 @@ class RedisServer:
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
             raise OutageError(
-                f"{self.address} is out of reach; it is tried again soon", goes_on=True
+                f"{self.address} is out of reach; it is tried again soon",
+                since=self._down_since,
+                goes_on=True,
             )
         pause = _FIRST_PAUSE
         while True:
@@ -100,24 +103,32 @@ class RedisServer:
                 result = function(self._connected())
             except BloomError:
                 raise
-            except Exception as error:
-                now = time.monotonic()
-                if not is_passing(error):
-                    raise self._explained(reason(error)) from error
-                if self._down_since is not None or now + pause > begun + self._deadline_secs:
-                    goes_on = self._down_since is not None
-                    self._down_since = self._down_since or begun
-                    # A server that hangs costs its time-out: that may be a tenth of our time.
-                    self._next_attempt = now + max(1.0, 10 * (now - attempt))
-                    raise self._gone(reason(error), goes_on=goes_on) from error
-                self.retries += 1
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
+                failure = reason(error)
             else:
-                if self._down_since is not None:
-                    secs, self._down_since = time.monotonic() - self._down_since, None
-                    logger.info("%s is back after %.0f seconds", self.address, secs)
+                self._tell_that_it_is_back()
                 return result
+            # Not in the handler above: what redis-py's errors say may hold a password, and would
+            # be printed with ours.
+            now = time.monotonic()
+            if not is_passing(failure):
+                raise self._explained(failure)
+            if not patient:
+                raise self._gone(failure, since=begun, goes_on=True)
+            if self._down_since is not None or now + pause > begun + self._deadline_secs:
+                goes_on, since = self._down_since is not None, self._down_since or begun
+                self._down_since = since
+                # A server that hangs costs its time-out: that may be a tenth of our time.
+                self._next_attempt = now + max(1.0, 10 * (now - attempt))
+                raise self._gone(failure, since=since, goes_on=goes_on)
+            self.retries += 1
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _tell_that_it_is_back(self) -> None:
+        if self._down_since is not None:
+            secs, self._down_since = time.monotonic() - self._down_since, None
+            logger.info("%s is back after %.0f seconds", self.address, secs)
 
     def now(self) -> float:
         """The server's time, seconds since 1970: one clock for all crawlers."""
@@ -165,11 +176,12 @@ class RedisServer:
             )
         return self._client
 
-    def _gone(self, error: Exception, *, goes_on: bool) -> OutageError:
+    def _gone(self, error: Exception, *, since: float, goes_on: bool) -> OutageError:
         return OutageError(
             f"{self.address} cannot be used: {short_text(error)} (waited up to "
             f"{self._deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
             "runs, has room, and that BLOOM_REDIS_URL is right",
+            since=since,
             goes_on=goes_on,
         )
 

@@ -49,7 +49,6 @@ _IS_ALIVE = 0b10
 _LOCK_MILLISECONDS = 30_000
 _DRAFT_SECS = 3600  # after which nobody is still making it
 _BATCH = 64  # commands sent at once
-_EMPTY_SECS = 3600  # how long a hash that defines a filter without any generation stays
 
 
 class NoRoomError(StorageError):
@@ -93,12 +92,7 @@ class RedisStore:
 
     def redefine(self, info: FilterInfo) -> None:
         """Begin a new epoch: from now on, the generations there are left over."""
-
-        def do(client: Any) -> None:
-            client.hset(self.key, "filter", info_text(info))
-            client.expire(self.key, _EMPTY_SECS)  # until a generation is published
-
-        self.server.call(do)
+        self.server.call(lambda client: client.hset(self.key, "filter", info_text(info)))
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
         """Keep a filter under another name, and begin a new epoch under this one.
@@ -124,7 +118,6 @@ class RedisStore:
             pipeline.hset(self.key, "filter", info_text(info))
             if len(kept) > 1:  # else they would be left over, and removed with their blocks
                 pipeline.hdel(self.key, *[each for each in kept if each != "filter"])
-            pipeline.expire(self.key, _EMPTY_SECS)
             pipeline.execute()
 
         self.server.call(do)
@@ -139,17 +132,17 @@ class RedisStore:
             self.server.call(lambda client: client.hdel(self.key, "filter"))
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
-        """Make a generation part of the filter; False if there is one of that number."""
+        """Make a generation part of the filter; False if there is another of that number."""
         name, value = f"{epoch}:{generation.number}", generation_text(generation)
 
         def do(client: Any) -> bool:
             client.hsetnx(self.key, name, value)
             # Not the answer of HSETNX: its reply may have been lost the first time.
-            is_ours = bool(client.hget(self.key, name) == value.encode())
-            if is_ours:
-                client.persist(self.key)
-                client.hdel(self.key, _draft(generation.id))
-            return is_ours
+            there = client.hget(self.key, name)
+            if there is None or json.loads(there)["id"] != generation.id:
+                return False
+            client.hdel(self.key, _draft(generation.id))
+            return True
 
         return self.server.call(do)
 
@@ -346,14 +339,21 @@ class RedisStore:
         return 0 in bits, marks
 
     def look(
-        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
+        self,
+        generation: RedisGeneration,
+        block_hash: int,
+        positions: Sequence[int],
+        *,
+        patient: bool = True,
     ) -> tuple[bool, int]:
         """Whether all of a fingerprint's bits are set, and the marks of the key. See `record`."""
         block = block_of(block_hash, generation.geometry.num_blocks)
         chunk, place = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
         command = generation.packer.get(key.encode(), place, positions, generation.marks_at(chunk))
-        *bits, marks = self.server.call(lambda client: client.execute_command(NAME, key, command))
+        *bits, marks = self.server.call(
+            lambda client: client.execute_command(NAME, key, command), patient=patient
+        )
         return 0 not in bits, marks
 
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
@@ -384,18 +384,19 @@ class RedisStore:
 
         What others may have recorded in it meanwhile stays: it is OR-ed in one atomic step.
         """
-        key = self.chunk_key(generation, chunk)
+        key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
         draft = f"{{{key}}}:{self._token}"  # on a Cluster, beside it
-        if generation.mirror is not None:
-            content = self._content(generation, chunk, generation.mirror)
-        else:
-            content = bytes(len(generation.blocks(chunk)) * BLOCK_BYTES)
-        content += _marks(SEALED if sealed else ALIVE)
 
         def do(client: Any) -> None:
-            client.set(draft, content, ex=_DRAFT_SECS)
-            client.bitop("OR", key, key, draft)
-            client.unlink(draft)
+            if generation.mirror is not None:
+                content = self._content(generation, chunk, generation.mirror)
+                client.set(draft, content + _marks(SEALED if sealed else ALIVE), ex=_DRAFT_SECS)
+                client.bitop("OR", key, key, draft)
+                client.unlink(draft)
+            else:
+                if sealed:
+                    client.setbit(key, marks_at + 1, 1)
+                client.setbit(key, marks_at, 1)
 
         self.server.call(do)
 

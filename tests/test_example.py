@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +126,10 @@ def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site)
     ask = ("shell", other_site.url, "-c", "response.status")
     process = scrapy(project, *ask, "-s", "JOBDIR=job")
     assert process.stdout
+    limit = threading.Timer(LIMIT, process.kill)
+    limit.start()
     assert any("start the shell with -s JOBDIR=" in line for line in process.stdout)
+    limit.cancel()
     process.kill()  # since Scrapy 2.14 it ends by itself; before, it hangs
     process.communicate(timeout=LIMIT)
     assert contents() == before

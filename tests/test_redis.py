@@ -616,6 +616,7 @@ class CrawlersAgainstDict(RuleBasedStateMachine):
             capacity=40,
             window_secs=self.window,
             mirror=self.mirrors[number],
+            trust_secs=0.02,
             clock=self.clock,
         )
 
@@ -666,7 +667,6 @@ class CrawlersAgainstDict(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2))
     def clear(self, number: int) -> None:
         self.crawlers[number].clear()
-        self.all_notice()
         self.recorded.clear()
         self.perhaps.clear()
 
