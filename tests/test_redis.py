@@ -6,7 +6,10 @@ import json
 import logging
 import multiprocessing
 import os
+import secrets
+import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -220,8 +223,128 @@ class TestManyCrawlers:
         assert number <= used <= 1.1 * number  # the rest: telling the count
         backend.close()
 
+    def test_crawlers_with_pauses_grow_the_filter_once(self, key: str) -> None:
+        """Each knows that it is full, and meets its next new request after another has grown it."""
+        crawlers = [opened("valkey", key, capacity=2000) for _ in range(8)]
+        for number, fingerprint in enumerate(fps(5000)):
+            assert crawlers[number % 8].add(fingerprint)
+        sizes = [each.capacity for each in crawlers[0].status().generations]
+        assert sizes == [2000, 4000]
+        for crawler in crawlers:
+            crawler.close()
+
+    def test_two_that_come_too_late_at_once(self, key: str) -> None:
+        """One in the first generation, one in the second: exactly one of them is told "new"."""
+        late, later, fast = (opened("valkey", key, capacity=40, mirror=False) for _ in range(3))
+        for fingerprint in fps(41):
+            fast.add(fingerprint)  # the second generation is made
+        later.add(b"so that it knows of the second one")
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda: answers.append(late.add(b"page")))
+        in_the_first, in_the_second = threading.Event(), threading.Event()
+        look, record, follow = later._store.look, later._store.record, late._shared.follow
+
+        def look_at_the_first(*args: object) -> object:
+            answer = look(*args)
+            later._store.look = look
+            for fingerprint in fps(41, 200):
+                fast.add(fingerprint)  # the third one is made
+            thread.start()  # it knows of the first one only
+            assert in_the_first.wait(10)
+            return answer
+
+        def follow_later(*args: object) -> object:
+            in_the_first.set()
+            assert in_the_second.wait(10)
+            return follow(*args)
+
+        def record_in_the_second(*args: object) -> object:
+            answer = record(*args)
+            later._store.record = record
+            in_the_second.set()
+            thread.join(10)
+            return answer
+
+        later._store.look = look_at_the_first
+        later._store.record = record_in_the_second
+        late._shared.follow = follow_later
+        answers.append(later.add(b"page"))
+        assert sorted(answers) == [False, True]
+        for crawler in (late, later, fast):
+            crawler.close()
+
+    def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
+        """There is room for one only."""
+        second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=2)
+        lock = second._store.lock
+
+        def after_the_first() -> bool:
+            if not server.client.hexists("k", "lock taken"):
+                server.client.hset("k2", "lock taken", 1)
+                second._store.lock = lock
+                opened("valkey", "k", url=server.url, capacity=1_000_000).close()
+                used = server.client.info("memory")["used_memory"]
+                server.client.config_set("maxmemory", used + 2_000_000)
+            return lock()
+
+        second._store.lock = after_the_first
+        second.open()
+        assert second.status().capacity == 1_000_000
+        second.close()
+
 
 class TestClear:
+    def test_a_crawler_that_meets_only_what_it_knows_notices(self, key: str) -> None:
+        first, second = opened("valkey", key), opened("valkey", key)
+        for fingerprint in fps(100):
+            assert first.add(fingerprint)
+        second.clear()
+        assert all(first.add(fingerprint) for fingerprint in fps(100))
+        assert not any(second.add(fingerprint) for fingerprint in fps(100))
+        first.close()
+        second.close()
+
+    def test_what_one_has_flushed_the_end_of_another_does_not_bring_back(
+        self, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        first, second = opened("valkey", key), opened("valkey", key, flush=True)
+        for fingerprint in fps(100):
+            assert first.add(fingerprint)
+        second.close()
+        first.close()
+        assert not servers.shared("valkey").client.keys(f"{key}*")
+        assert messages(caplog, WARNING) == []
+
+    def test_a_crawler_killed_while_it_clears_leaves_a_list_of_what_is_left(self, key: str) -> None:
+        backend = opened("valkey", key)
+        assert backend.add(b"page")
+        backend._store.redefine(backend._shared._new_info())  # and dies
+        client = servers.shared("valkey").client
+        assert client.ttl(key) == -1
+        again = opened("valkey", key)
+        assert again.add(b"page")
+        assert len(client.keys(f"{key}:*")) == 1
+        again.close()
+
+    def test_growing_while_another_clears_leaves_no_keys(self, key: str) -> None:
+        first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
+        for fingerprint in fps(99):
+            first.add(fingerprint)
+        seal = first._store.seal
+
+        def clear_first(generation: object) -> None:
+            second.clear()
+            seal(generation)
+
+        first._store.seal = clear_first
+        for fingerprint in fps(99, 103):
+            assert first.add(fingerprint)
+        first._store.seal = seal
+        first.clear()
+        first.close()
+        second.close()
+        assert not servers.shared("valkey").client.keys(f"{key}*")
+
     def test_all_forget(self, key: str) -> None:
         first, second = opened("valkey", key), opened("valkey", key)
         assert first.add(b"page")
@@ -550,8 +673,32 @@ class TestOutage:
         assert any("is back after" in line for line in messages(caplog, INFO))
         backend.close()
 
+    def test_known_requests_are_answered_though_a_quarter_is_over(
+        self, server: servers.Server
+    ) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "deadline_secs": 0.5}
+        backend = opened("valkey", "k", url=server.url, **options)
+        assert backend.add(b"page")
+        clock.now += 300
+        server.kill()
+        assert not backend.add(b"page")
+        with pytest.raises(OutageError):
+            backend.add(b"other")
+        server.start()
+        time.sleep(1.1)
+        backend.close()
+
 
 class TestBadPlaces:
+    def test_a_server_that_repeats_the_password(self, server: servers.Server) -> None:
+        """As one does that does not know the command AUTH."""
+        password = secrets.token_hex(8)
+        with pytest.raises(StorageError) as caught:
+            RedisServer(server.url).call(lambda client: client.execute_command("AUHT", password))
+        assert "unknown command" in str(caught.value)
+        assert password not in "".join(traceback.format_exception(caught.value))
+
     def test_a_key_of_another_kind(self, key: str) -> None:
         client = servers.shared("valkey").client
         client.set(key, "something")

@@ -239,6 +239,25 @@ def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: 
     assert not crawl.told("WARNING")
 
 
+def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """Two workers with jobs of their own are killed: the filter is set aside once, not twice."""
+    tree.delay = 0.02
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
+    workers = [Crawl(tree.url, tmp_path / name, settings) for name in "ab"]
+    servers.wait_for(lambda: tree.total() >= 40, str)
+    for worker in workers:
+        worker.kill()
+    for name, told in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
+        crawl = Crawl(tree.url, tmp_path / name, settings)
+        assert crawl.finish() == 0, crawl.output
+        (warning,) = crawl.told("WARNING")
+        assert told in warning
+    assert len(tree.hits) == 150
+    assert len(server.client.keys("links:bloom.set-aside-*")) == 1
+
+
 def test_one_crawl_at_a_time_in_a_job_directory(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
