@@ -116,12 +116,15 @@ class Timing:
         round_trips: of our filter, per request.
         mirror_hits: of our filter, per request.
         commands: the server's microseconds per call, by command.
+        server_micros: of processor time that the server needs for a request of ours, of each
+            round: the command, and the network around it.
     """
 
     micros: dict[str, list[float]] = field(default_factory=dict)
     round_trips: float = 0.0
     mirror_hits: float = 0.0
     commands: dict[str, float] = field(default_factory=dict)
+    server_micros: list[float] = field(default_factory=list)
 
     def ratios(self, over: str, under: str) -> list[float]:
         """Of two contenders' times, in each round."""
@@ -250,7 +253,10 @@ def _peer_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> Tabl
 def _command_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> Table:
     """What the server itself spends, on new fingerprints only."""
     commands = ("bitfield", "sadd", "getbit", "setbit")
-    head = ("server's own time, µs per call", "its CPU", *(each.upper() for each in commands))
+    head = (
+        *("server's own time, µs per call", "its CPU", *(each.upper() for each in commands)),
+        "a request of ours with all around the command",
+    )
     rows = [
         (
             *(name, place),
@@ -258,6 +264,7 @@ def _command_table(timings: Mapping[tuple[str, str], Mapping[int, Timing]]) -> T
                 f"{took:.2f}" if (took := shares[0].commands.get(each)) is not None else ""
                 for each in commands
             ),
+            f"{median(shares[0].server_micros):.1f}",
         )
         for (name, place), shares in timings.items()
     ]
@@ -383,7 +390,11 @@ def _rounds(
                 given: Sequence[Any] = fingerprints if name == OURS else digits
                 if name == PEERS:
                     given = given[: sizes.per_round_peer]
+                cpu = _processor_secs(client)
                 secs, new[name] = _pass(record[name], given)
+                if name == OURS:
+                    used = _processor_secs(client) - cpu
+                    timing.server_micros.append(used / len(given) * 1e6)
                 timing.micros[name].append(secs / len(given) * 1e6)
             assert abs(new[OURS] - new[SETS]) <= 1, new
             order.append(order.pop(0))
@@ -397,6 +408,11 @@ def _rounds(
         name.removeprefix("cmdstat_"): each["usec_per_call"] for name, each in stats.items()
     }
     return timing
+
+
+def _processor_secs(client: Any) -> float:
+    info = client.info("cpu")
+    return float(info["used_cpu_sys"] + info["used_cpu_user"])
 
 
 def _pass(record: Callable[[Any], Any], given: Sequence[Any]) -> tuple[float, int]:

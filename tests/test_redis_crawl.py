@@ -245,10 +245,12 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     """Two workers with jobs of their own are killed: the filter is set aside once, not twice."""
     tree.delay = 0.02
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    workers = [Crawl(tree.url, tmp_path / name, settings) for name in "ab"]
-    servers.wait_for(lambda: tree.total() >= 40, str)
-    for worker in workers:
-        worker.kill()
+    first = Crawl(tree.url, tmp_path / "a", settings)
+    first.wait_until(lambda: tree.total() >= 20)
+    second = Crawl(tree.url, tmp_path / "b", settings)
+    second.wait_until((tmp_path / "b/job/bloom.in-use").exists)
+    second.kill()
+    first.kill()
     for name, told in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
         crawl = Crawl(tree.url, tmp_path / name, settings)
         assert crawl.finish() == 0, crawl.output
