@@ -819,6 +819,8 @@ class CrawlersAgainstDict(RuleBasedStateMachine):
 
     @rule(everything=st.booleans())
     def lose(self, everything: bool) -> None:
+        # Who has not heard of a clear() before all is lost writes back what was cleared.
+        self.all_notice()
         client = servers.shared("valkey").client
         names = client.keys(f"{self.key}*" if everything else f"{self.key}:*:0")
         if names:
