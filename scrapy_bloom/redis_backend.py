@@ -170,11 +170,11 @@ class RedisBackend:
             OutageError: the server is out of reach.
             StorageError: it refuses.
         """
-        if self._is_known(fingerprint):
+        hashed = self._unless_known(fingerprint)
+        if hashed is None:
             return False
-        block_hash, positions = self._shared.locate(fingerprint)
         retries = self._server.retries
-        new = self._recorded(fingerprint, block_hash, positions)
+        new = self._recorded(fingerprint, *hashed)
         self._confirm_at = time.monotonic() + self._trust_secs
         if not new and self._server.retries == retries:
             return False
@@ -182,10 +182,8 @@ class RedisBackend:
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if self._is_known(fingerprint):
-            return True
-        block_hash, positions = self._shared.locate(fingerprint)
-        return self._is_recorded(fingerprint, block_hash, positions, set())
+        hashed = self._unless_known(fingerprint)
+        return hashed is None or self._is_recorded(fingerprint, *hashed, set())
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins a new one.
@@ -257,40 +255,46 @@ class RedisBackend:
 
     # Recording and asking.
 
-    def _is_known(self, fingerprint: bytes) -> bool:
-        """Whether the mirror has it. Brings the generations up to date before."""
-        outage = None
+    def _unless_known(self, fingerprint: bytes) -> tuple[int, list[int]] | None:
+        """A fingerprint's block hash and positions; None if a mirror has it.
+
+        Brings the generations up to date before.
+        """
         try:
             if not self._shared.live:
                 self._shared.join()
             if self._policy.window and self._shared.now() >= self._due:
                 self._turn()
-        except OutageError as error:
-            outage = error  # what is known needs no server
-        if self._shared.live and self._is_in_a_mirror(fingerprint):
+        except OutageError:
+            # What is known needs no server.
+            if self._shared.live and self._is_in_a_mirror(*self._shared.locate(fingerprint)):
+                self._mirror_hits += 1
+                return None
+            raise
+        hashed = self._shared.locate(fingerprint)
+        if self._is_in_a_mirror(*hashed):
             live = self._shared.live
             if time.monotonic() >= self._confirm_at:
-                self._confirm(fingerprint)
-            if self._shared.live is live or self._is_in_a_mirror(fingerprint):
-                self._mirror_hits += 1
-                return True
-        if outage is not None:
-            raise outage
-        return False
+                self._confirm(*hashed)
+                if self._shared.live is not live:
+                    hashed = self._shared.locate(fingerprint)
+                    if not self._is_in_a_mirror(*hashed):
+                        return hashed
+            self._mirror_hits += 1
+            return None
+        return hashed
 
-    def _is_in_a_mirror(self, fingerprint: bytes) -> bool:
-        block_hash, positions = self._shared.locate(fingerprint)
+    def _is_in_a_mirror(self, block_hash: int, positions: list[int]) -> bool:
         for mirror in self._shared.mirrors:  # noqa: SIM110 - any() takes half as long again
             if mirror.has_hashed(block_hash, positions):
                 return True
         return False
 
-    def _confirm(self, fingerprint: bytes) -> None:
+    def _confirm(self, block_hash: int, positions: list[int]) -> None:
         """Every now and then: is it still the filter that the mirrors are of?"""
         begun = time.monotonic()
         self._confirm_at = begun + self._trust_secs
         newest = self._shared.newest
-        block_hash, positions = self._shared.locate(fingerprint)
         own = positions[: newest.geometry.num_hashes]
         try:
             _, marks = self._store.look(newest, block_hash, own, patient=False)
