@@ -62,11 +62,16 @@ def _directory(name: str, value: Any) -> str | None:
     path = os.fspath(value)
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
+    _check_template(name, path, allowed)
+    return path
+
+
+def _check_template(name: str, value: str, allowed: str) -> None:
+    """That nothing but the spider's name is to be put in."""
     try:
-        path % {"spider": "name"}
+        value % {"spider": "name"}
     except (KeyError, TypeError, ValueError):
         raise _error(name, value, allowed + ', and any other "%" must be written "%%"') from None
-    return path
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -94,10 +99,7 @@ def _redis_key(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or "{" in value or "}" in value:
         # Braces would put all keys on one node of a Cluster.
         raise _error(name, value, allowed)
-    try:
-        value % {"spider": "name"}
-    except (KeyError, TypeError, ValueError):
-        raise _error(name, value, allowed + ', and any other "%" must be written "%%"') from None
+    _check_template(name, value, allowed)
     return value
 
 
