@@ -57,17 +57,18 @@ def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
 def set_mark(job_dir: Path, filter_id: str = "") -> None:
     """Mark the job as in use, by a crawl with that filter if there are several."""
     mark_path(job_dir).write_text(
-        f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}"
+        f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
     )
 
 
 def marked_filter(job_dir: Path) -> str | None:
     """The filter of the crawl that was killed; empty if unknown, None if there is no mark."""
     try:
-        lines = mark_path(job_dir).read_text().splitlines()
+        _, *rest = mark_path(job_dir).read_text().split("\n")
     except FileNotFoundError:
         return None
-    return lines[1] if len(lines) > 1 else ""
+    # Without its end, the line was being written at that moment.
+    return rest[0] if len(rest) > 1 else ""
 
 
 def clear_mark(job_dir: Path) -> None:
