@@ -4,6 +4,7 @@ DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 """
 
 from scrapy_bloom.addon import Addon
+from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.exceptions import (
     BloomError,
@@ -24,6 +25,7 @@ __all__ = [
     "BloomDupeFilter",
     "BloomError",
     "BloomFilter",
+    "CountingBloomFilter",
     "FilterFileError",
     "FingerprinterMismatchError",
     "GeometryMismatchError",

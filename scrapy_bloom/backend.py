@@ -27,6 +27,14 @@ class Backend(Protocol):
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new."""
 
+    def discard(self, fingerprint: bytes) -> bool:
+        """Forget a fingerprint that was recorded before.
+
+        Returns:
+            False if nothing was changed: it is not there, or where requests cannot be forgotten,
+            or several generations seem to have it (one of them by an error, at the error rate).
+        """
+
     def __contains__(self, fingerprint: bytes) -> bool:
         """Whether a fingerprint is recorded (or, at the error rate, seems to be)."""
 

@@ -3,12 +3,13 @@
 import math
 import secrets
 from collections.abc import Iterator
+from typing import ClassVar
 
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import GeometryMismatchError
 from scrapy_bloom.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
-from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
+from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
 # them for each filter (the blocks of 512 MB); beyond that they are made on the way.
@@ -41,8 +42,10 @@ class BloomFilter:
         ValueError: an argument is out of range.
     """
 
+    _is_counting: ClassVar = False
+
     def __init__(self, capacity: int, error_rate: float, *, salt: bytes | None = None) -> None:
-        geometry = choose_geometry(capacity, error_rate)
+        geometry = choose_geometry(capacity, error_rate, counting=self._is_counting)
         salt = _checked_salt(salt)
         self._attach(bytearray(geometry.nbytes), geometry, capacity, error_rate, salt)
 
@@ -66,8 +69,10 @@ class BloomFilter:
             salt: the 16 bytes it was filled under.
 
         Raises:
-            ValueError: the buffer's length does not fit the geometry.
+            ValueError: the buffer's length does not fit the geometry, or that is not of this kind.
         """
+        if geometry.is_counting != cls._is_counting:
+            raise ValueError(f"{geometry} is not that of a {cls.__name__}")
         if len(buffer) != geometry.nbytes:
             raise ValueError(
                 f"the buffer has {len(buffer):,} bytes; {geometry} needs {geometry.nbytes:,}"
@@ -91,7 +96,7 @@ class BloomFilter:
         self._buffer = memoryview(buffer)
         self._bits = bitarray(buffer=self._buffer, endian="big")
         self._views: dict[int, bitarray] = {}
-        self._num_blocks, self._num_hashes = geometry
+        self._num_blocks, self._num_hashes, _ = geometry
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
 
@@ -148,8 +153,7 @@ class BloomFilter:
         return bits[positions[: self._num_hashes]].all()
 
     def _view(self, block: int) -> bitarray:
-        start = block * BLOCK_BYTES
-        bits = bitarray(buffer=self._buffer[start : start + BLOCK_BYTES], endian="big")
+        bits = bitarray(buffer=self._place(block, block + 1), endian="big")
         if len(self._views) < _MAX_VIEWS:
             self._views[block] = bits
         return bits
@@ -166,7 +170,7 @@ class BloomFilter:
 
     @property
     def num_bits(self) -> int:
-        """m, the size in bits."""
+        """m, how many bits (or counters) there are."""
         return self.geometry.num_bits
 
     @property
@@ -177,7 +181,7 @@ class BloomFilter:
     @property
     def fill_ratio(self) -> float:
         """Share of bits that are set, 0 to 1; counted now, so it takes time in a large filter."""
-        return self._bits.count() / self.num_bits
+        return math.fsum(self._block_fills()) / self.num_blocks
 
     @property
     def estimated_error_rate(self) -> float:
@@ -222,11 +226,13 @@ class BloomFilter:
                 f"the filters cannot be merged: {', '.join(differences)}; make both with the same "
                 "capacity, error_rate and salt"
             )
-        self._bits |= other._bits
+        self._merge(0, other._buffer)
         return self
 
     def _differences(self, other: "BloomFilter") -> list[str]:
         found = []
+        if self.geometry.is_counting != other.geometry.is_counting:
+            found.append("one counts and the other does not")
         if self.num_blocks != other.num_blocks:
             found.append(f"num_blocks is {self.num_blocks} here and {other.num_blocks} there")
         if self.num_hashes != other.num_hashes:
@@ -242,7 +248,11 @@ class BloomFilter:
             start: the first block.
             stop: the one after the last.
         """
-        return self._buffer[start * BLOCK_BYTES : stop * BLOCK_BYTES].toreadonly()
+        return self._place(start, stop).toreadonly()
+
+    def _place(self, start: int, stop: int) -> memoryview:
+        size = self.geometry.block_bytes
+        return self._buffer[start * size : stop * size]
 
     def add_blocks(self, start: int, data: bytes) -> None:
         """Add everything that some blocks of another filter, made alike, hold.
@@ -254,9 +264,13 @@ class BloomFilter:
         Raises:
             ValueError: it is not whole blocks, or more than there are.
         """
-        place = self._buffer[start * BLOCK_BYTES : start * BLOCK_BYTES + len(data)]
-        if len(data) % BLOCK_BYTES or len(place) != len(data):
+        number, rest = divmod(len(data), self.geometry.block_bytes)
+        if rest or not 0 <= start <= self.num_blocks - number:
             raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")
+        self._merge(start, memoryview(data))
+
+    def _merge(self, start: int, data: memoryview) -> None:
+        place = self._buffer[start * self.geometry.block_bytes :][: len(data)]
         bits = bitarray(buffer=place, endian="big")
         bits |= bitarray(buffer=data, endian="big")
 

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import make_hasher
-from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry
+from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
@@ -88,6 +89,17 @@ class Size:
 
     capacity: int
     error_rate: float
+    counting: bool = False
+
+    @property
+    def geometry(self) -> Geometry:
+        """The smallest that will do."""
+        return choose_geometry(self.capacity, self.error_rate, counting=self.counting)
+
+    def filter(self, salt: bytes | None) -> BloomFilter:
+        """A new filter in memory."""
+        kind = CountingBloomFilter if self.counting else BloomFilter
+        return kind(self.capacity, self.error_rate, salt=salt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +111,14 @@ class Policy:
         error_rate: the highest sum over all live generations (BLOOM_ERROR_RATE).
         on_full: "grow", "warn" or "close" (BLOOM_ON_FULL).
         window: seconds that a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS).
+        counting: whether requests can be forgotten (BLOOM_COUNTING).
     """
 
     expected: int
     error_rate: float
     on_full: str = "grow"
     window: float = 0.0
+    counting: bool = False
 
     def first(self, at_least: int = 0) -> Size:
         """The size of the first generation, or of the first in its quarter of a window.
@@ -115,11 +129,11 @@ class Policy:
         if not self.window:
             # "close" keeps the other half for when the setting has been raised.
             share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
-            return _size(max(self.expected, at_least), share)
+            return self._size(max(self.expected, at_least), share)
         quarter = self.error_rate / LIVE_QUARTERS
         if self.on_full == "grow":
-            return _size(max(self.expected // ROTATIONS, at_least), quarter / 2)
-        return _size(max(self.expected, at_least), quarter)
+            return self._size(max(self.expected // ROTATIONS, at_least), quarter / 2)
+        return self._size(max(self.expected, at_least), quarter)
 
     def next(self, live: Sequence[Generation]) -> Size:
         """The size of the generation that follows a full one.
@@ -127,12 +141,25 @@ class Policy:
         Args:
             live: the generations that count now, oldest first, at least one.
         """
+        return self._size(max(2 * live[-1].capacity, self._missing(live)), self._share(live))
+
+    def other_kind(self, live: Sequence[Generation]) -> Size | None:
+        """The size of the generation that follows a plain one, since the filter counts from now on.
+
+        None if it need not: the newest counts. (What was made to count may go on, if that is not
+        asked for any more.)
+        """
+        if not self.counting or live[-1].geometry.is_counting:
+            return None
+        return self._size(live[-1].capacity, self._share(live))
+
+    def _share(self, live: Sequence[Generation]) -> float:
+        """The error rate of a further generation."""
         newest = live[-1]
         left = self.error_rate - sum(each.error_rate for each in live)
         # Nothing is left if less was asked for before, or within a quarter of a window.
         used_up = self.window or left <= 0
-        share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
-        return _size(max(2 * newest.capacity, self._missing(live)), share)
+        return min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
 
     def was_raised(self, live: Sequence[Generation]) -> bool:
         """Whether more requests are expected now than when the generations were made."""
@@ -168,19 +195,19 @@ class Policy:
             return _end(live[0], live[1]) + self.window
         return float("inf")
 
+    def _size(self, capacity: int, error_rate: float) -> Size:
+        return Size(
+            capacity=min(max(capacity, 1), MAX_CAPACITY),
+            error_rate=max(error_rate, SMALLEST_ERROR_RATE),
+            counting=self.counting,
+        )
+
 
 def _end(each: Generation, following: Generation) -> float:
     """After this time, nothing was recorded in a generation."""
     if each.open_until:
         return min(each.open_until, following.created_at)
     return following.created_at
-
-
-def _size(capacity: int, error_rate: float) -> Size:
-    return Size(
-        capacity=min(max(capacity, 1), MAX_CAPACITY),
-        error_rate=max(error_rate, SMALLEST_ERROR_RATE),
-    )
 
 
 class Lookup:

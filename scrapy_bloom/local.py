@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
@@ -14,7 +15,6 @@ from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.importing import SeenFile, import_seen
-from scrapy_bloom.sizing import choose_geometry
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 from scrapy_bloom.store import FileStore
 
@@ -30,6 +30,7 @@ class LocalBackend:
         error_rate: the highest false-positive rate, over all generations.
         on_full: "grow" by a further generation, or stay as it is: "warn", "close".
         window_secs: how long a request is remembered, 0: for ever.
+        counting: whether requests can be forgotten: four times the space.
         salt: 16 bytes for a new filter; None: random.
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
@@ -49,6 +50,7 @@ class LocalBackend:
         error_rate: float,
         on_full: str = "grow",
         window_secs: float = 0.0,
+        counting: bool = False,
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
@@ -58,7 +60,11 @@ class LocalBackend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = Policy(
-            expected=capacity, error_rate=error_rate, on_full=on_full, window=window_secs
+            expected=capacity,
+            error_rate=error_rate,
+            on_full=on_full,
+            window=window_secs,
+            counting=counting,
         )
         self._salt = salt
         self._fingerprinter = fingerprinter
@@ -127,6 +133,8 @@ class LocalBackend:
         elif newest.open_until:
             newest.open_until = 0.0  # there is no window any more
             self._save()
+        if size := self._policy.other_kind(self._live):
+            self._begin_to_count(size)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
@@ -146,6 +154,22 @@ class LocalBackend:
             self._save()
         return True
 
+    def discard(self, fingerprint: bytes) -> bool:
+        """Forget a fingerprint; see `Backend.discard`."""
+        if not self._begun:
+            self.begin()
+        holders = [each for each in self._live if fingerprint in each.filter]
+        if len(holders) != 1:
+            return False  # one of them errs, and which one can't be told
+        (holder,) = holders
+        if not isinstance(holder.filter, CountingBloomFilter):
+            return False
+        holder.filter.discard(fingerprint)
+        holder.count = max(0, holder.count - 1)
+        if self._store is not None:
+            self._store.save_count(holder)
+        return True
+
     def __contains__(self, fingerprint: bytes) -> bool:
         if self._policy.window and self._begun and self._clock() >= self._due:
             self._turn()
@@ -162,12 +186,15 @@ class LocalBackend:
 
     def status(self) -> FilterStatus:
         """The filter's figures now."""
+        bits = [each.filter for each in self._live]
+        counting = [each for each in bits if isinstance(each, CountingBloomFilter)]
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
             error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
             errors=self._errors + (self._store.errors if self._store else 0),
             expired=self._expired,
+            saturated=sum(each.saturated for each in counting) if counting else None,
         )
 
     def _now(self) -> float:
@@ -232,6 +259,22 @@ class LocalBackend:
             f"{self._newest.geometry.nbytes:,}",
         )
 
+    def _begin_to_count(self, size: Size) -> None:
+        plain = self._newest
+        try:
+            self._append(size, self._now(), plain.open_until)
+        except (StorageError, MemoryError) as error:
+            self._cannot_grow("Requests cannot be forgotten", error)
+            return
+        self._changed()
+        logger.info(
+            "BLOOM_COUNTING: from now on, requests are recorded in generation %d, in %s bytes, and "
+            "can be forgotten; the %s recorded before cannot",
+            self._newest.number,
+            f"{self._newest.geometry.nbytes:,}",
+            f"{plain.count:,}",
+        )
+
     def _cannot_grow(self, consequence: str, error: Exception) -> None:
         self._errors += 1
         if not self._no_room:
@@ -246,7 +289,7 @@ class LocalBackend:
         self._newest = new
         self._no_room = False
         if self._store is not None:
-            self._store.complete(full)
+            self._store.save_count(full)
 
     def _expire(self, number: int) -> None:
         gone, self._live = self._live[:number], self._live[number:]
@@ -294,10 +337,10 @@ class LocalBackend:
         open_until = self._policy.open_until(now) if open_until is None else open_until
         salt = self._live[0].filter.salt if self._live else self._salt
         if self._store is None:
-            bits = BloomFilter(size.capacity, size.error_rate, salt=salt)
+            bits = size.filter(salt)
             return LocalGeneration.of(bits, number=number, created_at=now, open_until=open_until)
         header = Header(
-            geometry=choose_geometry(size.capacity, size.error_rate),
+            geometry=size.geometry,
             capacity=size.capacity,
             error_rate=size.error_rate,
             salt=salt or secrets.token_bytes(SALT_BYTES),
@@ -321,6 +364,11 @@ class LocalBackend:
                 "= %s counts when it is full and goes on in a further one",
                 f"{capacity:,}",
                 f"{policy.expected:,}",
+            )
+        if self._live[-1].geometry.is_counting and not policy.counting:
+            logger.info(
+                "The filter keeps its counters, in four times the space; without BLOOM_COUNTING, "
+                "further files have none, and nothing is forgotten"
             )
         error_rate = sum(each.error_rate for each in self._live)
         if error_rate > policy.error_rate:

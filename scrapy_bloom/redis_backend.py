@@ -10,14 +10,13 @@ from filelock import FileLock
 
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.generations import Policy
+from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.job import Job
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_meta import RedisGeneration, Stored
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import ALIVE, SEALED, NoRoomError, RedisStore
-from scrapy_bloom.sizing import choose_geometry
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 logger = logging.getLogger(__name__)
@@ -38,6 +37,7 @@ class RedisBackend:
         error_rate: the highest false-positive rate, over all generations.
         on_full: "grow" by a further generation, or stay as it is: "warn", "close".
         window_secs: how long a request is remembered, 0: for ever.
+        counting: whether requests can be forgotten: four times the space, and no mirror.
         salt: 16 bytes for a new filter; None: random.
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
@@ -57,6 +57,7 @@ class RedisBackend:
         error_rate: float,
         on_full: str = "grow",
         window_secs: float = 0.0,
+        counting: bool = False,
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
@@ -68,7 +69,11 @@ class RedisBackend:
     ) -> None:
         self._trust_secs = trust_secs
         self._policy = Policy(
-            expected=capacity, error_rate=error_rate, on_full=on_full, window=window_secs
+            expected=capacity,
+            error_rate=error_rate,
+            on_full=on_full,
+            window=window_secs,
+            counting=counting,
         )
         self._server = server
         self._store = RedisStore(server, key)
@@ -158,6 +163,8 @@ class RedisBackend:
         if self._shared.live and self._shared.newest.open_until and not self._policy.window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             self._shared.append(self._policy.first(), 0.0)
+        elif self._shared.live and (size := self._policy.other_kind(self._shared.live)):
+            self._begin_to_count(size)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new, to all crawlers.
@@ -179,6 +186,31 @@ class RedisBackend:
         if not new and self._server.retries == retries:
             return False
         self._shared.count()
+        return True
+
+    def discard(self, fingerprint: bytes) -> bool:
+        """Forget a fingerprint; see `Backend.discard`.
+
+        Raises:
+            OutageError: the server is out of reach.
+            StorageError: it refuses.
+        """
+        if not self._shared.live:
+            self._shared.join()
+        block_hash, positions = self._shared.locate(fingerprint)
+        holders = [
+            each
+            for each in self._shared.live
+            if self._store.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
+        ]
+        if len(holders) != 1 or not holders[0].geometry.is_counting:
+            return False  # if several have it, one of them errs, and which one can't be told
+        (holder,) = holders
+        retries = self._server.retries
+        own = positions[: holder.geometry.num_hashes]
+        if not self._store.forget(holder, block_hash, own) and self._server.retries == retries:
+            return False  # another crawler was faster
+        self._shared.uncount(holder)
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
@@ -212,16 +244,17 @@ class RedisBackend:
 
     def status(self) -> FilterStatus:
         """The filter's figures now; what others recorded a moment ago may not be counted yet."""
+        live = self._shared.live or self._planned()
+        counting = any(each.geometry.is_counting for each in live)
         return FilterStatus(
             location=f"{self._server.address}, key {self._store.key}",
-            generations=[
-                GenerationStatus.of(each) for each in self._shared.live or self._planned()
-            ],
+            generations=[GenerationStatus.of(each) for each in live],
             error_rate=max(
                 self._policy.error_rate, sum(each.error_rate for each in self._shared.live)
             ),
             errors=self._errors,
             expired=self._expired,
+            saturated=self._store.saturated if counting else None,
             more={
                 "redis/round_trips": self._server.round_trips,
                 "redis/mirror_hits": self._mirror_hits,
@@ -237,7 +270,7 @@ class RedisBackend:
             RedisGeneration(
                 number=1,
                 id="",
-                geometry=choose_geometry(size.capacity, size.error_rate),
+                geometry=size.geometry,
                 capacity=size.capacity,
                 error_rate=size.error_rate,
                 created_at=0.0,
@@ -441,6 +474,21 @@ class RedisBackend:
                 self._shared.newest.error_rate,
                 f"{self._shared.newest.geometry.nbytes:,}",
             )
+
+    def _begin_to_count(self, size: Size) -> None:
+        plain = self._shared.newest
+        try:
+            self._shared.follow(plain, size, plain.open_until)
+        except NoRoomError as error:
+            self._cannot_grow("Requests cannot be forgotten", error)
+            return
+        logger.info(
+            "BLOOM_COUNTING: from now on, requests are recorded in generation %d, in %s bytes, and "
+            "can be forgotten; the %s recorded before cannot",
+            self._shared.newest.number,
+            f"{self._shared.newest.geometry.nbytes:,}",
+            f"{plain.count:,}",
+        )
 
     def _turn(self) -> None:
         """End what has ended: go on to a new quarter, and let old generations expire."""

@@ -13,9 +13,8 @@ from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.importing import SeenFile, import_seen
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis_store import NoRoomError, RedisStore
-from scrapy_bloom.sizing import choose_geometry
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ class SharedGenerations:
         except OSError as error:
             raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
         size = self._policy.first(at_least=seen.count())
-        content = BloomFilter(size.capacity, size.error_rate, salt=bytes.fromhex(info.salt))
+        content = size.filter(bytes.fromhex(info.salt))
         return content, import_seen(seen, content)
 
     def _create_first(self, content: BloomFilter | None, count: int) -> bool:
@@ -137,7 +136,11 @@ class SharedGenerations:
                 return False
             if content is None:
                 return self._published(stored.info, self._policy.first(), 1, 0.0)
-            size = Size(capacity=content.capacity, error_rate=content.error_rate)
+            size = Size(
+                capacity=content.capacity,
+                error_rate=content.error_rate,
+                counting=content.geometry.is_counting,
+            )
             return self._published(stored.info, size, 1, 0.0, content=content, count=count)
         except NoRoomError as error:
             raise StorageError(
@@ -194,11 +197,15 @@ class SharedGenerations:
         self._changed()
 
     def _mirror(self) -> None:
-        """Give a mirror to each new generation, as long as there is room for it."""
+        """Give a mirror to each new generation, as long as there is room for it.
+
+        Not to one that counts: what is set there need not stay so.
+        """
         used = sum(each.geometry.nbytes for each in self.live if each.mirror is not None)
         for each in reversed(self.live):
             nbytes = each.geometry.nbytes
-            if each.mirror is None and self._with_mirror and used + nbytes <= MAX_MIRROR_BYTES:
+            fits = used + nbytes <= MAX_MIRROR_BYTES and not each.geometry.is_counting
+            if each.mirror is None and self._with_mirror and fits:
                 used += nbytes
                 each.mirror = BloomFilter.over(
                     memoryview(mmap.mmap(-1, nbytes)),
@@ -259,6 +266,11 @@ class SharedGenerations:
         else:
             self.newest.count = count
         self._plan_counting()
+
+    def uncount(self, generation: RedisGeneration) -> None:
+        """One was forgotten."""
+        generation.count -= 1
+        self._store.add_count(self._info.epoch, generation, -1)
 
     def _plan_counting(self) -> None:
         newest = self.newest
@@ -325,7 +337,7 @@ class SharedGenerations:
         new = RedisGeneration(
             number=number,
             id=secrets.token_hex(4),
-            geometry=choose_geometry(size.capacity, size.error_rate),
+            geometry=size.geometry,
             capacity=size.capacity,
             error_rate=size.error_rate,
             created_at=now,
@@ -373,7 +385,8 @@ class SharedGenerations:
             return
         chunk = None
         if block_hash is not None:
-            chunk = block_of(block_hash, generation.geometry.num_blocks) // CHUNK_BLOCKS
+            block = block_of(block_hash, generation.geometry.num_blocks)
+            chunk = block // generation.chunk_blocks
         if generation.id not in {each.id for each in stored.generations}:
             # Not lost: the filter was cleared, or the generation has expired.
             if chunk is not None:
@@ -469,6 +482,8 @@ class SharedGenerations:
         error_rate = sum(each.error_rate for each in self.live)
         if error_rate > policy.error_rate:
             differences.append(f"an error rate of {error_rate:.2g}")
+        if policy.counting != self.newest.geometry.is_counting:
+            differences.append("no counters" if policy.counting else "counters")
         if bool(policy.window) != bool(self.newest.open_until):
             differences.append("a time window" if self.newest.open_until else "no time window")
         if differences:

@@ -11,10 +11,10 @@ from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Generation
 from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.redis_bitfield import BitfieldPacker
-from scrapy_bloom.sizing import BLOCK_BITS, Geometry
+from scrapy_bloom.sizing import Geometry
 
 FORMAT_VERSION = 1
-CHUNK_BLOCKS = 127
+CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,21 @@ class RedisGeneration(Generation):
     @property
     def num_chunks(self) -> int:
         """How many keys hold its blocks."""
-        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
+        return -(-self.geometry.num_blocks // self.chunk_blocks)
+
+    @property
+    def chunk_blocks(self) -> int:
+        """How many blocks a key holds, but for the last one: 127, or 31 if it counts."""
+        return CHUNK_BLOCKS // self.geometry.counter_bits
 
     def blocks(self, chunk: int) -> range:
         """The blocks in one of its keys."""
-        start = chunk * CHUNK_BLOCKS
-        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
+        start = chunk * self.chunk_blocks
+        return range(start, min(start + self.chunk_blocks, self.geometry.num_blocks))
 
     def marks_at(self, chunk: int) -> int:
         """The number of the first mark's bit in one of its keys."""
-        return len(self.blocks(chunk)) * BLOCK_BITS
+        return len(self.blocks(chunk)) * self.geometry.block_bytes * 8
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ def generation_text(generation: RedisGeneration) -> str:
             "id": generation.id,
             "num_blocks": generation.geometry.num_blocks,
             "num_hashes": generation.geometry.num_hashes,
+            "counter_bits": generation.geometry.counter_bits,
             "capacity": generation.capacity,
             "error_rate": generation.error_rate,
             "created_at": generation.created_at,
@@ -156,7 +162,7 @@ def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGenerat
     return RedisGeneration(
         number=number,
         id=raw["id"],
-        geometry=Geometry(raw["num_blocks"], raw["num_hashes"]),
+        geometry=Geometry(raw["num_blocks"], raw["num_hashes"], raw["counter_bits"]),
         capacity=raw["capacity"],
         error_rate=raw["error_rate"],
         created_at=raw["created_at"],

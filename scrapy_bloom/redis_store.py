@@ -6,7 +6,8 @@
       <epoch>:<n>:count       requests recorded in it
       draft:<id>              JSON: keys that belong to no generation, not yet or no more
     <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
-                            one byte whose first two bits are marks
+                            one byte whose first two bits are marks. Of a generation that
+                            counts 31 blocks, of four times the size
     <key>:lock              held by the crawler that is making a generation
 
 Names of block keys have no hash tag, so a Cluster spreads them over its masters. 127 blocks and
@@ -26,13 +27,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from scrapy_bloom import redis_counting
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_bitfield import NAME
+from scrapy_bloom.redis_client import Packed
 from scrapy_bloom.redis_meta import (
-    CHUNK_BLOCKS,
     FilterInfo,
     RedisGeneration,
     Stored,
@@ -41,7 +43,6 @@ from scrapy_bloom.redis_meta import (
     parsed,
 )
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.sizing import BLOCK_BYTES
 
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
 _IS_ALIVE = 0b10
@@ -61,11 +62,15 @@ class RedisStore:
     Args:
         server: where they are.
         key: the name of the hash, and the beginning of the others'.
+
+    Attributes:
+        saturated: how often a counter was at its highest when it should have counted one more.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
+        self.saturated = 0
         self._token = secrets.token_hex(8)
 
     # What the filter is.
@@ -321,7 +326,7 @@ class RedisStore:
     def record(
         self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
     ) -> tuple[bool, int]:
-        """Set a fingerprint's bits, in one atomic step.
+        """Record a fingerprint, in one atomic step.
 
         Args:
             generation: the newest one.
@@ -329,13 +334,14 @@ class RedisStore:
             positions: exactly as many as the generation has hashes.
 
         Returns:
-            Whether any of the bits was not set before, and the marks of the key.
+            Whether it was new, and the marks of the key. If that is sealed and the generation
+            counts, nothing was changed.
         """
-        block = block_of(block_hash, generation.geometry.num_blocks)
-        chunk, place = divmod(block, CHUNK_BLOCKS)
-        key = self.chunk_key(generation, chunk)
-        command = generation.packer.set(key.encode(), place, positions, generation.marks_at(chunk))
-        *bits, marks = self.server.call(lambda client: client.execute_command(NAME, key, command))
+        if generation.geometry.is_counting:
+            seen, marks = self._count(redis_counting.ADD, generation, block_hash, positions)
+            return not seen, marks
+        key, place, marks_at = self._place(generation, block_hash)
+        bits, marks = self._bits(key, generation.packer.set(key, place, positions, marks_at))
         return 0 in bits, marks
 
     def look(
@@ -346,35 +352,81 @@ class RedisStore:
         *,
         patient: bool = True,
     ) -> tuple[bool, int]:
-        """Whether all of a fingerprint's bits are set, and the marks of the key. See `record`."""
+        """Whether a fingerprint is recorded, and the marks of the key. See `record`."""
+        if generation.geometry.is_counting:
+            return self._count(
+                redis_counting.LOOK, generation, block_hash, positions, patient=patient
+            )
+        key, place, marks_at = self._place(generation, block_hash)
+        command = generation.packer.get(key, place, positions, marks_at)
+        bits, marks = self._bits(key, command, patient=patient)
+        return 0 not in bits, marks
+
+    def forget(
+        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
+    ) -> bool:
+        """Forget a fingerprint, in a generation that counts; False if it is not there."""
+        seen, _ = self._count(redis_counting.DISCARD, generation, block_hash, positions)
+        return seen
+
+    def _place(self, generation: RedisGeneration, block_hash: int) -> tuple[bytes, int, int]:
+        """The key of a fingerprint's block, its place in there, and that of the marks."""
         block = block_of(block_hash, generation.geometry.num_blocks)
-        chunk, place = divmod(block, CHUNK_BLOCKS)
-        key = self.chunk_key(generation, chunk)
-        command = generation.packer.get(key.encode(), place, positions, generation.marks_at(chunk))
+        chunk, place = divmod(block, generation.chunk_blocks)
+        return self.chunk_key(generation, chunk).encode(), place, generation.marks_at(chunk)
+
+    def _bits(
+        self, key: bytes, command: Packed, *, patient: bool = True
+    ) -> tuple[Sequence[int], int]:
         *bits, marks = self.server.call(
             lambda client: client.execute_command(NAME, key, command), patient=patient
         )
-        return 0 not in bits, marks
+        return bits, marks
+
+    def _count(
+        self,
+        operation: str,
+        generation: RedisGeneration,
+        block_hash: int,
+        positions: Sequence[int],
+        *,
+        patient: bool = True,
+    ) -> tuple[bool, int]:
+        key, place, marks_at = self._place(generation, block_hash)
+        seen, marks, saturated = self.server.call(
+            lambda client: redis_counting.run(
+                client,
+                key,
+                operation,
+                first_bit=place * generation.geometry.block_bytes * 8,
+                positions=positions,
+                marks_at=marks_at,
+            ),
+            patient=patient,
+        )
+        self.saturated += saturated
+        return bool(seen), marks
 
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
         """A block's bytes, and the marks of its key."""
-        chunk, place = divmod(block, CHUNK_BLOCKS)
+        size = generation.geometry.block_bytes
+        chunk, place = divmod(block, generation.chunk_blocks)
         key = self.chunk_key(generation, chunk)
-        start, marks_at = place * BLOCK_BYTES, generation.marks_at(chunk) // 8
+        start, marks_at = place * size, generation.marks_at(chunk) // 8
 
         def do(client: Any) -> tuple[bytes, int]:
             pipeline = client.pipeline(transaction=False)
-            pipeline.getrange(key, start, start + BLOCK_BYTES - 1)
+            pipeline.getrange(key, start, start + size - 1)
             pipeline.getrange(key, marks_at, marks_at)
             data, marks = pipeline.execute()
-            return data.ljust(BLOCK_BYTES, b"\0"), marks[0] >> 6 if marks else LOST
+            return data.ljust(size, b"\0"), marks[0] >> 6 if marks else LOST
 
         return self.server.call(do)
 
     def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
         """All blocks of one key, None if it was lost."""
         data = self.server.call(lambda client: client.get(self.chunk_key(generation, chunk)))
-        size = len(generation.blocks(chunk)) * BLOCK_BYTES
+        size = generation.marks_at(chunk) // 8
         if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
             return None
         return bytes(data[:-1])

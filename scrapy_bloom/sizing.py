@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 BLOCK_BITS = 65_536
 BLOCK_BYTES = BLOCK_BITS // 8
+COUNTER_BITS = 4  # of a counting filter, in place of each bit
 
 MIN_ERROR_RATE = 1e-15  # that may be asked for
 SMALLEST_ERROR_RATE = 1e-19  # of one generation among others; MAX_HASHES allow 5e-20
@@ -34,20 +35,34 @@ MAX_HASHES = 64
 
 
 class Geometry(NamedTuple):
-    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request."""
+    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request.
+
+    A counting filter has a counter of `counter_bits` in place of each bit.
+    """
 
     num_blocks: int
     num_hashes: int
+    counter_bits: int = 1
 
     @property
     def num_bits(self) -> int:
-        """Size in bits, a multiple of 65,536."""
+        """m, the bits (or counters), a multiple of 65,536."""
         return self.num_blocks * BLOCK_BITS
 
     @property
+    def is_counting(self) -> bool:
+        """Whether there are counters in place of bits."""
+        return self.counter_bits > 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of a block in bytes: 8,192, or four times that if it counts."""
+        return BLOCK_BYTES * self.counter_bits
+
+    @property
     def nbytes(self) -> int:
-        """Size in bytes, a multiple of 8,192."""
-        return self.num_blocks * BLOCK_BYTES
+        """Size of all blocks in bytes."""
+        return self.num_blocks * self.block_bytes
 
 
 def bits_per_element(error_rate: float) -> float:
@@ -188,7 +203,7 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
         The expected number of new requests taken for seen ones, 0 or more.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
-    >>> 0.05 < expected_false_drops(*geometry, 1_000_000) < 0.1
+    >>> 0.05 < expected_false_drops(*geometry[:2], 1_000_000) < 0.1
     True
     """
     if count <= 0:
@@ -201,12 +216,13 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     return (rates[0] + inner + rates[-1]) * step / 3
 
 
-def choose_geometry(capacity: int, error_rate: float) -> Geometry:
+def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False) -> Geometry:
     """The smallest block filter that keeps the error rate up to its capacity.
 
     Args:
         capacity: n, different fingerprints to hold, 1 to 10**12.
         error_rate: p, 1e-19 <= p < 1.
+        counting: with counters in place of bits, and otherwise alike.
 
     Returns:
         The geometry with the fewest blocks, and of those the fewest hashes, whose
@@ -217,7 +233,9 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
         ValueError: capacity or error_rate is out of range.
 
     >>> choose_geometry(1_000_000, 1e-6)
-    Geometry(num_blocks=440, num_hashes=20)
+    Geometry(num_blocks=440, num_hashes=20, counter_bits=1)
+    >>> choose_geometry(1_000_000, 1e-6, counting=True).nbytes == 4 * 440 * BLOCK_BYTES
+    True
     """
     _check(capacity, error_rate)
     best_k = max(1, round(-math.log2(error_rate)))
@@ -229,7 +247,7 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
     num_hashes = 1 + bisect_left(
         range(1, high), True, key=lambda k: block_error_rate(num_blocks, k, capacity) <= error_rate
     )
-    return Geometry(num_blocks, num_hashes)
+    return Geometry(num_blocks, num_hashes, COUNTER_BITS if counting else 1)
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:

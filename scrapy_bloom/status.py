@@ -33,7 +33,14 @@ class GenerationStatus:
     @property
     def error_rate_now(self) -> float:
         """Its false-positive rate with what is recorded now, 0 to 1."""
-        return sizing.block_error_rate(*self.geometry, self.count)
+        num_blocks, num_hashes, _ = self.geometry
+        return sizing.block_error_rate(num_blocks, num_hashes, self.count)
+
+    @property
+    def expected_false_drops(self) -> float:
+        """Requests that it is expected to have taken for seen as it filled."""
+        num_blocks, num_hashes, _ = self.geometry
+        return sizing.expected_false_drops(num_blocks, num_hashes, self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,8 @@ class FilterStatus:
             for if that is more.
         errors: failures of the storage so far.
         expired: requests forgotten in this run, because their time window was over.
+        saturated: counts that were lost in this run because a counter was at its highest; None if
+            the filter does not count.
         more: further figures of the backend, by the names of their stats.
     """
 
@@ -55,6 +64,7 @@ class FilterStatus:
     error_rate: float
     errors: int = 0
     expired: int = 0
+    saturated: int | None = None
     more: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -88,7 +98,7 @@ class FilterStatus:
             )
             for each in self.generations
         )
-        return set_bits / (8 * self.nbytes)
+        return set_bits / sum(each.geometry.num_bits for each in self.generations)
 
     @property
     def error_rate_now(self) -> float:
@@ -112,6 +122,6 @@ class FilterStatus:
         """
         drops = before = 0.0
         for each in self.generations:
-            drops += sizing.expected_false_drops(*each.geometry, each.count) + before * each.count
+            drops += each.expected_false_drops + before * each.count
             before += each.error_rate_now
         return drops

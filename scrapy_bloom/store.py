@@ -93,8 +93,8 @@ class FileStore:
         )
         return newest.count + 1 + min(newest.count // 256, 4095)
 
-    def complete(self, generation: LocalGeneration) -> None:
-        """Write down the final count of a generation that is followed by another."""
+    def save_count(self, generation: LocalGeneration) -> None:
+        """Write down the count of a generation that is complete, or has forgotten something."""
         self._files[generation.number].save_state(count=generation.count)
 
     def expire(self, gone: Sequence[LocalGeneration], live: Sequence[LocalGeneration]) -> None:

@@ -53,13 +53,25 @@ def on_cluster(directory: Path, **changes: object) -> Backend:
     return redis(servers.shared_cluster().url, directory, cluster=True, **changes)
 
 
+def counting(new: NewBackend) -> NewBackend:
+    return lambda directory, **changes: new(directory, **{"counting": True, **changes})
+
+
 SHARED = {
     **{program: on(program) for program in servers.PROGRAMS},
     "cluster": on_cluster,
     "no mirror": on("valkey", mirror=False),
 }
-PERSISTENT = {"local": local, **SHARED}
-BACKENDS = {"memory": memory, **PERSISTENT}
+COUNTING = {
+    f"counting {name}": counting(backend)
+    for name, backend in {"local": local, **SHARED}.items()
+    if name != "no mirror"  # there is none
+}
+SHARED |= {name: backend for name, backend in COUNTING.items() if name != "counting local"}
+PERSISTENT = {"local": local, **COUNTING, **SHARED}
+COUNTING["counting memory"] = counting(memory)
+BACKENDS = {"memory": memory, **PERSISTENT, **COUNTING}
+PLAIN = {name: backend for name, backend in BACKENDS.items() if name not in COUNTING}
 
 
 @pytest.fixture(params=BACKENDS)
@@ -71,6 +83,16 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
 @pytest.fixture(params=PERSISTENT)
 def persistent(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
     return lambda **changes: PERSISTENT[request.param](tmp_path, **changes)
+
+
+@pytest.fixture(params=COUNTING)
+def counting_backend(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+    return lambda **changes: COUNTING[request.param](tmp_path, **changes)
+
+
+@pytest.fixture(params=PLAIN)
+def plain(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+    return lambda **changes: PLAIN[request.param](tmp_path, **changes)
 
 
 def test_add_tells_what_is_new(new: NewBackend) -> None:
@@ -95,7 +117,8 @@ def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     assert status.count == 500
     assert (status.capacity, status.error_rate) == (2000, 1e-9)
     (generation,) = status.generations
-    assert generation.geometry == choose_geometry(2000, 5e-10)  # half is for growing
+    counting = status.saturated is not None
+    assert generation.geometry == choose_geometry(2000, 5e-10, counting=counting)  # half for growth
     assert status.nbytes == generation.geometry.nbytes
     assert status.load == 0.25
     assert 0 < status.fill_ratio < 0.5
@@ -182,6 +205,127 @@ def test_the_salt_is_kept(persistent: NewBackend) -> None:
         backend.close()
 
 
+def test_what_is_discarded_is_new_again(counting_backend: NewBackend) -> None:
+    backend = counting_backend()
+    backend.open()
+    backend.begin()
+    names = [b"%d" % number for number in range(500)]
+    for name in names:
+        assert backend.add(name)
+        assert not backend.add(name)  # to be forgotten all the same
+    for name in names[:200]:
+        assert backend.discard(name) is True
+        assert name not in backend
+        assert backend.discard(name) is False
+    assert backend.discard(b"never added") is False
+    assert backend.status().count == 300
+    assert all(name in backend for name in names[200:])
+    assert all(backend.add(name) for name in names[:200])
+    assert backend.status().count == 500
+    assert backend.status().saturated == 0
+    backend.close()
+
+
+def test_without_counters_nothing_is_forgotten(plain: NewBackend) -> None:
+    backend = plain()
+    backend.open()
+    backend.add(b"page")
+    assert backend.discard(b"page") is False
+    assert backend.discard(b"other") is False
+    assert b"page" in backend
+    assert backend.status().count == 1
+    assert backend.status().saturated is None
+    backend.close()
+
+
+def test_forgetting_in_older_generations(counting_backend: NewBackend) -> None:
+    backend = counting_backend(capacity=50)
+    backend.open()
+    names = [b"%d" % number for number in range(700)]
+    assert all(backend.add(name) for name in names)
+    assert len(backend.status().generations) == 4
+    assert all(backend.discard(name) for name in names[::2])
+    assert backend.status().count == 350
+    assert [name in backend for name in names] == [False, True] * 350
+    assert all(backend.add(name) for name in names[::2])
+    assert not any(backend.add(name) for name in names)
+    backend.close()
+
+
+def test_forgetting_within_a_window(counting_backend: NewBackend) -> None:
+    now = 1e9
+    backend = counting_backend(window_secs=100.0, clock=lambda: now)
+    backend.open()
+    backend.begin()
+    for quarter in range(4):
+        now = 1e9 + 26 * quarter
+        assert backend.add(b"page %d" % quarter)
+    assert len(backend.status().generations) == 4
+    assert backend.discard(b"page 1")
+    assert backend.add(b"page 1")
+    assert not backend.add(b"page 2")
+    now += 60  # the first quarter is over, and what was added again is not
+    assert backend.add(b"page 0")
+    assert not backend.add(b"page 1")
+    backend.close()
+
+
+def test_what_was_forgotten_stays_so(persistent: NewBackend) -> None:
+    for run in range(3):
+        backend = persistent(counting=True)
+        backend.open()
+        backend.begin()
+        assert backend.add(b"page"), run
+        assert backend.add(b"other %d" % run)
+        assert backend.discard(b"page")
+        assert backend.status().count == run + 1
+        backend.close()
+
+
+def test_counting_from_the_second_run_on(
+    persistent: NewBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = persistent(counting=False)
+    backend.open()
+    assert all(backend.add(b"old %d" % number) for number in range(100))
+    backend.close()
+    for run in range(2):
+        caplog.clear()
+        backend = persistent(counting=True)
+        with caplog.at_level("INFO", "scrapy_bloom"):
+            backend.open()
+            backend.begin()
+        lines = [each for each in caplog.messages if "BLOOM_COUNTING" in each]
+        assert len(lines) == 1 - run
+        assert all("generation 2" in line and "100 recorded before" in line for line in lines)
+        assert backend.add(b"new %d" % run)
+        assert backend.add(b"forgotten")
+        assert backend.discard(b"forgotten")
+        assert not backend.discard(b"old 1")
+        assert b"old 1" in backend
+        status = backend.status()
+        assert [each.geometry.is_counting for each in status.generations] == [False, True]
+        assert [each.count for each in status.generations] == [100, run + 1]
+        assert sum(each.error_rate for each in status.generations) <= 1e-9
+        backend.close()
+
+
+def test_counting_is_given_up(persistent: NewBackend, caplog: pytest.LogCaptureFixture) -> None:
+    backend = persistent(counting=True, capacity=50)
+    backend.open()
+    assert backend.add(b"page")
+    backend.close()
+    backend = persistent(counting=False, capacity=50)
+    with caplog.at_level("INFO", "scrapy_bloom"):
+        backend.open()
+    assert any("counters" in line for line in caplog.messages)
+    assert not backend.add(b"page")
+    assert all(backend.add(b"%d" % number) for number in range(100))
+    status = backend.status()
+    assert [each.geometry.is_counting for each in status.generations] == [True, False]
+    backend.close()
+
+
 class BackendAgainstSet(RuleBasedStateMachine):
     """Any sequence of adding, asking, closing and reopening, beside a Python set."""
 
@@ -213,6 +357,19 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @rule(fingerprint=st.binary(max_size=24))
     def ask(self, fingerprint: bytes) -> None:
         assert (fingerprint in self.backend) == (fingerprint in self.model)
+
+    @rule(fingerprint=st.binary(max_size=24))
+    def discard(self, fingerprint: bytes) -> None:
+        expected = self.name in COUNTING and fingerprint in self.model
+        assert self.backend.discard(fingerprint) == expected
+        if expected:
+            self.model.discard(fingerprint)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def discard_some(self, data: st.DataObject) -> None:
+        for fingerprint in data.draw(st.lists(st.sampled_from(sorted(self.model)), max_size=20)):
+            self.discard(fingerprint)
 
     @precondition(lambda self: self.name in PERSISTENT)
     @rule()

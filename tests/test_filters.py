@@ -85,7 +85,7 @@ def test_bad_salts(salt: bytes, error: type[Exception]) -> None:
 
 def test_shape() -> None:
     seen = BloomFilter(1_000_000, 1e-4)
-    assert (seen.num_blocks, seen.num_hashes) == choose_geometry(1_000_000, 1e-4)
+    assert (seen.num_blocks, seen.num_hashes, 1) == choose_geometry(1_000_000, 1e-4)
     assert seen.num_bits == seen.num_blocks * BLOCK_BITS == 8 * seen.nbytes
     assert (seen.capacity, seen.error_rate) == (1_000_000, 1e-4)
     assert repr(seen) == (

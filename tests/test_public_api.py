@@ -19,6 +19,7 @@ def test_the_exported_names() -> None:
         "BloomDupeFilter",
         "BloomError",
         "BloomFilter",
+        "CountingBloomFilter",
         "FilterFileError",
         "FingerprinterMismatchError",
         "GeometryMismatchError",

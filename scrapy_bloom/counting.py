@@ -1,0 +1,202 @@
+"""The Bloom filter that can forget: a counter of 4 bits in place of each bit.
+
+L. Fan, P. Cao, J. Almeida, A. Z. Broder, "Summary cache: a scalable wide-area web cache sharing
+protocol", IEEE/ACM Transactions on Networking 8(3), 2000: four bits are enough, since at half load
+a counter passes 15 once in 10^15.
+
+A block of 65,536 counters is four planes of 65,536 bits, one after the other: the ones of all
+counters, then their twos, fours and eights. A plane is laid out as a block of the plain filter is.
+Counting is then a handful of operations on all positions of a fingerprint at once; with the four
+bits of a counter side by side it is a loop over them, and takes twice as long in Python.
+"""
+
+from collections.abc import Iterator
+from functools import reduce
+from itertools import compress
+from operator import or_
+from typing import ClassVar
+
+from bitarray import bitarray
+from bitarray.util import zeros
+
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.hashing import BLOCK_HASH_BITS
+from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS, Geometry
+
+_MAX_KEPT = 16_384  # blocks whose views are kept, as in scrapy_bloom.filters: 23 MB
+
+Planes = tuple[bitarray, bitarray, bitarray, bitarray]
+
+
+class CountingBloomFilter(BloomFilter):
+    """A Bloom filter that can forget: `BloomFilter` with `discard`, in four times the space.
+
+    It holds a set: to add what is there already changes nothing, and one `discard` forgets it. As
+    long as only what is there is discarded, no other fingerprint is lost by that.
+
+    A counter that has reached 15 stays there for ever, since it is unknown from then on how many
+    fingerprints share it: never a false negative, but what shares it may stay "seen" when it is
+    discarded.
+
+    >>> seen = CountingBloomFilter(1000, 0.001)
+    >>> seen.add(b"page 1"), seen.add(b"page 2")
+    (True, True)
+    >>> seen.discard(b"page 1"), seen.discard(b"page 1")
+    (True, False)
+    >>> b"page 1" in seen, b"page 2" in seen
+    (False, True)
+
+    Args:
+        capacity: how many different fingerprints are expected at a time, 1 to 10**12.
+        error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
+        salt: 16 bytes mixed into every hash; random if None. Filters that shall be merged
+            need the same one.
+
+    Attributes:
+        saturated: how often a counter was at 15 when it should have counted one more, since this
+            object was made.
+
+    Raises:
+        TypeError: an argument is of a wrong type.
+        ValueError: an argument is out of range.
+    """
+
+    _is_counting: ClassVar = True
+    saturated = 0
+
+    def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
+        """`add` for a fingerprint hashed already; see `BloomFilter.add_hashed`."""
+        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
+        one = ones[positions]
+        if one.all():
+            return False
+        first = positions[0]
+        if (one[0] or twos[first] or fours[first] or eights[first]) and (
+            one | twos[positions] | fours[positions] | eights[positions]
+        ).all():
+            return False
+        # From the highest plane that changes down to the lowest. A crash in between leaves counters
+        # that are too high, never ones that are too low. Positions that coincide count once.
+        if not one.any():
+            ones[positions] = 1
+            return True
+        two = twos[positions]
+        carry = one & two
+        if carry.any():
+            four, eight = fours[positions], eights[positions]
+            full = carry & four & eight
+            if full.any():
+                self.saturated += len({*compress(positions, full)})
+            eights[positions] = eight | carry & four
+            fours[positions] = four ^ carry | full
+            twos[positions] = two ^ one | full
+            ones[positions] = ~one | full
+        else:
+            twos[positions] = two | one
+            ones[positions] = ~one
+        return True
+
+    def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
+        """`in` for a fingerprint hashed already; see `BloomFilter.has_hashed`."""
+        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
+        first = positions[0]
+        if not (ones[first] or twos[first] or fours[first] or eights[first]):
+            return False
+        own = positions[: self._num_hashes]
+        one = ones[own]
+        return one.all() or (one | twos[own] | fours[own] | eights[own]).all()
+
+    def discard(self, fingerprint: bytes) -> bool:
+        """Forget a fingerprint that was added.
+
+        Args:
+            fingerprint: what `add` returned True for, and what was not discarded since.
+
+        Returns:
+            False if it is not there: nothing was changed. True if it is there, or seems so: a
+            fingerprint that was never added seems to be there at the error rate, and that cannot
+            be told from here. The counters that are lowered then are those of others, up to
+            `num_hashes` of which are forgotten with it.
+
+        Raises:
+            TypeError: fingerprint is not bytes.
+        """
+        return self.discard_hashed(*self._locate(fingerprint))
+
+    def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
+        """`discard` for a fingerprint hashed already; see `BloomFilter.add_hashed`."""
+        ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
+        one, two, four, eight = (
+            ones[positions],
+            twos[positions],
+            fours[positions],
+            eights[positions],
+        )
+        low = one | two
+        if not (low | four | eight).all():
+            return False
+        # From the lowest plane up: a crash leaves no counter too low, as in add_hashed.
+        full = one & two & four & eight
+        ones[positions] = ~one | full
+        borrow = ~one
+        if borrow.any():
+            twos[positions] = two ^ borrow
+            borrow = ~low
+            if borrow.any():
+                fours[positions] = four ^ borrow
+                borrow &= ~four
+                eights[positions] = eight ^ borrow
+        return True
+
+    def _planes(self, block: int) -> Planes:
+        planes = self._kept.get(block)
+        if planes is None:
+            planes = _planes(self._place(block, block + 1))
+            if len(self._kept) < _MAX_KEPT:
+                self._kept[block] = planes
+        return planes
+
+    def _attach(
+        self,
+        buffer: bytearray | memoryview,
+        geometry: Geometry,
+        capacity: int,
+        error_rate: float,
+        salt: bytes,
+    ) -> None:
+        super()._attach(buffer, geometry, capacity, error_rate, salt)
+        self._kept: dict[int, Planes] = {}
+
+    def _block_fills(self) -> Iterator[float]:
+        for block in range(self.num_blocks):
+            set_counters = reduce(or_, _planes(self._place(block, block + 1)))
+            yield set_counters.count() / BLOCK_BITS
+
+    def _merge(self, start: int, data: memoryview) -> None:
+        """Add up the counters: what is in both has to be discarded twice."""
+        for number in range(len(data) // self.geometry.block_bytes):
+            theirs = _planes(data[number * self.geometry.block_bytes :])
+            planes = _planes(self._place(start + number, start + number + 1))
+            carry = zeros(BLOCK_BITS, endian="big")
+            for plane, more in zip(planes, theirs, strict=True):
+                either = plane ^ more
+                both = plane & more
+                plane ^= more  # noqa: PLW2901 - in place: it is the filter's own memory
+                plane ^= carry  # noqa: PLW2901
+                carry = both | either & carry
+            self.saturated += carry.count()
+            for plane in planes:
+                plane |= carry  # noqa: PLW2901
+
+    def release(self) -> None:
+        """Let go of the buffer; see `BloomFilter.release`."""
+        self._kept.clear()
+        super().release()
+
+
+def _planes(block: memoryview) -> Planes:
+    ones, twos, fours, eights = (
+        bitarray(buffer=block[plane * BLOCK_BYTES : (plane + 1) * BLOCK_BYTES], endian="big")
+        for plane in range(COUNTER_BITS)
+    )
+    return ones, twos, fours, eights

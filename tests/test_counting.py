@@ -1,0 +1,362 @@
+"""CountingBloomFilter, used without Scrapy."""
+
+import contextlib
+import operator
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
+from scrapy_bloom.sizing import BLOCK_BITS, COUNTER_BITS, Geometry, choose_geometry
+
+SALT = bytes(range(16))
+ONE_BLOCK = Geometry(1, 3, COUNTER_BITS)
+
+
+def numbered(numbers: range) -> list[bytes]:
+    return [number.to_bytes(20, "big") for number in numbers]
+
+
+def one_block() -> CountingBloomFilter:
+    buffer = bytearray(ONE_BLOCK.nbytes)
+    return CountingBloomFilter.over(buffer, ONE_BLOCK, capacity=1000, error_rate=0.1, salt=SALT)
+
+
+def counters(seen: CountingBloomFilter) -> Counter[int]:
+    """All counters above 0, read from the bytes: four planes to a block."""
+    found: Counter[int] = Counter()
+    for block in range(seen.num_blocks):
+        data = seen.blocks(block, block + 1)
+        for number, byte in enumerate(data):
+            plane, offset = divmod(number, BLOCK_BITS // 8)
+            for bit in range(8):
+                if byte >> (7 - bit) & 1:
+                    found[block * BLOCK_BITS + offset * 8 + bit] += 1 << plane
+    return found
+
+
+def test_what_is_discarded_is_new_again() -> None:
+    seen = CountingBloomFilter(1000, 1e-6)
+    assert seen.add(b"page") is True
+    assert seen.add(b"page") is False
+    assert seen.discard(b"page") is True  # once is enough, however often it was added
+    assert b"page" not in seen
+    assert seen.discard(b"page") is False
+    assert seen.add(b"page") is True
+
+
+def test_what_was_never_added_is_not_discarded() -> None:
+    seen = CountingBloomFilter(1000, 1e-6, salt=SALT)
+    for name in numbered(range(500)):
+        seen.add(name)
+    before = bytes(seen.blocks(0, seen.num_blocks))
+    assert not any(seen.discard(name) for name in numbered(range(500, 2000)))
+    assert bytes(seen.blocks(0, seen.num_blocks)) == before
+
+
+@pytest.mark.parametrize("fingerprint", ["page", None, 7])
+def test_other_types_are_refused(fingerprint: object) -> None:
+    with pytest.raises(TypeError, match="must be bytes"):
+        CountingBloomFilter(1000, 1e-6).discard(fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "error_rate", "queries"),
+    [(300_000, 1e-2, 300_000), (300_000, 1e-3, 1_000_000), (300_000, 1e-4, 3_000_000)],
+)
+def test_the_error_rate_is_what_was_asked_for(
+    capacity: int, error_rate: float, queries: int
+) -> None:
+    seen = CountingBloomFilter(capacity, error_rate, salt=SALT)
+    others = numbered(range(2 * capacity, 2 * capacity + capacity // 3))
+    recorded = [name for name in others if seen.add(name)]
+    for fingerprint in numbered(range(capacity)):
+        seen.add(fingerprint)
+    for name in recorded:
+        seen.discard(name)
+    wrong = sum(number.to_bytes(20, "big") in seen for number in range(10**9, 10**9 + queries))
+    assert 0.85 * error_rate <= wrong / queries <= 1.15 * error_rate
+    assert seen.estimated_error_rate == pytest.approx(wrong / queries, rel=0.15)
+    assert seen.approximate_count == pytest.approx(capacity, rel=0.01)
+    assert seen.saturated == 0
+
+
+@pytest.mark.parametrize("error_rate", [0.5, 1e-2, 1e-6, 1e-15])
+def test_it_takes_exactly_four_times_the_space(error_rate: float) -> None:
+    plain, counting = BloomFilter(100_000, error_rate), CountingBloomFilter(100_000, error_rate)
+    assert counting.nbytes == 4 * plain.nbytes == len(counting.blocks(0, counting.num_blocks))
+    assert (counting.num_blocks, counting.num_hashes, counting.num_bits) == (
+        plain.num_blocks,
+        plain.num_hashes,
+        plain.num_bits,
+    )
+
+
+def test_its_bits_are_those_of_a_plain_filter() -> None:
+    plain, counting = (kind(20_000, 1e-3, salt=SALT) for kind in (BloomFilter, CountingBloomFilter))
+    for name in numbered(range(20_000)):
+        plain.add(name)
+        counting.add(name)
+    assert counting.fill_ratio == plain.fill_ratio
+    assert counting.estimated_error_rate == plain.estimated_error_rate
+    questions = numbered(range(20_000, 60_000))
+    assert [each in counting for each in questions] == [each in plain for each in questions]
+
+
+def test_after_discarding_all_every_bit_is_0() -> None:
+    seen = CountingBloomFilter(20_000, 1e-6, salt=SALT)
+    recorded = [name for name in numbered(range(30_000)) if seen.add(name)]
+    random.Random(1).shuffle(recorded)
+    assert all(seen.discard(name) for name in recorded)
+    assert seen.saturated == 0
+    assert not any(seen.blocks(0, seen.num_blocks))
+
+
+def test_a_counter_at_15_stays_there() -> None:
+    seen = one_block()
+    shared = [[7, 100 + number, 200 + number] for number in range(20)]
+    assert all(seen.add_hashed(0, positions) for positions in shared)
+    assert counters(seen)[7] == 15
+    assert seen.saturated == 5
+    assert all(seen.discard_hashed(0, positions) for positions in shared)
+    assert counters(seen) == {7: 15}
+    assert not seen.has_hashed(0, shared[0])
+
+
+def test_positions_that_coincide_count_once() -> None:
+    seen = one_block()
+    assert seen.add_hashed(0, [7, 7, 8])
+    assert counters(seen) == {7: 1, 8: 1}
+    assert seen.add_hashed(0, [7, 9, 9])
+    assert counters(seen) == {7: 2, 8: 1, 9: 1}
+    assert seen.discard_hashed(0, [7, 7, 8])
+    assert counters(seen) == {7: 1, 9: 1}
+
+
+class CountersAgainstCounter(RuleBasedStateMachine):
+    """Any sequence of adding and discarding, beside a Counter of each position's fingerprints.
+
+    Few positions, one of them shared by many, so that counters are high and some saturate.
+    """
+
+    positions = st.tuples(st.integers(0, 1), st.integers(2, 40), st.integers(38, 60)).map(list)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = one_block()
+        self.model: Counter[int] = Counter()
+        self.live: list[list[int]] = []
+        self.saturated = 0
+
+    @rule(positions=positions)
+    def add(self, positions: list[int]) -> None:
+        new = not all(self.model[each] for each in positions)
+        assert self.filter.add_hashed(0, positions) == new
+        if new:
+            self.live.append(positions)
+            self.saturated += sum(self.model[each] == 15 for each in set(positions))
+            self.model.update(each for each in set(positions) if self.model[each] < 15)
+
+    @rule(seed=st.integers(0, 10**9))
+    def add_many(self, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(30):
+            self.add([rng.randint(0, 1), rng.randint(2, 40), rng.randint(38, 60)])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.live) - 1))
+        positions = self.live.pop(number)
+        assert self.filter.discard_hashed(0, positions)
+        self.model.subtract(each for each in set(positions) if self.model[each] < 15)
+
+    @rule(positions=positions)
+    def discard_what_is_not_there(self, positions: list[int]) -> None:
+        if not all(self.model[each] for each in positions):
+            assert not self.filter.discard_hashed(0, positions)
+
+    @rule()
+    def copy(self) -> None:
+        before, self.filter = self.filter, self.filter.copy()
+        self.filter.saturated = before.saturated
+
+    @precondition(lambda self: len(self.live) < 100)
+    @rule(seed=st.integers(0, 10**9))
+    def merge(self, seed: int) -> None:
+        rng, other = random.Random(seed), one_block()
+        for _ in range(10):
+            positions = [rng.randint(0, 1), rng.randint(2, 40), rng.randint(38, 60)]
+            if other.add_hashed(0, positions):
+                self.live.append(positions)
+                self.model.update(set(positions))
+        self.filter |= other
+        for each in self.model:
+            self.model[each] = min(self.model[each], 15)
+        self.saturated = self.filter.saturated  # of a merge, see below
+
+    @rule()
+    def discard_all(self) -> None:
+        while self.live:
+            positions = self.live.pop()
+            assert self.filter.discard_hashed(0, positions)
+            self.model.subtract(each for each in set(positions) if self.model[each] < 15)
+        assert set(self.model.values()) <= {0, 15}
+
+    @invariant()
+    def counters_are_those_of_the_model(self) -> None:
+        assert counters(self.filter) == +self.model
+        assert self.filter.saturated == self.saturated
+
+    @invariant()
+    def there_is_no_false_negative(self) -> None:
+        assert all(self.filter.has_hashed(0, positions) for positions in self.live)
+
+
+CountersAgainstCounter.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestCounters = CountersAgainstCounter.TestCase
+
+
+class CountingAgainstCounter(RuleBasedStateMachine):
+    """Any sequence of adding and discarding fingerprints, beside a Counter of what is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = CountingBloomFilter(2000, 1e-9, salt=SALT)
+        self.model: Counter[bytes] = Counter()
+
+    @rule(fingerprint=st.binary(max_size=3))
+    def add(self, fingerprint: bytes) -> None:
+        assert self.filter.add(fingerprint) == (not self.model[fingerprint])
+        self.model[fingerprint] = 1
+
+    @rule(fingerprint=st.binary(max_size=3))
+    def discard(self, fingerprint: bytes) -> None:
+        assert self.filter.discard(fingerprint) == bool(self.model[fingerprint])
+        del self.model[fingerprint]
+
+    @rule()
+    def clear(self) -> None:
+        self.filter.clear()
+        self.model.clear()
+
+    @rule(seed=st.integers(0, 10**9))
+    def add_and_discard_many(self, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            (self.add if rng.random() < 0.6 else self.discard)(rng.randbytes(1))
+
+    @invariant()
+    def finds_all(self) -> None:
+        assert all(fingerprint in self.filter for fingerprint in +self.model)
+        assert self.filter.approximate_count == pytest.approx(self.model.total(), abs=2, rel=0.02)
+
+    def teardown(self) -> None:
+        assert all(self.filter.discard(fingerprint) for fingerprint in +self.model)
+        assert not any(self.filter.blocks(0, self.filter.num_blocks))
+
+
+TestCounting = CountingAgainstCounter.TestCase
+
+
+def test_union_adds_up() -> None:
+    one, two = (CountingBloomFilter(10_000, 1e-6, salt=SALT) for _ in range(2))
+    for name in numbered(range(100)):
+        one.add(name)
+    for name in numbered(range(50, 200)):
+        two.add(name)
+    one |= two
+    assert all(name in one for name in numbered(range(200)))
+    assert all(one.discard(name) for name in numbered(range(100)))
+    assert [name in one for name in numbered(range(200))] == [False] * 50 + [True] * 150
+    assert all(one.discard(name) for name in numbered(range(50, 200)))
+    assert not any(one.blocks(0, one.num_blocks))
+
+
+def test_a_union_saturates() -> None:
+    one, two = one_block(), one_block()
+    for number in range(10):
+        one.add_hashed(0, [7, 100 + number, 200 + number])
+        two.add_hashed(0, [7, 300 + number, 400 + number])
+    one |= two
+    assert counters(one)[7] == 15
+    assert one.saturated == 1
+
+
+def test_union_with_a_plain_filter_is_refused() -> None:
+    plain, counting = (kind(10_000, 1e-6, salt=SALT) for kind in (BloomFilter, CountingBloomFilter))
+    assert not plain.is_compatible(counting)
+    for one, other in ((plain, counting), (counting, plain)):
+        with pytest.raises(GeometryMismatchError, match="one counts and the other does not"):
+            operator.ior(one, other)
+
+
+def test_a_geometry_of_the_other_kind_is_refused() -> None:
+    plain, counting = (choose_geometry(1000, 0.1, counting=flag) for flag in (False, True))
+    for kind, geometry in ((BloomFilter, counting), (CountingBloomFilter, plain)):
+        with pytest.raises(ValueError, match="is not that of a"):
+            kind.over(bytearray(geometry.nbytes), geometry, capacity=1, error_rate=0.1, salt=SALT)
+
+
+def test_blocks_can_be_copied_and_only_whole() -> None:
+    one, two = (CountingBloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
+    for name in numbered(range(5000)):
+        one.add(name)
+    two.add_blocks(2, bytes(one.blocks(2, 5)))
+    assert two.blocks(2, 5) == one.blocks(2, 5)
+    assert not any(two.blocks(0, 2))
+    for start, size in ((0, 8192), (one.num_blocks, 32_768), (-1, 32_768)):
+        with pytest.raises(ValueError, match="do not fit"):
+            two.add_blocks(start, bytes(size))
+
+
+def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrapy_bloom.counting._MAX_KEPT", 3)
+    seen = CountingBloomFilter(100_000, 1e-4)
+    assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
+    assert all(seen.discard(fingerprint) for fingerprint in numbered(range(1000)))
+    assert not any(seen.blocks(0, seen.num_blocks))
+
+
+def test_a_crash_in_between_leaves_no_counter_too_low() -> None:
+    """Each operation writes its planes in turn: after any of them, nothing is missing."""
+    for operation in ("add_hashed", "discard_hashed"):
+        for count in range(1, 15):
+            for planes in range(5):
+                seen = one_block()
+                for number in range(count):
+                    seen.add_hashed(0, [7, 100 + number, 200 + number])
+                seen._kept[0] = tuple(_Plane(each, planes) for each in seen._planes(0))
+                _Plane.written = 0
+                ours = [7, 99, 199] if operation == "add_hashed" else [7, 100, 200]
+                with contextlib.suppress(_CrashError):
+                    getattr(seen, operation)(0, ours)
+                left = counters(seen)[7]
+                assert left >= count - (operation == "discard_hashed"), (operation, count, planes)
+
+
+class _CrashError(Exception):
+    pass
+
+
+class _Plane:
+    """A plane, of which only so many assignments succeed, over all planes."""
+
+    written = 0
+
+    def __init__(self, bits: object, limit: int) -> None:
+        self.bits = bits
+        self.limit = limit
+
+    def __getitem__(self, positions: object) -> object:
+        return self.bits[positions]
+
+    def __setitem__(self, positions: object, values: object) -> None:
+        if _Plane.written >= self.limit:
+            raise _CrashError
+        _Plane.written += 1
+        self.bits[positions] = values
