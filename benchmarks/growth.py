@@ -30,7 +30,7 @@ from scrapy_bloom.local import LocalBackend
 
 directory, expected, start, end = Path(sys.argv[1]), *map(int, sys.argv[2:])
 backend = LocalBackend(
-    directory, capacity=expected, error_rate=1e-3, on_unclean_shutdown="keep"
+    directory, capacity=expected, error_rate=1e-3
 )
 backend.open()
 backend.begin()

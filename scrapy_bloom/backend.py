@@ -56,6 +56,7 @@ def create_backend(
         spider: the spider's name.
         fingerprinter: import path of the request fingerprinter's class.
     """
+    job = Job(Path(job_dir) if job_dir else None, settings.on_unclean_shutdown)
     if settings.backend == "redis":
         assert settings.redis_url is not None
         server = RedisServer(
@@ -77,7 +78,7 @@ def create_backend(
             spider=spider,
             mirror=settings.redis_mirror,
             flush=settings.redis_flush,
-            job=Job(Path(job_dir) if job_dir else None, settings.on_unclean_shutdown),
+            job=job,
         )
     return LocalBackend(
         settings.directory(job_dir, spider),
@@ -88,7 +89,6 @@ def create_backend(
         salt=settings.salt,
         fingerprinter=fingerprinter,
         spider=spider,
-        job_dir=Path(job_dir) if job_dir else None,
-        on_unclean_shutdown=settings.on_unclean_shutdown,
+        job=job,
         sync_secs=settings.sync_secs,
     )

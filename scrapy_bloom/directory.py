@@ -91,20 +91,18 @@ class FilterDirectory:
         path: the directory; made if missing.
         fingerprinter: import path of what makes the fingerprints. A filter recorded under
             another one is refused.
-        job_dir: Scrapy's job directory if the crawl has one.
-        on_unclean_shutdown: what to do with a filter that its last run did not close: see `Job`.
+        job: the crawl's job directory, and what to do with a filter that its last run did not
+            close.
 
     Attributes:
         was_kept_unclean: what `load` returned had not been closed: its counts may be low.
         importable: after `load`, the job's requests.seen if a new filter shall begin with it.
     """
 
-    def __init__(
-        self, path: Path, *, fingerprinter: str, job_dir: Path | None, on_unclean_shutdown: str
-    ) -> None:
+    def __init__(self, path: Path, *, fingerprinter: str, job: Job) -> None:
         self.path = path
         self._fingerprinter = fingerprinter
-        self._job = Job(job_dir, on_unclean_shutdown)
+        self._job = job
         self._lock: FileLock | None = None
         self.was_kept_unclean = False
         self.importable: Path | None = None

@@ -15,6 +15,7 @@ from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.importing import SeenFile, import_seen
+from scrapy_bloom.job import Job
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 from scrapy_bloom.store import FileStore
 
@@ -34,9 +35,8 @@ class LocalBackend:
         salt: 16 bytes for a new filter; None: random.
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
-        job_dir: Scrapy's job directory if the crawl has one. Its requests.seen is imported into
-            a new filter.
-        on_unclean_shutdown: see `FilterDirectory`.
+        job: the crawl's job directory; its requests.seen is imported into a new filter. And what
+            to do with a filter that its last run did not close.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
         clock: seconds since 1970, for tests.
@@ -54,8 +54,7 @@ class LocalBackend:
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
-        job_dir: Path | None = None,
-        on_unclean_shutdown: str = "auto",
+        job: Job | None = None,
         sync_secs: float = 30.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -73,10 +72,7 @@ class LocalBackend:
         self._store: FileStore | None = None
         if directory is not None:
             place = FilterDirectory(
-                directory,
-                fingerprinter=fingerprinter,
-                job_dir=job_dir,
-                on_unclean_shutdown=on_unclean_shutdown,
+                directory, fingerprinter=fingerprinter, job=job or Job(None, "keep")
             )
             self._store = FileStore(place, sync_secs)
         self._live: list[LocalGeneration] = []

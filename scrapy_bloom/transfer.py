@@ -14,6 +14,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, read_header
+from scrapy_bloom.job import Job
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
@@ -71,8 +72,7 @@ def upload(
     source = FilterDirectory(
         path,
         fingerprinter=read_header(found[-1])[0].fingerprinter,
-        job_dir=None,
-        on_unclean_shutdown="stop",
+        job=Job(None, "stop"),
     )
     server = RedisServer(url, cluster=cluster, sentinel=sentinel)
     source.lock()
@@ -115,7 +115,7 @@ def download(
             lost; the directory holds one, or has no room. Files that were begun are removed.
     """
     path = Path(directory)
-    target = FilterDirectory(path, fingerprinter="", job_dir=None, on_unclean_shutdown="stop")
+    target = FilterDirectory(path, fingerprinter="", job=Job(None, "stop"))
     server = RedisServer(url, cluster=cluster, sentinel=sentinel)
     target.lock()
     try:

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.header import read_header
+from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.sizing import Geometry, choose_geometry
 
@@ -265,7 +266,7 @@ class TestGrowth:
         for fingerprint in fps(1000):
             backend.add(fingerprint)
         backend._store._directory.unlock()
-        backend = make(tmp_path, on_unclean_shutdown="reset")
+        backend = make(tmp_path, job=Job(None, "reset"))
         assert backend.status().count == 0
         assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4
         backend.close()
@@ -568,7 +569,7 @@ from pathlib import Path
 from scrapy_bloom.local import LocalBackend
 
 backend = LocalBackend(
-    Path(sys.argv[1]), capacity=5000, error_rate=1e-3, on_unclean_shutdown="keep"
+    Path(sys.argv[1]), capacity=5000, error_rate=1e-3
 )
 backend.open()
 known = int(sys.argv[2])
@@ -622,7 +623,7 @@ def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) ->
         ("os.fsync", False),
         ("pathlib.Path.rename", False),
         ("scrapy_bloom.filterfile._sync_directory", True),
-        ("scrapy_bloom.store.FileStore.complete", True),
+        ("scrapy_bloom.store.FileStore.save_count", True),
     ],
 )
 def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:

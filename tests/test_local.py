@@ -21,14 +21,16 @@ from scrapy_bloom import (
     UncleanShutdownError,
 )
 from scrapy_bloom.header import read_header
+from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 
 FILTER_NAME = "generation-0001.bloom"
 
 
 def make(directory: Path | None, **options: object) -> LocalBackend:
+    job = Job(options.pop("job_dir", None), options.pop("on_unclean_shutdown", "auto"))
     backend = LocalBackend(
-        directory, **{"capacity": 2000, "error_rate": 1e-6, "sync_secs": 0, **options}
+        directory, **{"capacity": 2000, "error_rate": 1e-6, "sync_secs": 0, "job": job, **options}
     )
     backend.open()
     return backend
