@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Protocol
 
+from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
@@ -56,7 +57,12 @@ def create_backend(
         spider: the spider's name.
         fingerprinter: import path of the request fingerprinter's class.
     """
-    job = Job(Path(job_dir) if job_dir else None, settings.on_unclean_shutdown)
+    only_crawled = settings.record_on == "crawled"
+    job = Job(
+        Path(job_dir) if job_dir else None,
+        settings.on_unclean_shutdown,
+        only_crawled=only_crawled,
+    )
     if settings.backend == "redis":
         assert settings.redis_url is not None
         server = RedisServer(
@@ -73,6 +79,7 @@ def create_backend(
             error_rate=settings.error_rate,
             on_full=settings.on_full,
             window_secs=settings.window_secs,
+            counting=settings.counting,
             salt=settings.salt,
             fingerprinter=fingerprinter,
             spider=spider,
@@ -80,15 +87,26 @@ def create_backend(
             flush=settings.redis_flush,
             job=job,
         )
-    return LocalBackend(
+    error_rate = settings.error_rate / 2 if only_crawled else settings.error_rate
+    stored = LocalBackend(
         settings.directory(job_dir, spider),
         capacity=settings.expected_requests,
-        error_rate=settings.error_rate,
+        error_rate=error_rate,
         on_full=settings.on_full,
         window_secs=settings.window_secs,
+        counting=settings.counting,
         salt=settings.salt,
         fingerprinter=fingerprinter,
         spider=spider,
         job=job,
         sync_secs=settings.sync_secs,
     )
+    if not only_crawled:
+        return stored
+    volatile = LocalBackend(
+        None,
+        capacity=settings.expected_requests,
+        error_rate=error_rate,
+        counting=settings.counting,
+    )
+    return RecordCrawled(stored, volatile)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,12 +13,18 @@ from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, create_backend
+from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.engine import close_spider_soon, is_shell
 from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
+from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.marks import mark, marked
+from scrapy_bloom.outcomes import Outcomes
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus
 
 if TYPE_CHECKING:
@@ -46,6 +52,8 @@ class BloomDupeFilter(BaseDupeFilter):
         on_full: BLOOM_ON_FULL: what to do when the backend's filter is full; with "grow" that is
             the backend's business alone.
         on_outage: BLOOM_REDIS_ON_OUTAGE: what to do when the backend is out of reach.
+        forget_failed: BLOOM_FORGET_FAILED: forget requests that failed for good. That, and a
+            backend that records what was crawled, need `Outcomes` to tell.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -59,6 +67,7 @@ class BloomDupeFilter(BaseDupeFilter):
         stats: "StatsCollector",
         on_full: str = "grow",
         on_outage: str = "close",
+        forget_failed: bool = False,
         close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
@@ -73,13 +82,15 @@ class BloomDupeFilter(BaseDupeFilter):
         self._closed = False
         self._added = 0
         self._failures = 0
-        self._on_full = on_full
+        self._forgetting = Forgetting(backend.discard) if forget_failed else None
+        self._recorder = backend if isinstance(backend, RecordCrawled) else None
+        self._marks = self._forgetting is not None or self._recorder is not None
         self._on_outage = on_outage
         self._told_of_outage = 0.0  # when the one began that was told of last
         self._close_spider = close_spider
-        self._full_number = 0  # of the generation that was told of last
-        self._full_at = 1.0  # this load of it is the next to be told of; infinite: none any more
-        self._look_at = _STATS_EVERY
+        self._fullness = Fullness(on_full, close_spider, self._extra)
+        # Soon, but not now: no spider can be closed before it runs.
+        self._look_at = _STATS_EVERY if on_full == "grow" else 1
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -98,7 +109,8 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.stats is not None
         try:
             settings = BloomSettings.from_settings(crawler.settings)
-            if is_shell(crawler):
+            in_shell = is_shell(crawler)
+            if in_shell:
                 backend = _shell_backend(crawler)
             else:
                 backend = create_backend(
@@ -111,16 +123,20 @@ class BloomDupeFilter(BaseDupeFilter):
         except BloomError as error:
             _tell_at_the_start(crawler, error)
             raise
-        return cls(
+        new = cls(
             backend,
             fingerprinter,
             stats=crawler.stats,
             on_full=settings.on_full,
             on_outage=settings.redis_on_outage,
+            forget_failed=settings.forget_failed and not in_shell,
             close_spider=partial(close_spider_soon, crawler),
             debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
             spider=crawler.spider,
         )
+        if new._marks:
+            Outcomes(crawler, failed=new._request_failed, crawled=new._request_crawled)
+        return new
 
     @classmethod
     def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
@@ -170,8 +186,6 @@ class BloomDupeFilter(BaseDupeFilter):
             extra=self._extra,
         )
         self._update_stats(status)
-        if self._on_full != "grow":
-            self._look_at = 1  # not now: no spider can be closed before it runs
 
     def request_seen(self, request: Request) -> bool:
         """Whether the request was seen before; a new one is recorded.
@@ -185,6 +199,8 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             fingerprint = self._fingerprint(request)
             meta = request.meta
+            if self._forgetting is not None and self._forgetting.is_dead(fingerprint):
+                return self._filtered(request, fingerprint)
             if "bloom_record" in meta and not meta["bloom_record"]:
                 return fingerprint in self.backend
             if self._add(fingerprint):
@@ -192,10 +208,49 @@ class BloomDupeFilter(BaseDupeFilter):
                 if self._added >= self._look_at:
                     self._look()
             elif meta.get("bloom_filter", True):
-                return True
+                return not self._marks or self._filtered(request, fingerprint)
+            if self._marks:
+                mark(request, fingerprint)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failed(request, error)
         return False
+
+    def _filtered(self, request: Request, fingerprint: bytes) -> bool:
+        """Filter a request, unless it asks for the opposite; True if it is.
+
+        What was redirected to it, if anything, has then ended here.
+        """
+        if not request.meta.get("bloom_filter", True):
+            return False
+        if redirected := marked(request):
+            if self._forgetting is not None:
+                self._forgetting.followed(fingerprint, redirected)
+            if self._recorder is not None and self._recorder.is_stored(fingerprint):
+                self._record(redirected)
+        return True
+
+    def _request_failed(self, request: Request) -> None:
+        """It failed for good."""
+        if self._forgetting is not None:
+            try:
+                self._forgetting.failed(marked(request))
+            except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
+                self._failed(request, error)
+
+    def _request_crawled(self, request: Request) -> None:
+        """Its response was handled without an error."""
+        try:
+            recorded = marked(request)
+            self._record(recorded)
+            if self._forgetting is not None:
+                self._forgetting.crawled(recorded)
+        except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
+            self._failed(request, error)
+
+    def _record(self, fingerprints: Sequence[bytes]) -> None:
+        if self._recorder is not None:
+            for fingerprint in fingerprints:
+                self._recorder.record(fingerprint)
 
     def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
@@ -273,58 +328,12 @@ class BloomDupeFilter(BaseDupeFilter):
     def _look(self) -> None:
         """Every now and then: stats, and whether the filter is full."""
         status = self.backend.status()
-        self._look_at = self._added + _STATS_EVERY
-        newest = status.generations[-1]
-        if self._on_full != "grow":
-            if newest.number != self._full_number and self._full_at < math.inf:
-                self._full_number, self._full_at = newest.number, 1.0
-            if status.load >= self._full_at:
-                self._tell_that_it_is_full(status)
-            # An eighth of it: other crawlers may fill it, too.
-            room = (self._full_at * newest.capacity - newest.count) / 8
-            self._look_at = self._added + math.ceil(min(max(1, room), _STATS_EVERY))
+        self._look_at = self._added + math.ceil(min(self._fullness.look(status), _STATS_EVERY))
         self._update_stats(status)
 
-    def _tell_that_it_is_full(self, status: FilterStatus) -> None:
-        """At the capacity, and at each doubling of it."""
-        while self._full_at <= status.load:
-            self._full_at *= 2
-        if self._on_full == "close" and self._close_spider is not None:
-            self._full_at = math.inf  # what is under way may still add to it: say this once
-            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
-            self._close_spider("bloom_full")
-        else:
-            what = (
-                "It rises with each further request, so that more and more new pages are taken "
-                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
-                "start the crawl again"
-            )
-        logger.warning(
-            "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
-            "(asked for: %g). %s",
-            f"{status.count:,}",
-            f"{status.capacity:,}",
-            status.error_rate_now,
-            status.error_rate,
-            what,
-            extra=self._extra,
-        )
-
     def _update_stats(self, status: FilterStatus) -> None:
-        for name, value in (
-            ("added", self._added),
-            ("count", status.count),
-            ("capacity", status.capacity),
-            ("fill_ratio", status.fill_ratio),
-            ("error_rate", status.error_rate_now),
-            ("bytes", status.nbytes),
-            ("generations", len(status.generations)),
-        ):
-            self._stats.set_value(f"bloom/{name}", value)
-        if status.expired:
-            self._stats.set_value("bloom/expired", status.expired)
-        for name, value in status.more.items():
-            self._stats.set_value(f"bloom/{name}", value)
+        forgotten = self._forgetting.forgotten if self._forgetting is not None else None
+        set_stats(self._stats, status, added=self._added, forgotten=forgotten)
         self._update_errors(status.errors)
 
     def _update_errors(self, storage_errors: int) -> None:

@@ -18,10 +18,14 @@ class Job:
         on_unclean_shutdown: what to do if the last run was killed: "keep" the filter, "reset" it
             (set it aside together with Scrapy's queue), "stop" with an error, or "auto": reset if
             there is a job directory, else keep.
+        only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
     """
 
-    def __init__(self, path: Path | None, on_unclean_shutdown: str) -> None:
+    def __init__(
+        self, path: Path | None, on_unclean_shutdown: str, *, only_crawled: bool = False
+    ) -> None:
         self.path = path
+        self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":
             on_unclean_shutdown = "reset" if path else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
@@ -108,6 +112,14 @@ class Job:
         # there, and the next run goes on with this.
         if self.path is not None and (queue := jobdir.queue_path(self.path)).exists():
             moved.append(str(jobdir.set_aside(queue)))
+        if self._on_unclean_shutdown == "keep" and self._only_crawled:
+            logger.warning(
+                '%s. If that run, too, had BLOOM_RECORD_ON = "crawled", nothing is lost: what it '
+                "had crawled is kept%s, and all else is crawled now",
+                what,
+                f" (at least {count:,} requests)" if count is not None else "",
+            )
+            return False
         if self._on_unclean_shutdown == "keep":
             logger.warning(
                 "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "

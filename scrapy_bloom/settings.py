@@ -142,6 +142,9 @@ class BloomSettings:
     dir: str | None = None
     on_full: str = "grow"
     window_secs: float = 0.0
+    counting: bool = False
+    forget_failed: bool = False
+    record_on: str = "scheduled"
     on_unclean_shutdown: str = "auto"
     sync_secs: float = 30.0
     salt: bytes | None = field(default=None, repr=False)
@@ -164,7 +167,8 @@ class BloomSettings:
 
         Raises:
             SettingError: (a ValueError) names the setting, the value and what is allowed. A name
-                that does not exist is an error too: a typo must not pass for a default.
+                that does not exist is an error too: a typo must not pass for a default; and so are
+                settings that do not go together.
         """
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
@@ -176,7 +180,37 @@ class BloomSettings:
         if values.get("backend") == "redis":
             url, params = _redis_place(settings, values.get("redis_url"))
             values.update(redis_url=url, redis_params=params)
-        return cls(**values)
+        new = cls(**values)
+        new._check_together(settings.get("JOBDIR"))
+        return new
+
+    def _check_together(self, job_dir: Any) -> None:
+        if self.forget_failed and not self.counting:
+            raise SettingError(
+                "BLOOM_FORGET_FAILED is True, and BLOOM_COUNTING is not: only a filter with "
+                "counters can forget; set BLOOM_COUNTING = True, too (it takes 4 times the space)"
+            )
+        if self.record_on != "crawled":
+            return
+        what = 'BLOOM_RECORD_ON is "crawled", '
+        if self.backend != "local":
+            raise SettingError(
+                f'{what}and BLOOM_BACKEND is "{self.backend}": crawlers that share a filter have '
+                "to record what they schedule, or they would crawl the same pages; set it to "
+                '"scheduled"'
+            )
+        if job_dir:
+            raise SettingError(
+                f"{what}and there is a JOBDIR ({job_dir}): the requests in a paused job's queue "
+                "are not recorded yet, so that the resumed run would not know them, and crawl them "
+                "again wherever it finds a link; remove JOBDIR (runs that share a BLOOM_DIR go on "
+                'without one), or set BLOOM_RECORD_ON = "scheduled"'
+            )
+        if self.dir is None:
+            raise SettingError(
+                f"{what}and there is no BLOOM_DIR: nothing would be kept for later runs; set "
+                "BLOOM_DIR to a directory that they share"
+            )
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
         """Where the filter's files go.
@@ -227,6 +261,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_DIR": _directory,
     "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
     "BLOOM_WINDOW_SECS": _seconds,
+    "BLOOM_COUNTING": _flag,
+    "BLOOM_FORGET_FAILED": _flag,
+    "BLOOM_RECORD_ON": _choice("scheduled", "crawled"),
     "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
     "BLOOM_SYNC_SECS": _seconds,
     "BLOOM_SALT": _salt,

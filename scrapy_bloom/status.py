@@ -56,6 +56,7 @@ class FilterStatus:
         expired: requests forgotten in this run, because their time window was over.
         saturated: counts that were lost in this run because a counter was at its highest; None if
             the filter does not count.
+        volatile: generations in memory that filter in this run, too; not in the counts.
         more: further figures of the backend, by the names of their stats.
     """
 
@@ -65,6 +66,7 @@ class FilterStatus:
     errors: int = 0
     expired: int = 0
     saturated: int | None = None
+    volatile: Sequence[GenerationStatus] = ()
     more: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -86,7 +88,7 @@ class FilterStatus:
     @property
     def nbytes(self) -> int:
         """Size of the bits, in bytes."""
-        return sum(each.geometry.nbytes for each in self.generations)
+        return sum(each.geometry.nbytes for each in [*self.generations, *self.volatile])
 
     @property
     def fill_ratio(self) -> float:
@@ -107,7 +109,8 @@ class FilterStatus:
         A request is taken for seen if any generation takes it so.
         """
         none_errs = math.fsum(
-            math.log1p(-min(each.error_rate_now, 0.999)) for each in self.generations
+            math.log1p(-min(each.error_rate_now, 0.999))
+            for each in [*self.generations, *self.volatile]
         )
         return abs(math.expm1(none_errs))
 
@@ -120,7 +123,8 @@ class FilterStatus:
         While a generation took what was new, it erred as it filled, and those before it erred at
         their final rates.
         """
-        drops = before = 0.0
+        drops = sum(each.expected_false_drops for each in self.volatile)
+        before = 0.0
         for each in self.generations:
             drops += each.expected_false_drops + before * each.count
             before += each.error_rate_now

@@ -107,3 +107,98 @@ def tree_site(pages: int) -> Site:
 def python_doc_site() -> Site:
     """The pages of Debian's package python3-doc."""
     return Site(partial(_Directory, directory=os.fspath(PYTHON_DOC)))
+
+
+class _Scripted(_Quiet, BaseHTTPRequestHandler):
+    """Answers as `Site.answers` says for each path: with the first of a list, but the last stays.
+
+    A number is a status, a text a redirect to there, None a connection that is dropped, bytes are
+    a page, and a tuple a page with links to all of its paths. What is not in there is a page
+    without links.
+    """
+
+    protocol_version = "HTTP/1.1"
+    server: "ScriptedSite"
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        self.server.hit(path)
+        answers = self.server.answers.get(path, [()])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
+            self.close_connection = True
+        elif isinstance(answer, int):
+            self._send(answer, b"")
+        elif isinstance(answer, bytes):
+            self._send(200, answer)
+        elif isinstance(answer, str):
+            self._send(302, b"", ("Location", answer))
+        else:
+            self._send(200, "".join(f'<a href="{link}">x</a>' for link in answer).encode())
+
+    def _send(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+        self.send_response(status)
+        for header in (("Content-Type", "text/html"), *headers):
+            self.send_header(*header)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class ScriptedSite(Site):
+    """A site that answers as told, and counts in `hits` whatever it is asked for."""
+
+    def __init__(self, answers: dict[str, list]) -> None:
+        super().__init__(_Scripted)
+        self.answers = answers
+
+
+class _FailingExample(_Quiet, BaseHTTPRequestHandler):
+    """The example project's site, of which some articles fail, each in one of four ways."""
+
+    protocol_version = "HTTP/1.1"
+    server: "FailingExample"
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        if path not in self.server.failing:
+            if self.server.waited_at_the_gate():
+                self.close_connection = True  # the crawl was killed meanwhile
+            else:
+                super().do_GET()  # type: ignore[misc] - the example's
+            return
+        self.server.failures[path] += 1
+        match int(path[3:]) % 4:
+            case 0:
+                self._send(503, b"", ("Content-Type", "text/html"))
+            case 1:
+                self.close_connection = True
+            case 2:
+                self._send(200, b"broken", ("Content-Type", "text/html"))  # the callback raises
+            case 3:
+                self._send(302, b"", ("Location", "/gone"))
+
+    def send_response(self, code: int, message: str | None = None) -> None:
+        if code == 200 and self.path not in self.server.failing:
+            self.server.hit(urlsplit(self.path).path)
+        super().send_response(code, message)
+
+
+class FailingExample(Site):
+    """Counts in `failures` how often each of the failing paths was asked for.
+
+    Once so many `hits` as `gate` says are reached, further pages wait until it is opened.
+    """
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(type("FailingExample", (_FailingExample, handler), {}))
+        self.failing: set[str] = set()
+        self.failures: Counter[str] = Counter()
+        self.gate: int | None = None
+
+    def waited_at_the_gate(self) -> bool:
+        begun, waited = time.monotonic(), False
+        while self.gate is not None and self.total() >= self.gate and time.monotonic() < begun + 60:
+            waited = True
+            time.sleep(0.01)
+        return waited

@@ -293,7 +293,7 @@ def test_a_full_filter_is_told_of_once_when_the_spider_closes(
     """Requests under way are recorded meanwhile: none of them may be lost."""
     closed: list[str] = []
     with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
-        scheduler.df._close_spider = closed.append
+        scheduler.df._fullness._close_spider = closed.append
         for request in requests(range(400)):
             scheduler.enqueue_request(request)
     assert closed == ["bloom_full"]

@@ -1,0 +1,64 @@
+"""Recording a request for later runs only when it has been crawled (BLOOM_RECORD_ON)."""
+
+from dataclasses import replace
+
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.status import FilterStatus
+
+
+class RecordCrawled:
+    """A backend in two parts: what is new is recorded in memory, and, once crawled, for later runs.
+
+    A run that is killed, and a page that fails, leave nothing behind in what later runs will see.
+
+    Args:
+        stored: what later runs will see. Not yet opened.
+        volatile: a filter in memory, for this run.
+    """
+
+    def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
+        self._stored = stored
+        self._volatile = volatile
+
+    def open(self) -> None:
+        """Open both."""
+        self._volatile.open()
+        self._stored.open()
+
+    def begin(self) -> None:
+        """The crawl begins."""
+        self._stored.begin()
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
+        return fingerprint not in self._stored and self._volatile.add(fingerprint)
+
+    def record(self, fingerprint: bytes) -> None:
+        """Record a fingerprint for later runs: its page was crawled."""
+        self._stored.add(fingerprint)
+
+    def discard(self, fingerprint: bytes) -> bool:
+        """Forget a fingerprint; see `Backend.discard`."""
+        forgotten = self._volatile.discard(fingerprint)
+        return self._stored.discard(fingerprint) or forgotten
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        return fingerprint in self._stored or fingerprint in self._volatile
+
+    def is_stored(self, fingerprint: bytes) -> bool:
+        """Whether a fingerprint is recorded for later runs."""
+        return fingerprint in self._stored
+
+    def status(self) -> FilterStatus:
+        """The figures of what is stored; the error rate is that of both."""
+        stored, volatile = self._stored.status(), self._volatile.status()
+        return replace(
+            stored,
+            volatile=volatile.generations,
+            error_rate=stored.error_rate + volatile.error_rate,
+        )
+
+    def close(self) -> None:
+        """Close both; raises BloomError."""
+        self._volatile.close()
+        self._stored.close()

@@ -1,0 +1,90 @@
+"""The spider of pages that fail in every way a page can; their paths say how."""
+
+import scrapy
+from scrapy.downloadermiddlewares.retry import get_retry_request
+from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest
+from scrapy.linkextractors import LinkExtractor
+
+
+class IgnoreSome:
+    def process_request(self, request):
+        if "ignored" in request.url:
+            raise IgnoreRequest
+
+
+class IgnoreSomeResponses:
+    def process_spider_input(self, response):
+        if "refused" in response.url:
+            raise IgnoreRequest
+        if "bad-input" in response.url:
+            raise ValueError
+
+
+class Pipeline:
+    def process_item(self, item):
+        if "item-error" in item["url"]:
+            raise ValueError
+        if "item-dropped" in item["url"]:
+            raise DropItem("on purpose")
+        return item
+
+
+class FailingSpider(scrapy.Spider):
+    name = "failing"
+    custom_settings = {  # noqa: RUF012
+        "RETRY_TIMES": 1,
+        "ROBOTSTXT_OBEY": True,
+        "DOWNLOADER_MIDDLEWARES": {IgnoreSome: 10},
+        "SPIDER_MIDDLEWARES": {IgnoreSomeResponses: 10},
+        "ITEM_PIPELINES": {Pipeline: 10},
+        "HTTPERROR_ALLOWED_CODES": [410],
+    }
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.url = url
+        self.extractor = LinkExtractor()
+
+    async def start(self):
+        yield scrapy.Request(self.url, dont_filter=True)
+
+    def parse(self, response):
+        for link in self.extractor.extract_links(response):
+            handled = "errback" in link.url
+            meta = {"download_timeout": 5}
+            if "copied" in link.url:
+                meta |= response.meta  # as spiders do
+            yield response.follow(
+                link,
+                callback=self.parse_async if "async" in link.url else self.parse_page,
+                errback=self.failed if handled else None,
+                meta=meta,
+                dont_filter="unfiltered" in link.url,
+            )
+
+    def parse_page(self, response):
+        url = response.url
+        if "raises-at-once" in url:
+            raise ValueError
+        if "retried" in url and (
+            again := get_retry_request(
+                response.request, spider=self, reason="empty", max_retry_times=1
+            )
+        ):
+            yield again
+            return
+        yield {"url": url}
+        yield from self.parse(response)
+        if "raises-later" in url:
+            raise ValueError
+        if "closes" in url:
+            raise CloseSpider
+
+    async def parse_async(self, response):
+        yield {"url": response.url}
+        if "raises" in response.url:
+            raise ValueError
+
+    def failed(self, failure):
+        if "raises" in failure.request.url:
+            raise TypeError

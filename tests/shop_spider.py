@@ -1,0 +1,33 @@
+"""The spider of runs that share a filter, as README.md has it: list pages each time, else new ones.
+
+What it has crawled it appends to the file at -a done.
+"""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import scrapy
+from scrapy.linkextractors import LinkExtractor
+
+
+class ShopSpider(scrapy.Spider):
+    name = "shop"
+    custom_settings = {"RETRY_TIMES": 1}  # noqa: RUF012
+
+    def __init__(self, url, done="done.txt", **kwargs):
+        super().__init__(**kwargs)
+        self.start_urls = [url]
+        self.done = Path(done).open("a", buffering=1)  # noqa: SIM115 - as long as the spider
+        self.lists = set()
+        self.extractor = LinkExtractor(allow=["/a/", "/s/"])
+
+    def parse(self, response):
+        if response.body == b"broken":
+            raise ValueError("not the page that it should be")
+        for link in self.extractor.extract_links(response):
+            if "/s/" not in link.url:
+                yield scrapy.Request(link.url.partition("?")[0])
+            elif (url := link.url.replace("sort=date&page", "page")) not in self.lists:
+                self.lists.add(url)
+                yield scrapy.Request(url, meta={"bloom_filter": False})
+        self.done.write(urlsplit(response.url).path + "\n")

@@ -1,0 +1,185 @@
+"""Pages that failed are crawled again: by a later link, and by the next run."""
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from crawls import Crawl
+from sites import FailingExample, ScriptedSite
+from test_outcomes import SPIDER as FAILING_SPIDER
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "example_project"))
+from example.site import ARTICLES, SECTIONS, _Handler, status_of
+
+SHOP_SPIDER = Path(__file__).with_name("shop_spider.py")
+DETAILS = {f"/a/{number}" for number in range(SECTIONS * ARTICLES) if status_of(number) == 200}
+FAILING = set(random.Random(4).sample(sorted(DETAILS), 200))
+FORGET = {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True}
+
+
+@pytest.fixture
+def example() -> Iterator[FailingExample]:
+    site = FailingExample(_Handler)
+    yield site
+    site.end()
+
+
+def details(site: FailingExample) -> dict[str, int]:
+    return {path: count for path, count in site.hits.items() if path.startswith("/a/")}
+
+
+def shop(site: FailingExample, directory: Path, **settings: object) -> Crawl:
+    return Crawl(site.url, directory, settings, spider=SHOP_SPIDER)
+
+
+def place(name: str, directory: Path) -> dict[str, object]:
+    """The settings of two runs that share a filter."""
+    if name == "local":
+        return {"BLOOM_DIR": directory / "filter"}
+    key = f"{directory.name}-{time.time_ns()}"
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": key}
+    if name == "cluster":
+        return {
+            **settings,
+            "BLOOM_REDIS_URL": servers.shared_cluster().url,
+            "BLOOM_REDIS_CLUSTER": True,
+        }
+    return {**settings, "BLOOM_REDIS_URL": servers.shared(name).url}
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("local", FORGET),
+        ("local", {"BLOOM_RECORD_ON": "crawled"}),
+        ("local", {"BLOOM_RECORD_ON": "crawled", **FORGET}),
+        ("valkey", FORGET),
+        ("cluster", FORGET),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
+)
+def test_the_next_run_crawls_exactly_what_failed(
+    where: str, how: dict[str, object], example: FailingExample, tmp_path: Path
+) -> None:
+    settings = {**place(where, tmp_path), **how}
+    example.failing = FAILING
+    first = shop(example, tmp_path, **settings)
+    assert first.finish() == 0, first.output
+    assert details(example) == dict.fromkeys(DETAILS - FAILING, 1)
+    assert set(example.failures) == FAILING
+    times = 4  # a retry by Scrapy, and of dropped connections by Twisted
+    if "BLOOM_FORGET_FAILED" in how:
+        times *= 3
+    assert max(example.failures.values()) <= times
+    example.forget()
+    example.failing = set()
+    second = shop(example, tmp_path, **settings)
+    assert second.finish() == 0, second.output
+    assert details(example) == dict.fromkeys(FAILING, 1)
+    assert not [line for run in (first, second) for line in run.told("ERROR") + run.told("WARNING")]
+    example.forget()
+    third = shop(example, tmp_path, **settings)
+    assert third.finish() == 0, third.output
+    assert details(example) == {}
+    assert example.hits["/s/0/"] == 12  # its list pages, as ever
+
+
+def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(
+    example: FailingExample, tmp_path: Path
+) -> None:
+    settings = {"BLOOM_DIR": tmp_path / "filter", "BLOOM_RECORD_ON": "crawled"}
+    example.failing, example.gate = FAILING, 1500
+    first = shop(example, tmp_path, **settings)
+    done = tmp_path / "done.txt"
+    first.wait_until(lambda: example.total() >= 1500 and len(lines(done)) >= example.total())
+    time.sleep(0.5)  # nothing is being handled any more: all that was asked for since waits
+    first.kill()
+    crawled = {path for path in lines(done) if path.startswith("/a/")}
+    assert 500 < len(crawled) < len(DETAILS) - 500
+    example.gate, example.failing = None, set()
+    example.forget()
+    second = shop(example, tmp_path, **settings)
+    assert second.finish() == 0, second.output
+    assert details(example) == dict.fromkeys(DETAILS - crawled, 1)
+    (warning,) = second.told("WARNING")
+    assert "nothing is lost" in warning
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def looping() -> Iterator[ScriptedSite]:
+    """Ten pages in a row, each of which links to a dead one."""
+    answers: dict[str, list] = {"/dead": [500], "/": [("/0", "/dead")]}
+    answers |= {f"/{number}": [(f"/{number + 1}", "/dead")] for number in range(10)}
+    site = ScriptedSite(answers)
+    yield site
+    site.end()
+
+
+@pytest.mark.parametrize("where", ["local", "valkey"])
+def test_a_dead_page_does_not_loop(where: str, looping: ScriptedSite, tmp_path: Path) -> None:
+    settings = {**place(where, tmp_path), **FORGET, "RETRY_ENABLED": False}
+    settings |= {"CONCURRENT_REQUESTS": 1, "ROBOTSTXT_OBEY": False}
+    for times in (3, 1):  # in the second run, all else is known, and only the first page crawled
+        looping.hits.clear()
+        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+        assert run.finish() == 0, run.output
+        assert looping.hits["/dead"] == times
+        assert f"'bloom/forgotten': {times}," in run.output
+        assert not run.told("ERROR")
+
+
+def test_a_failed_page_is_crawled_again_by_a_later_link(
+    looping: ScriptedSite, tmp_path: Path
+) -> None:
+    looping.answers["/dead"] = [500, (), ()]
+    settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    assert looping.hits["/dead"] == 2
+    assert "'bloom/forgotten': 1," in run.output
+
+
+def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> None:
+    """What was redirected in the first run, and is in the queue of the second, fails there."""
+    looping.answers["/moved"] = ["/dead"]
+    looping.answers["/"] = [("/0", "/moved")]
+    for number in range(10):
+        looping.answers[f"/{number}"] = [(f"/{number + 1}",)]
+    looping.delay = 0.3
+    settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    run.wait_until(lambda: looping.hits["/"] == 1)
+    time.sleep(0.1)
+    run.interrupt()  # while it waits for the answer
+    assert (looping.hits["/moved"], looping.hits["/dead"]) == (1, 0), run.output
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    assert 1 <= looping.hits["/dead"] <= 3
+    # Where it led to, and where it came from.
+    assert f"'bloom/forgotten': {2 * looping.hits['/dead']}," in run.output
+
+
+def test_a_job_goes_on_with_counters(looping: ScriptedSite, tmp_path: Path) -> None:
+    """Started without, resumed with them: the queue stays, and forgetting works from then on."""
+    looping.delay = 0.2
+    settings = {"RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    run.wait_until(lambda: looping.hits["/3"] == 1)
+    run.interrupt()
+    looping.answers["/9"] = [("/late",)]
+    looping.answers["/late"] = [500]
+    run = Crawl(looping.url, tmp_path, {**settings, **FORGET}, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    (line,) = [line for line in run.told("INFO") if "BLOOM_COUNTING" in line]
+    assert "generation 2" in line
+    assert looping.hits["/9"] == looping.hits["/late"] == 1
+    assert "'bloom/forgotten': 1," in run.output  # not /dead, which was recorded before

@@ -1,0 +1,104 @@
+"""Which requests count as failed or as crawled: real crawls of pages that fail in all ways."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scrapy import Request
+from scrapy.utils.request import fingerprint
+
+from crawls import Crawl
+from scrapy_bloom.local import LocalBackend
+from sites import ScriptedSite
+
+SPIDER = Path(__file__).with_name("failing_spider.py")
+
+# How each path ends. What is neither failed nor crawled was left out on purpose, or is not done.
+FAILED = [
+    "status-500",
+    "status-404",
+    "dropped",
+    "errback-500",
+    "errback-dropped",
+    "errback-raises-500",
+    "bad-input",
+    "raises-at-once",
+    "raises-later",
+    "async-raises",
+    "retried-500",
+    "copied-500",
+]
+CRAWLED = ["fine", "async-fine", "flaky", "retried", "allowed-410", "item-dropped", "copied-fine"]
+NEITHER = ["ignored", "refused", "robots", "item-error"]
+ANSWERS = {
+    "/robots.txt": [b"User-agent: *\nDisallow: /robots\n"],
+    "/status-500": [500],
+    "/status-404": [404],
+    "/dropped": [None],
+    "/errback-500": [500],
+    "/errback-dropped": [None],
+    "/errback-raises-500": [500],
+    "/flaky": [503, ()],
+    "/retried-500": [(), 500],
+    "/copied-500": [500],
+    "/allowed-410": [410],
+    "/moved-to-fine": ["/moved-here"],
+    "/moved-to-500": ["/moved-500"],
+    "/moved-500": [500],
+    "/moved-twice": ["/moved-on"],
+    "/moved-on": ["/moved-flaky"],
+    "/moved-flaky": [503, 503],
+    "/moved-to-known": ["/fine"],
+    "/unfiltered-500": [500],
+}
+MOVED_FAILED = ["moved-to-500", "moved-500", "moved-twice", "moved-on", "moved-flaky"]
+MOVED_CRAWLED = ["moved-to-fine", "moved-here"]
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    answers = {path: list(each) for path, each in ANSWERS.items()}
+    paths = [*FAILED, *CRAWLED, *NEITHER, *(p.strip("/") for p in ANSWERS if "/moved-t" in p)]
+    answers["/"] = [tuple(f"/{path}" for path in [*paths, "unfiltered-500"])]
+    site = ScriptedSite(answers)
+    yield site
+    site.end()
+
+
+def crawl(site: ScriptedSite, directory: Path, **settings: object) -> Crawl:
+    run = Crawl(site.url, directory, {"BLOOM_DIR": directory / "filter", **settings}, spider=SPIDER)
+    assert run.finish() == 0, run.output
+    return run
+
+
+def recorded(site: ScriptedSite, directory: Path, paths: list[str]) -> dict[str, bool]:
+    """Which of the paths a later run would take for seen."""
+    backend = LocalBackend(
+        directory / "filter",
+        capacity=1,
+        error_rate=0.1,
+        fingerprinter="scrapy.utils.request.RequestFingerprinter",
+    )
+    backend.open()
+    found = {path: fingerprint(Request(site.url + path)) in backend for path in paths}
+    backend.close()
+    return found
+
+
+ALL = [*FAILED, *CRAWLED, *NEITHER, *MOVED_FAILED, *MOVED_CRAWLED]
+
+
+def test_what_failed_for_good_is_forgotten(site: ScriptedSite, tmp_path: Path) -> None:
+    run = crawl(site, tmp_path, BLOOM_COUNTING=True, BLOOM_FORGET_FAILED=True)
+    found = recorded(site, tmp_path, [*ALL, "moved-to-known"])
+    assert [path for path in found if not found[path]] == [*FAILED, *MOVED_FAILED]
+    assert f"'bloom/forgotten': {len(FAILED) + len(MOVED_FAILED)}," in run.output
+    assert "'bloom/saturated': 0" in run.output
+    assert not run.told("ERROR")
+
+
+def test_only_what_was_crawled_is_recorded(site: ScriptedSite, tmp_path: Path) -> None:
+    run = crawl(site, tmp_path, BLOOM_RECORD_ON="crawled")
+    found = recorded(site, tmp_path, ALL)
+    assert [path for path in found if found[path]] == [*CRAWLED, *MOVED_CRAWLED]
+    assert not run.told("ERROR")
