@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import os
+import random
 import secrets
 import threading
 import time
@@ -109,6 +110,36 @@ def add_all(barrier, results, place, url, key, count, options) -> None:
     backend.close()
 
 
+def add_and_discard(barrier, results, place, url, key, options) -> None:
+    """Add and discard at random: some that only this crawler does to, and some that all do to."""
+    backend = make(place, key, url=url, counting=True, **options)
+    backend.open()
+    backend.begin()
+    rng, name = random.Random(), secrets.token_bytes(8)
+    kept = [b"kept " + name + b"%d" % number for number in range(100)]
+    own = [b"own " + name + b"%d" % number for number in range(200)]
+    contended = fps(60)
+    live: set[bytes] = set()
+    added: Counter[bytes] = Counter()
+    discarded: Counter[bytes] = Counter()
+    barrier.wait(60)
+    wrong = [each for each in kept if not backend.add(each)]
+    for _ in range(1500):
+        each = rng.choice(own)
+        wrong += [each] * (backend.add(each) != (each not in live))
+        live.add(each)
+        each = rng.choice(own)
+        wrong += [each] * (backend.discard(each) != (each in live))
+        live.discard(each)
+        each = rng.choice(contended)
+        added[each] += backend.add(each)
+        each = rng.choice(contended)
+        discarded[each] += backend.discard(each)
+        wrong += [each for each in (rng.choice(kept), *sorted(live)[:1]) if each not in backend]
+    backend.close()
+    results.put((wrong, added, discarded, kept, live, own))
+
+
 class TestManyCrawlers:
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize(
@@ -128,6 +159,80 @@ class TestManyCrawlers:
         assert backend.status().count == count
         assert len(backend.status().generations) == (1 if count == 20_000 else 4)
         assert not any(backend.add(fingerprint) for fingerprint in fps(count))
+        backend.close()
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("capacity", [2000, 200], ids=["one generation", "growing"])
+    def test_added_and_discarded_by_many_at_once(self, place: str, capacity: int, key: str) -> None:
+        told = at_once(4, add_and_discard, place, url_of(place), key, {"capacity": capacity})
+        added: Counter[bytes] = Counter()
+        discarded: Counter[bytes] = Counter()
+        backend = opened(place, key, counting=True)
+        assert (len(backend.status().generations) > 1) == (capacity == 200)
+        for wrong, its_added, its_discarded, kept, live, own in told:
+            assert not wrong
+            added += its_added
+            discarded += its_discarded
+            assert all(each in backend for each in kept)
+            assert {each for each in own if each in backend} == live
+        # Each was new to one crawler, then discarded by one, then new again to one, ...
+        assert added.total() > 200
+        for each in fps(60):
+            assert added[each] - discarded[each] == (each in backend)
+        # Nothing was counted twice, and nothing is left of what was discarded.
+        everything = [each for _, _, _, kept, live, _ in told for each in [*kept, *live]]
+        everything += [each for each in fps(60) if each in backend]
+        assert backend.status().count == len(everything)
+        assert all(backend.discard(each) for each in everything)
+        assert backend.status().count == 0
+        for generation in backend._shared.live:
+            for chunk in range(generation.num_chunks):
+                assert not any(backend._store.chunk(generation, chunk))
+        backend.close()
+
+    def test_no_lost_reply_makes_a_counter_too_low(self, key: str) -> None:
+        """What was executed twice is not counted twice; what is discarded is gone."""
+        server = servers.Server()
+        proxy = DroppingProxy(server.port, 0.02, seed=1)
+        try:
+            url = f"redis://127.0.0.1:{proxy.port}/0"
+            backend = opened("valkey", "k", url=url, counting=True)
+            names = fps(1500)
+            assert all(backend.add(each) for each in names)
+            assert all(backend.discard(each) for each in names[::2])
+            assert [each in backend for each in names] == [False, True] * 750
+            assert all(backend.add(each) for each in names[::2])
+            assert all(backend.discard(each) for each in names)
+            assert proxy.dropped > 50
+            for generation in backend._shared.live:
+                for chunk in range(generation.num_chunks):
+                    assert not any(backend._store.chunk(generation, chunk))
+            backend.close()
+        finally:
+            proxy.end()
+            server.end()
+
+    def test_the_script_is_loaded_again_after_a_restart(self, server: servers.Server) -> None:
+        backend = opened("valkey", "k", url=server.url, counting=True)
+        assert backend.add(b"page")
+        server.client.script_flush()
+        assert not backend.add(b"page")
+        server.client.script_flush()
+        assert backend.discard(b"page")
+        backend.close()
+
+    def test_counters_of_a_lost_key_begin_anew(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened("valkey", "k", url=server.url, counting=True)
+        assert backend.add(b"page")
+        server.client.delete(*server.client.keys("k:*"))
+        assert not backend.discard(b"page")
+        assert backend.add(b"page")
+        assert not backend.add(b"page")
+        assert backend.discard(b"page")
+        assert backend.add(b"page")
+        assert len(messages(caplog, WARNING)) == 1
         backend.close()
 
     @pytest.mark.parametrize("place", PLACES)
