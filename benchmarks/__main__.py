@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks import (
+    counting,
     growth,
     large,
     machine,
@@ -29,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "memory": memory.run,
     "large": large.run,
     "space": space.run,
+    "counting": counting.run,
     "growth": growth.run,
     "redis": redis_backend.run,
 }

@@ -1,6 +1,5 @@
 """A filter in Redis or Valkey: time and memory, beside a set there, and another Bloom filter."""
 
-import gc
 import importlib
 import os
 import random
@@ -16,12 +15,12 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from benchmarks import samples, servers
 from benchmarks.report import Check, Section, Table, at_least, at_most, quartiles
 from benchmarks.servers import Server
+from benchmarks.timing import timed
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 
@@ -391,7 +390,7 @@ def _rounds(
                 if name == PEERS:
                     given = given[: sizes.per_round_peer]
                 cpu = _processor_secs(client)
-                secs, new[name] = _pass(record[name], given)
+                secs, new[name] = timed(record[name], given)
                 if name == OURS:
                     used = _processor_secs(client) - cpu
                     timing.server_micros.append(used / len(given) * 1e6)
@@ -413,20 +412,6 @@ def _rounds(
 def _processor_secs(client: Any) -> float:
     info = client.info("cpu")
     return float(info["used_cpu_sys"] + info["used_cpu_user"])
-
-
-def _pass(record: Callable[[Any], Any], given: Sequence[Any]) -> tuple[float, int]:
-    """Seconds for all, and how many of them were new."""
-    new = 0
-    gc.collect()
-    gc.disable()
-    try:
-        begun = perf_counter()
-        for each in given:
-            new += record(each)
-        return perf_counter() - begun, new
-    finally:
-        gc.enable()
 
 
 def _places() -> Sequence[str]:

@@ -1,11 +1,9 @@
 """What one request costs with this filter, and with Scrapy's own."""
 
-import gc
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 from scrapy import Request
@@ -14,6 +12,7 @@ from scrapy.utils.request import RequestFingerprinter
 
 from benchmarks import samples
 from benchmarks.report import Section, Table, at_most, quartiles
+from benchmarks.timing import timed
 from scrapy_bloom import BloomDupeFilter
 
 LIMIT = 1.05
@@ -78,7 +77,7 @@ def _measured(rounds: int, size: int) -> dict[tuple[str, str], list[float]]:
             urls = [samples.url(i) for i in range(number * size, (number + 1) * size)]
             for what in PASSES:
                 for name, dupefilter in filters:
-                    secs, seen = _pass(dupefilter, urls)
+                    secs, seen = timed(_request(dupefilter), urls)
                     times[name, what].append(secs / size * 1e6)
                     assert seen == size if what == "duplicate" else seen <= 1, (name, seen)
             filters.append(filters.pop(0))
@@ -87,19 +86,13 @@ def _measured(rounds: int, size: int) -> dict[tuple[str, str], list[float]]:
     return times
 
 
-def _pass(dupefilter: BaseDupeFilter, urls: Sequence[str]) -> tuple[float, int]:
-    """Seconds for all requests, and how many of them had been seen."""
+def _request(dupefilter: BaseDupeFilter) -> Callable[[str], bool]:
     request_seen = dupefilter.request_seen
-    seen = 0
-    gc.collect()
-    gc.disable()
-    try:
-        begun = perf_counter()
-        for url in urls:
-            seen += request_seen(Request(url))
-        return perf_counter() - begun, seen
-    finally:
-        gc.enable()
+
+    def request(url: str) -> bool:
+        return request_seen(Request(url))
+
+    return request
 
 
 def _opened(kind: type[BaseDupeFilter], job_dir: Path, **settings: Any) -> BaseDupeFilter:
