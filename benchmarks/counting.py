@@ -77,6 +77,7 @@ def _measured(
     for part in recorded:
         secs, _ = timed(counting.discard, part)
         times[1]["discard"].append(secs / len(part) * 1e6)
+    assert counting.fill_ratio == 0
     return times[0], times[1]
 
 

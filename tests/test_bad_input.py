@@ -98,6 +98,16 @@ def test_bad_setting(site: Site, job: Path, name: str, value: str, allowed: str,
     assert f"{name} is '{value}'; allowed is {allowed}" in line
 
 
+def test_recording_what_is_crawled_beside_a_queue(site: Site, job: Path) -> None:
+    line = refused(site, job, {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"})
+    assert "there is a JOBDIR (job): the requests in a paused job's queue" in line
+
+
+def test_forgetting_without_counters(site: Site, job: Path) -> None:
+    line = refused(site, job, {"BLOOM_FORGET_FAILED": True})
+    assert "set BLOOM_COUNTING = True" in line
+
+
 def test_misspelt_setting(site: Site, job: Path) -> None:
     line = refused(site, job, {"BLOOM_ERROR_RAET": "1e-3"})
     assert "BLOOM_ERROR_RAET is not a setting" in line

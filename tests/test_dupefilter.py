@@ -12,6 +12,7 @@ from scrapy.core.scheduler import Scheduler
 from scrapy.utils.reactor import install_reactor
 from scrapy.utils.test import get_crawler
 
+import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
 
 
@@ -44,6 +45,8 @@ def made(**settings: object) -> Scheduler:
         },
     )
     crawler.spider = crawler._create_spider("docs")
+    if settings.get("BLOOM_RECORD_ON") == "crawled":
+        crawler.engine = crawler._create_engine()  # whose scraper says what was crawled
     return Scheduler.from_crawler(crawler)
 
 
@@ -254,9 +257,22 @@ def test_it_is_truthy() -> None:
         assert scheduler.df
 
 
-def test_per_request_filtering_without_recording() -> None:
+@pytest.fixture(params=["memory", "counting", "crawled", "valkey", "counting valkey"])
+def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    """The settings of each kind of filter."""
+    settings: dict[str, object] = {"BLOOM_COUNTING": "counting" in request.param}
+    if request.param == "crawled":
+        settings |= {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path}
+    if "valkey" in request.param:
+        url = servers.shared("valkey").url
+        settings |= {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url}
+        settings |= {"BLOOM_REDIS_KEY": os.fspath(tmp_path)}
+    return settings
+
+
+def test_per_request_filtering_without_recording(variant: dict[str, object]) -> None:
     page, listed = "https://example.com/list", {"bloom_record": False}
-    with opened() as scheduler:
+    with opened(**variant) as scheduler:
         for _ in (1, 2):
             assert scheduler.enqueue_request(Request(page, meta=listed))
         assert scheduler.enqueue_request(Request(page, meta={"bloom_record": True}))
@@ -265,9 +281,9 @@ def test_per_request_filtering_without_recording() -> None:
     assert bloom_stats(scheduler)["bloom/added"] == 1
 
 
-def test_per_request_recording_without_filtering() -> None:
+def test_per_request_recording_without_filtering(variant: dict[str, object]) -> None:
     page = "https://example.com/list"
-    with opened() as scheduler:
+    with opened(**variant) as scheduler:
         for _ in (1, 2):
             assert scheduler.enqueue_request(Request(page, meta={"bloom_filter": False}))
         assert not scheduler.enqueue_request(Request(page))

@@ -23,6 +23,9 @@ def test_defaults() -> None:
         dir=None,
         on_full="grow",
         window_secs=0.0,
+        counting=False,
+        forget_failed=False,
+        record_on="scheduled",
         on_unclean_shutdown="auto",
         sync_secs=30.0,
         salt=None,
@@ -46,6 +49,10 @@ def test_defaults() -> None:
         ("BLOOM_SYNC_SECS", "2.5", "sync_secs", 2.5),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", "salt", bytes(range(0, 256, 17))),
         ("BLOOM_SALT", None, "salt", None),
+        ("BLOOM_COUNTING", True, "counting", True),
+        ("BLOOM_COUNTING", "True", "counting", True),
+        ("BLOOM_FORGET_FAILED", "0", "forget_failed", False),
+        ("BLOOM_RECORD_ON", "scheduled", "record_on", "scheduled"),
     ],
 )
 def test_accepted(name: str, value: object, field: str, expected: object) -> None:
@@ -73,6 +80,9 @@ def test_accepted(name: str, value: object, field: str, expected: object) -> Non
         ("BLOOM_BACKEND", 1, 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", None, 'one of "auto", "keep", "reset", "stop"'),
+        *(("BLOOM_COUNTING", value, "True or False") for value in ("", "yes", None, 2, 0.5, [])),
+        ("BLOOM_FORGET_FAILED", "always", "True or False"),
+        ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
             for value in ("", 7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
@@ -88,6 +98,31 @@ def test_refused(name: str, value: object, allowed: str) -> None:
     assert repr(value)[:20] in message
     assert "\n" not in message
     assert len(message) < 300
+
+
+CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
+
+
+def test_what_goes_together() -> None:
+    assert read(BLOOM_FORGET_FAILED=True, BLOOM_COUNTING=True).forget_failed
+    assert read(**CRAWLED).record_on == "crawled"
+    assert read(**CRAWLED, JOBDIR=None, BLOOM_COUNTING=True, BLOOM_FORGET_FAILED=True).counting
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"BLOOM_FORGET_FAILED": True}, "only a filter with counters can forget"),
+        ({"BLOOM_FORGET_FAILED": "1", "BLOOM_COUNTING": "0"}, "set BLOOM_COUNTING = True"),
+        ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
+        ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
+        ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
+    ],
+)
+def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:
+    with pytest.raises(SettingError, match=reason) as caught:
+        read(**values)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", "12", "g" * 32, "0" * 31, "0" * 34, 5, b"0" * 32])
@@ -128,6 +163,7 @@ def test_a_value_that_cannot_be_shown() -> None:
 NAMES = [
     *("BLOOM_EXPECTED_REQUESTS", "BLOOM_ERROR_RATE", "BLOOM_BACKEND", "BLOOM_DIR"),
     *("BLOOM_ON_FULL", "BLOOM_WINDOW_SECS", "BLOOM_SALT"),
+    *("BLOOM_COUNTING", "BLOOM_FORGET_FAILED", "BLOOM_RECORD_ON"),
     *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS"),
     *("BLOOM_REDIS_URL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
     *("BLOOM_REDIS_DEADLINE_SECS", "BLOOM_REDIS_ON_OUTAGE", "BLOOM_REDIS_MIRROR"),
