@@ -11,26 +11,23 @@ from typing import Any
 
 from scrapy_bloom.redis_client import Packed, import_redis
 from scrapy_bloom.redis_errors import reason
+from scrapy_bloom.sizing import BLOCK_BITS
 
 LOOK, ADD, DISCARD = "look", "add", "discard"
 
 SCRIPT = """
-local key, operation, base, marks_at = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local PLANE = 65536
-local ones, get = {}, {}
-local function ask(offset)
-    local n = #get
-    get[n + 1], get[n + 2], get[n + 3] = 'GET', 'u1', offset
-end
+-- ARGV: the operation, where the marks are, and where in the key the ones are, then the twos: given
+-- as text, which Lua would take long to make of numbers.
+local key, operation, marks_at = KEYS[1], ARGV[1], ARGV[2]
+local PLANE, SEALED = 65536, 3
+local count = (#ARGV - 2) / 2
 
 -- The lower two bits of each counter, and the marks of the key.
-local count = #ARGV - 3
-for i = 1, count do
-    ones[i] = base + ARGV[i + 3]
-    ask(ones[i])
+local get, n = {}, 0
+for i = 3, 2 + 2 * count do
+    get[n + 1], get[n + 2], get[n + 3] = 'GET', 'u1', ARGV[i]
+    n = n + 3
 end
-for i = 1, count do ask(ones[i] + PLANE) end
-local n = #get
 get[n + 1], get[n + 2], get[n + 3] = 'GET', 'u2', marks_at
 local low = redis.call('BITFIELD', key, unpack(get))
 local marks = low[2 * count + 1]
@@ -39,10 +36,12 @@ local marks = low[2 * count + 1]
 local fours, eights = {}, {}
 local function read_upper(list)
     if #list == 0 then return end
-    get = {}
+    get, n = {}, 0
     for _, i in ipairs(list) do
-        ask(ones[i] + 2 * PLANE)
-        ask(ones[i] + 3 * PLANE)
+        for plane = 2, 3 do
+            get[n + 1], get[n + 2], get[n + 3] = 'GET', 'u1', ARGV[2 + i] + plane * PLANE
+            n = n + 3
+        end
     end
     local upper = redis.call('BITFIELD', key, unpack(get))
     for j, i in ipairs(list) do fours[i], eights[i] = upper[2 * j - 1], upper[2 * j] end
@@ -58,7 +57,6 @@ for i = 1, count do
         end
     end
 end
-local SEALED = 3
 if operation == 'look' or (operation == 'add' and (seen == 1 or marks == SEALED))
     or (operation == 'discard' and seen == 0) then
     return {seen, marks, 0}
@@ -70,36 +68,30 @@ for i = 1, count do
 end
 read_upper(both)
 local set, saturated = {}, 0
-local function write(plane, i, bit)
-    local m = #set
-    set[m + 1], set[m + 2], set[m + 3], set[m + 4] = 'SET', 'u1', ones[i] + plane * PLANE, bit
+n = 0
+local OTHER = {[0] = '1', [1] = '0'}
+local function flip(offset, bit)
+    set[n + 1], set[n + 2], set[n + 3], set[n + 4] = 'SET', 'u1', offset, OTHER[bit]
+    n = n + 4
 end
+-- Counting up, a plane carries on to the next one where its bit was 1; down, where it was 0.
+local carries = operation == 'add' and 1 or 0
 for i = 1, count do
     local one, two = low[i], low[count + i]
     if one + two == 2 and fours[i] + eights[i] == 2 then
-        saturated = saturated + 1 -- it is at 15, and stays there
-    elseif operation == 'add' then
-        write(0, i, 1 - one)
-        if one == 1 then
-            write(1, i, 1 - two)
-            if two == 1 then
-                write(2, i, 1 - fours[i])
-                if fours[i] == 1 then write(3, i, 1) end
-            end
-        end
+        saturated = saturated + carries -- it is at 15, and stays there
     else
-        write(0, i, 1 - one)
-        if one == 0 then
-            write(1, i, 1 - two)
-            if two == 0 then
-                write(2, i, 1 - fours[i])
-                if fours[i] == 0 then write(3, i, 0) end
+        flip(ARGV[2 + i], one)
+        if one == carries then
+            flip(ARGV[2 + count + i], two)
+            if two == carries then
+                flip(ARGV[2 + i] + 2 * PLANE, fours[i])
+                if fours[i] == carries then flip(ARGV[2 + i] + 3 * PLANE, eights[i]) end
             end
         end
     end
 end
-if #set > 0 then redis.call('BITFIELD', key, unpack(set)) end
-if operation == 'discard' then saturated = 0 end
+if n > 0 then redis.call('BITFIELD', key, unpack(set)) end
 return {seen, marks, saturated}
 """
 _SHA1 = hashlib.sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -128,8 +120,8 @@ def run(
         1 if all counters were above 0 before, else 0; the marks; counts that were lost because a
         counter was at 15.
     """
-    # Positions that coincide count once.
-    words = (operation, first_bit, marks_at, *dict.fromkeys(positions))
+    ones = [first_bit + position for position in dict.fromkeys(positions)]  # each counts once
+    words = (operation, marks_at, *ones, *(each + BLOCK_BITS for each in ones))
     head = ("EVALSHA", _SHA1, 1, key)
     try:
         seen, marks, saturated = client.execute_command(*head, _packed((*head, *words)))

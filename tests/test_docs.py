@@ -1,8 +1,8 @@
 """The documents: their code blocks are run, their figures are computed again."""
 
-import importlib.util
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,13 @@ from scrapy.settings import Settings
 
 import servers
 from crawls import SHARED_SPIDER, Crawl
-from scrapy_bloom import redis_backend
+from scrapy_bloom import dupefilter, redis_backend, stats
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_generations import MAX_MIRROR_BYTES
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS
 from scrapy_bloom.settings import _CHECKS, BloomSettings
 from scrapy_bloom.sizing import choose_geometry
-from sites import Site
+from sites import ScriptedSite, Site
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -119,6 +119,56 @@ def test_the_recipes_for_many_crawlers(recipe: str, tree: Site, tmp_path: Path) 
     assert sum(count - 1 for count in tree.hits.values()) <= 1  # the start page has two addresses
 
 
+LISTS = '<a class="list" href="/lists/1">1</a><a class="list" href="/lists/2">2</a>'
+
+
+@pytest.fixture
+def shop() -> Iterator[ScriptedSite]:
+    """Two list pages of three products each, which fail."""
+    site = ScriptedSite({"/": [LISTS.encode()]})
+    for number in (1, 2):
+        products = [f'<a class="product" href="/{number}/{each}">x</a>' for each in range(3)]
+        site.answers[f"/lists/{number}"] = [(LISTS + "".join(products)).encode()]
+        for each in range(3):
+            site.answers[f"/{number}/{each}"] = [404]
+    yield site
+    site.end()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (spider,) = BLOCK.findall(
+        readme.split("## Recipe: always crawl list pages")[1].split("\n## ")[0]
+    )
+    recipes = BLOCK.findall(
+        readme.split("## Recipe: crawl failed pages again")[1].split("\n## ")[0]
+    )
+    names: dict[str, object] = {}
+    exec(recipes[number][1], names)
+    settings = {key: value for key, value in names.items() if key.isupper()}
+    assert len(settings) > 1
+    code = spider[1].replace("https://shop.example/", shop.url)
+    (tmp_path / "spider.py").write_text(
+        code.replace("*args, **kwargs", "url", 1).replace(
+            "super().__init__(*args, **kwargs)", "super().__init__()"
+        )
+    )
+    for run in range(3):
+        if run == 1:
+            for path in shop.answers:
+                shop.answers[path] = (
+                    [()] if path.count("/") == 2 and path[1].isdigit() else shop.answers[path]
+                )
+        shop.hits.clear()
+        crawl = Crawl(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
+        assert crawl.finish() == 0, crawl.output
+        assert not crawl.told("ERROR")
+        assert (shop.hits["/lists/1"], shop.hits["/lists/2"]) == (1, 1)
+        products = sum(count for path, count in shop.hits.items() if path[1:2].isdigit())
+        assert products == [6, 6, 0][run]
+
+
 def test_the_table_of_sizes_in_redis() -> None:
     table = (ROOT / "docs/scaling.md").read_text()
     rows = re.findall(r"^\| 10\^(\d+) \| (.*?) \|$", table, re.MULTILINE)
@@ -158,12 +208,8 @@ def test_the_stats_in_the_readme_are_those_of_the_filter() -> None:
     readme = (ROOT / "README.md").read_text()
     table = readme[readme.index("## Stats") : readme.index("## Limits")]
     documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
-    spec = importlib.util.find_spec("scrapy_bloom.dupefilter")
-    assert spec
-    assert spec.origin
-    source = Path(spec.origin).read_text()
-    set_there = set(re.findall(r'^ +\("(\w+)", ', source, re.MULTILINE))
-    set_there |= set(re.findall(r'"bloom/(\w+)"', source))
+    set_there = set(re.findall(r'^ +\("(\w+)", ', Path(stats.__file__).read_text(), re.MULTILINE))
+    set_there |= set(re.findall(r'"bloom/(\w+)"', Path(dupefilter.__file__).read_text()))
     backend = Path(redis_backend.__file__).read_text()
     set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))
     assert documented == {f"bloom/{name}" for name in set_there}

@@ -27,12 +27,17 @@ from hypothesis.stateful import (
 
 import servers
 from proxies import DroppingProxy
-from scrapy_bloom import FingerprinterMismatchError, OutageError, StorageError
+from scrapy_bloom import (
+    CountingBloomFilter,
+    FingerprinterMismatchError,
+    OutageError,
+    StorageError,
+)
 from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.sizing import choose_geometry
+from scrapy_bloom.redis_store import ALIVE, RedisStore
+from scrapy_bloom.sizing import COUNTER_BITS, Geometry, choose_geometry
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR
@@ -945,3 +950,34 @@ def test_any_sequence_of_uses() -> None:
     )
     left_behind = servers.shared("valkey").client.keys("machine:*")
     assert left_behind == []
+
+
+@pytest.mark.parametrize("program", servers.PROGRAMS)
+def test_counters_in_redis_are_those_of_a_file(program: str, key: str) -> None:
+    """The same sequence, of few positions, so that counters carry on to all planes and saturate."""
+    store = RedisStore(RedisServer(url_of(program)), key)
+    geometry = Geometry(1, 3, COUNTER_BITS)
+    generation = RedisGeneration(
+        number=1, id="x", geometry=geometry, capacity=9, error_rate=0.1, created_at=0.0
+    )
+    store.create(generation)
+    here = CountingBloomFilter.over(
+        bytearray(geometry.nbytes), geometry, capacity=9, error_rate=0.1, salt=bytes(16)
+    )
+    rng, live = random.Random(5), []
+    for step in range(4000):
+        positions = [rng.randrange(2), rng.randrange(2, 60), rng.randrange(50, 64)]
+        seen, marks = store.look(generation, 0, positions)
+        assert (seen, marks) == (here.has_hashed(0, positions), ALIVE)
+        if rng.random() < 0.6 or not live:
+            new, _ = store.record(generation, 0, positions)
+            assert new == here.add_hashed(0, positions)
+            if new:
+                live.append(positions)
+        else:
+            positions = live.pop(rng.randrange(len(live)))
+            assert store.forget(generation, 0, positions) == here.discard_hashed(0, positions)
+        if step % 500 == 499:
+            assert store.chunk(generation, 0) == bytes(here.blocks(0, 1))
+    assert store.saturated == here.saturated > 100
+    store.server.close()

@@ -460,7 +460,7 @@ class TestRefusals:
         assert refusal(url, cluster=cluster).partition("; ")[2] == message.partition("; ")[2]
         assert "; the user needs ~KEY* and ~{KEY*" in message
         categories = re.findall(r"\+[@\w|]+", message)
-        assert len(categories) == 6
+        assert len(categories) == 8
         allow(
             f"~{key}*", f"~{{{key}*", *(each for each in categories if cluster or "|" not in each)
         )
@@ -478,6 +478,13 @@ class TestRefusals:
         assert not backend.add(b"1" * 20)
         backend.clear()
         backend.close()
+        counting = RedisBackend(
+            RedisServer(url, cluster=cluster), f"{key} 2", capacity=9, error_rate=0.1, counting=True
+        )
+        counting.open()
+        assert counting.add(b"1")
+        assert counting.discard(b"1")
+        counting.close()
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_key_of_another_type(self, program: str, key: str) -> None:
