@@ -161,9 +161,14 @@ class Policy:
         used_up = self.window or left <= 0
         return min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
 
-    def was_raised(self, live: Sequence[Generation]) -> bool:
-        """Whether more requests are expected now than when the generations were made."""
-        return self._missing(live) > 0
+    def grow_at(self, live: Sequence[Generation]) -> float:
+        """The count of the newest generation at which another must follow; infinite if none may.
+
+        One may, though growing is not asked for, if more requests are expected now than when the
+        generations were made.
+        """
+        may_grow = self.on_full == "grow" or self._missing(live) > 0
+        return live[-1].capacity if may_grow else float("inf")
 
     def _missing(self, live: Sequence[Generation]) -> int:
         """Expected requests for which there is no room yet."""

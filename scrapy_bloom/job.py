@@ -25,6 +25,7 @@ class Job:
         self, path: Path | None, on_unclean_shutdown: str, *, only_crawled: bool = False
     ) -> None:
         self.path = path
+        self._marked: str | None = None
         self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":
             on_unclean_shutdown = "reset" if path else "keep"
@@ -32,8 +33,14 @@ class Job:
 
     def begin(self, filter_id: str = "") -> None:
         """Mark the job as in use: whoever finds the mark knows that it did not end well."""
+        self._marked = filter_id
         if self.path is not None:
             jobdir.set_mark(self.path, filter_id)
+
+    def goes_on_with(self, filter_id: str) -> None:
+        """The crawl, if it has begun, records in that filter from now on."""
+        if self._marked not in {None, filter_id}:
+            self.begin(filter_id)
 
     def used(self, filter_id: str) -> bool:
         """Whether the run that was killed recorded in that filter, as far as is known."""

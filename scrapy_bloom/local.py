@@ -11,6 +11,7 @@ from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
@@ -82,8 +83,7 @@ class LocalBackend:
         self._next_save: float = math.inf  # at this count, write it down
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
         self._due: float = math.inf  # at this time, a generation ends or expires
-        self._no_room = False
-        self._errors = self._expired = 0
+        self._log = GenerationLog()
 
     def open(self) -> None:
         """Lock the directory and open or create the filter in it.
@@ -188,8 +188,8 @@ class LocalBackend:
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
             error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
-            errors=self._errors + (self._store.errors if self._store else 0),
-            expired=self._expired,
+            errors=self._log.errors + (self._store.errors if self._store else 0),
+            expired=self._log.expired,
             saturated=sum(each.saturated for each in counting) if counting else None,
         )
 
@@ -221,15 +221,9 @@ class LocalBackend:
         except (StorageError, MemoryError) as error:
             ended.open_until = now + (self._policy.open_until(now) - now) / 4
             self._save()
-            self._cannot_grow("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+            self._log.cannot_turn(error)
             return
-        logger.info(
-            "A quarter of the time window is over: generation %d takes what is new, generation %d "
-            "with %s requests counts until it expires",
-            self._newest.number,
-            ended.number,
-            f"{ended.count:,}",
-        )
+        self._log.turned(ended, self._newest)
 
     def _grow(self) -> None:
         full = self._newest
@@ -238,44 +232,20 @@ class LocalBackend:
             self._append(size, self._now(), full.open_until)
         except (StorageError, MemoryError) as error:
             self._grow_at = full.count + max(1, full.capacity // 20)
-            self._cannot_grow(
-                "The crawl goes on with the full filter, its error rate rises, and growing is "
-                "tried again after some more requests",
-                error,
-            )
+            self._log.cannot_grow(error)
             return
         self._changed()
-        logger.info(
-            "The filter is full with %s requests and grows: generation %d has room for %s more at "
-            "error rate %.2g, in %s bytes",
-            f"{sum(each.count for each in self._live):,}",
-            self._newest.number,
-            f"{size.capacity:,}",
-            size.error_rate,
-            f"{self._newest.geometry.nbytes:,}",
-        )
+        self._log.grown(self._live)
 
     def _begin_to_count(self, size: Size) -> None:
         plain = self._newest
         try:
             self._append(size, self._now(), plain.open_until)
         except (StorageError, MemoryError) as error:
-            self._cannot_grow("Requests cannot be forgotten", error)
+            self._log.cannot_count(error)
             return
         self._changed()
-        logger.info(
-            "BLOOM_COUNTING: from now on, requests are recorded in generation %d, in %s bytes, and "
-            "can be forgotten; the %s recorded before cannot",
-            self._newest.number,
-            f"{self._newest.geometry.nbytes:,}",
-            f"{plain.count:,}",
-        )
-
-    def _cannot_grow(self, consequence: str, error: Exception) -> None:
-        self._errors += 1
-        if not self._no_room:
-            self._no_room = True
-            logger.error("No room for a new generation: %s. %s", error, consequence)
+        self._log.begun_to_count(plain, self._newest)
 
     def _append(self, size: Size, now: float, open_until: float) -> None:
         """Add a generation; the one before it is complete."""
@@ -283,7 +253,6 @@ class LocalBackend:
         new = self._created(size, full.number + 1, now, open_until)
         self._live.append(new)
         self._newest = new
-        self._no_room = False
         if self._store is not None:
             self._store.save_count(full)
 
@@ -291,21 +260,14 @@ class LocalBackend:
         gone, self._live = self._live[:number], self._live[number:]
         if self._store is not None:
             self._store.expire(gone, self._live)
-        count = sum(each.count for each in gone)
-        self._expired += count
-        logger.info(
-            "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
-            f"{count:,}",
-            self._policy.window,
-            ", ".join(str(each.number) for each in gone),
-        )
+        numbers = [each.number for each in gone]
+        self._log.gone(numbers, sum(each.count for each in gone), self._policy.window)
 
     def _changed(self) -> None:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
         self._lookup = Lookup([each.filter for each in self._live])
-        growing = self._policy.on_full == "grow" or self._policy.was_raised(self._live)
-        self._grow_at = self._newest.capacity if growing else math.inf
+        self._grow_at = self._policy.grow_at(self._live)
         if self._policy.window:
             self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
         if self._begun:

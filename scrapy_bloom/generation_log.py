@@ -1,0 +1,89 @@
+"""What is told, and counted, when the generations of a filter change."""
+
+import logging
+from collections.abc import Sequence
+
+from scrapy_bloom.generations import Generation
+
+logger = logging.getLogger(__name__)
+
+
+class GenerationLog:
+    """The log lines of a filter whose generations change, wherever they are kept.
+
+    Attributes:
+        errors: how often there was no room for a new generation.
+        expired: requests forgotten because their time window was over.
+    """
+
+    def __init__(self) -> None:
+        self.errors = self.expired = 0
+        self._no_room = False
+
+    def grown(self, live: Sequence[Generation]) -> None:
+        """The newest generation was added, since the one before it is full."""
+        self._no_room = False
+        newest = live[-1]
+        logger.info(
+            "The filter is full with %s requests and grows: generation %d has room for %s more at "
+            "error rate %.2g, in %s bytes",
+            f"{sum(each.count for each in live):,}",
+            newest.number,
+            f"{newest.capacity:,}",
+            newest.error_rate,
+            f"{newest.geometry.nbytes:,}",
+        )
+
+    def turned(self, ended: Generation, newest: Generation) -> None:
+        """The newest generation was added, since the quarter of the one before it is over."""
+        self._no_room = False
+        logger.info(
+            "A quarter of the time window is over: generation %d takes what is new, generation %d "
+            "with %s requests counts until it expires",
+            newest.number,
+            ended.number,
+            f"{ended.count:,}",
+        )
+
+    def begun_to_count(self, plain: Generation, newest: Generation) -> None:
+        """The newest generation was added, since the one before it has no counters."""
+        self._no_room = False
+        logger.info(
+            "BLOOM_COUNTING: from now on, requests are recorded in generation %d, in %s bytes, and "
+            "can be forgotten; the %s recorded before cannot",
+            newest.number,
+            f"{newest.geometry.nbytes:,}",
+            f"{plain.count:,}",
+        )
+
+    def gone(self, numbers: Sequence[int], count: int, window: float) -> None:
+        """Generations with so many requests have expired."""
+        self.expired += count
+        logger.info(
+            "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
+            f"{count:,}",
+            window,
+            ", ".join(map(str, numbers)),
+        )
+
+    def cannot_grow(self, error: Exception) -> None:
+        """There is no room for the generation that shall follow a full one."""
+        self._cannot_add(
+            "The crawl goes on with the full filter, its error rate rises, and growing is tried "
+            "again after some more requests",
+            error,
+        )
+
+    def cannot_turn(self, error: Exception) -> None:
+        """There is no room for the generation of the next quarter."""
+        self._cannot_add("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+
+    def cannot_count(self, error: Exception) -> None:
+        """There is no room for a generation with counters."""
+        self._cannot_add("Requests cannot be forgotten", error)
+
+    def _cannot_add(self, consequence: str, error: Exception) -> None:
+        self.errors += 1
+        if not self._no_room:  # once, until there is room again
+            self._no_room = True
+            logger.error("No room for a new generation: %s. %s", error, consequence)

@@ -1,0 +1,102 @@
+"""When a shared filter goes on to a new generation, and lets old ones expire."""
+
+import math
+
+from scrapy_bloom.generation_log import GenerationLog
+from scrapy_bloom.generations import Policy
+from scrapy_bloom.redis_generations import SharedGenerations
+from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_store import NoRoomError
+
+
+class SharedGrowth:
+    """Growing, turning and expiring, for all crawlers: whoever is first does it.
+
+    Args:
+        shared: the generations.
+        policy: sizes, ends and times.
+
+    Attributes:
+        log: what was told.
+    """
+
+    def __init__(self, shared: SharedGenerations, policy: Policy) -> None:
+        self.log = GenerationLog()
+        self._shared = shared
+        self._policy = policy
+        self._grow_at: float = math.inf  # at this count, a new request needs a new generation
+        self._due: float = math.inf  # at this time, a generation ends or expires
+
+    def plan(self) -> None:
+        """The generations are others than before: when is it time for the next one?"""
+        live = self._shared.live
+        self._grow_at = self._policy.grow_at(live)
+        if self._policy.window:
+            self._due = min(self._ends(live[-1]), self._policy.next_expiry(live))
+
+    def is_full(self) -> bool:
+        """Whether the newest generation is to be followed by another before a new request."""
+        return self._shared.newest.count >= self._grow_at
+
+    def grow(self) -> None:
+        """Go on to the next generation, unless there is no room, or another crawler is at it."""
+        full = self._shared.newest
+        try:
+            if not self._shared.append(self._policy.next(self._shared.live), full.open_until):
+                # Another crawler is making it; it may be that it dies of it.
+                self._grow_at = full.count + max(1, full.capacity // 100)
+                return
+        except NoRoomError as error:
+            self._grow_at = full.count + max(1, full.capacity // 20)
+            self.log.cannot_grow(error)
+            return
+        if self._shared.newest.number == full.number + 1:
+            self.log.grown(self._shared.live)
+
+    def begin(self) -> None:
+        """The crawl begins: make what its settings ask for and the newest generation is not."""
+        if not self._shared.live:
+            return
+        newest = self._shared.newest
+        if newest.open_until and not self._policy.window:
+            # There is no window any more: what is recorded now shall not end with the quarter.
+            self._shared.append(self._policy.first(), 0.0)
+        elif size := self._policy.other_kind(self._shared.live):
+            try:
+                self._shared.follow(newest, size, newest.open_until)
+            except NoRoomError as error:
+                self.log.cannot_count(error)
+            else:
+                self.log.begun_to_count(newest, self._shared.newest)
+
+    def turn_if_due(self) -> None:
+        """End what has ended: go on to a new quarter, and let old generations expire."""
+        if not self._policy.window or self._shared.now() < self._due:
+            return
+        now, ended = self._shared.now(), None
+        # Again, if what another crawler has made meanwhile has ended, too.
+        while self._shared.newest is not ended and now >= self._ends(self._shared.newest):
+            ended = self._shared.newest
+            self._rotate(ended, now)
+        if number := self._policy.expired(self._shared.live, now):
+            gone = [each.number for each in self._shared.live[:number]]
+            self.log.gone(gone, self._shared.expire(number), self._policy.window)
+
+    def _ends(self, generation: RedisGeneration) -> float:
+        """When a generation is over; the window may have been changed since it was made."""
+        own = self._policy.open_until(generation.created_at)
+        return min(generation.open_until or own, own)
+
+    def _rotate(self, ended: RedisGeneration, now: float) -> None:
+        self._shared.set_clock()
+        live = self._shared.live
+        size = self._policy.first(sum(g.count for g in live if g.open_until == ended.open_until))
+        try:
+            self._shared.follow(ended, size, self._policy.open_until(now))
+        except NoRoomError as error:
+            # What is recorded in it from now on shall not expire with its quarter.
+            self._shared.extend(self._policy.open_until(now))
+            self._due = now + self._policy.window / 100
+            self.log.cannot_turn(error)
+            return
+        self.log.turned(ended, self._shared.newest)
