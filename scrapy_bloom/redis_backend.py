@@ -223,7 +223,7 @@ class RedisBackend:
             ),
             errors=self._growth.log.errors,
             expired=self._growth.log.expired,
-            saturated=self._store.saturated if counting else None,
+            saturated=self._store.blocks.saturated if counting else None,
             more={
                 "redis/round_trips": self._server.round_trips,
                 "redis/mirror_hits": self._lookup.mirror_hits,

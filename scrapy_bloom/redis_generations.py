@@ -13,8 +13,9 @@ from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.importing import SeenFile, import_seen
+from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
-from scrapy_bloom.redis_store import NoRoomError, RedisStore
+from scrapy_bloom.redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
 
@@ -348,7 +349,7 @@ class SharedGenerations:
         if after is not None:
             # All of it, before the next one is known: who sees that one finds here all that was
             # recorded, and who still records here is told that it is too late.
-            self._store.seal(after)
+            self._store.blocks.seal(after)
             self._drop_if_gone(after)
         if self._store.publish(info.epoch, new):
             if new.count:
@@ -390,12 +391,12 @@ class SharedGenerations:
         if generation.id not in {each.id for each in stored.generations}:
             # Not lost: the filter was cleared, or the generation has expired.
             if chunk is not None:
-                self._store.drop(generation, chunk)
+                self._store.blocks.drop(generation, chunk)
             self.refresh()
             return
         if chunk is not None:
             is_newest = generation.id == stored.generations[-1].id
-            self._store.restore(generation, chunk, sealed=not is_newest)
+            self._store.blocks.restore(generation, chunk, sealed=not is_newest)
             self._tell_of_loss(1)
         if [each.id for each in stored.generations] != [each.id for each in self.live]:
             self._adopt(stored)
@@ -429,7 +430,7 @@ class SharedGenerations:
         number = 0
         for each in self.live:
             for chunk in range(each.num_chunks):
-                self._store.restore(each, chunk, sealed=each is not self.newest)
+                self._store.blocks.restore(each, chunk, sealed=each is not self.newest)
             if not self._store.publish(self._info.epoch, each):
                 # Another crawler has gone another way from there.
                 self._store.discard(each.id, each.num_chunks)

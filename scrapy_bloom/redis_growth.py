@@ -4,9 +4,9 @@ import math
 
 from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import Policy
+from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_meta import RedisGeneration
-from scrapy_bloom.redis_store import NoRoomError
 
 
 class SharedGrowth:

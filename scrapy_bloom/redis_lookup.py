@@ -5,10 +5,11 @@ import time
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.hashing import block_of
+from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_meta import RedisGeneration
-from scrapy_bloom.redis_store import ALIVE, SEALED, RedisStore
+from scrapy_bloom.redis_store import RedisStore
 
 _MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 
@@ -36,7 +37,8 @@ class SharedLookup:
         trust_secs: float,
     ) -> None:
         self.mirror_hits = 0
-        self._store = store
+        self._blocks = store.blocks
+        self._key = store.key
         self._server = store.server
         self._shared = shared
         self._growth = growth
@@ -65,14 +67,14 @@ class SharedLookup:
         holders = [
             each
             for each in self._shared.live
-            if self._store.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
+            if self._blocks.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
         ]
         if len(holders) != 1 or not holders[0].geometry.is_counting:
             return False  # if several have it, one of them errs, and which one can't be told
         (holder,) = holders
         retries = self._server.retries
         own = positions[: holder.geometry.num_hashes]
-        if not self._store.forget(holder, block_hash, own) and self._server.retries == retries:
+        if not self._blocks.forget(holder, block_hash, own) and self._server.retries == retries:
             return False  # another crawler was faster
         self._shared.uncount(holder)
         return True
@@ -122,7 +124,7 @@ class SharedLookup:
         newest = self._shared.newest
         own = positions[: newest.geometry.num_hashes]
         try:
-            _, marks = self._store.look(newest, block_hash, own, patient=False)
+            _, marks = self._blocks.look(newest, block_hash, own, patient=False)
             if marks == SEALED:
                 self._shared.refresh()
             elif marks != ALIVE:
@@ -160,7 +162,7 @@ class SharedLookup:
     ) -> bool | None:
         """Set the bits in the newest generation; None if another one has become the newest."""
         own = positions[: newest.geometry.num_hashes]
-        new, marks = self._store.record(newest, block_hash, own)
+        new, marks = self._blocks.record(newest, block_hash, own)
         if marks == SEALED:
             if not new:
                 return False
@@ -183,7 +185,7 @@ class SharedLookup:
                 return True
             if self._shared.live is live:
                 own = positions[: newest.geometry.num_hashes]
-                seen, marks = self._store.look(newest, block_hash, own)
+                seen, marks = self._blocks.look(newest, block_hash, own)
                 if marks == SEALED and not seen:
                     self._shared.refresh()
                 elif marks not in {ALIVE, SEALED}:
@@ -203,11 +205,11 @@ class SharedLookup:
             block = block_of(block_hash, each.geometry.num_blocks)
             marks = ALIVE
             if each.mirror is None:
-                seen, marks = self._store.look(each, block_hash, own)
+                seen, marks = self._blocks.look(each, block_hash, own)
             else:
                 if not each.complete[block]:
                     # It is sealed, so what is there now is all there will ever be.
-                    data, marks = self._store.fetch(each, block)
+                    data, marks = self._blocks.fetch(each, block)
                     each.mirror.add_blocks(block, data)
                     each.complete[block] = 1
                 seen = each.mirror.has_hashed(block_hash, own)
@@ -223,5 +225,5 @@ class SharedLookup:
 
     def _changing(self) -> StorageError:
         return StorageError(
-            f"{self._server.address}: the generations of {self._store.key!r} change all the time"
+            f"{self._server.address}: the generations of {self._key!r} change all the time"
         )

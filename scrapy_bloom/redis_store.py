@@ -1,4 +1,4 @@
-"""The generations of a filter as keys in Redis or Valkey.
+"""What a filter in Redis or Valkey is: its hash, and all of its keys.
 
     <key>                   a hash that says what the filter is:
       filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
@@ -24,16 +24,13 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scrapy_bloom import redis_counting
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.hashing import block_of
 from scrapy_bloom.jobdir import SET_ASIDE
-from scrapy_bloom.redis_bitfield import NAME
-from scrapy_bloom.redis_client import Packed
+from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_meta import (
     FilterInfo,
     RedisGeneration,
@@ -44,16 +41,9 @@ from scrapy_bloom.redis_meta import (
 )
 from scrapy_bloom.redis_server import RedisServer
 
-LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
-_IS_ALIVE = 0b10
-
 _LOCK_MILLISECONDS = 30_000
 _DRAFT_SECS = 3600  # after which nobody is still making it
-_BATCH = 64  # commands sent at once
-
-
-class NoRoomError(StorageError):
-    """The server's memory is full (maxmemory)."""
+_BATCH = 64  # keys made at once, before the lock is prolonged
 
 
 class RedisStore:
@@ -64,13 +54,13 @@ class RedisStore:
         key: the name of the hash, and the beginning of the others'.
 
     Attributes:
-        saturated: how often a counter was at its highest when it should have counted one more.
+        blocks: the keys of the blocks.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
-        self.saturated = 0
+        self.blocks = RedisBlocks(server, key)
         self._token = secrets.token_hex(8)
 
     # What the filter is.
@@ -127,7 +117,7 @@ class RedisStore:
 
         self.server.call(do)
         for each in stored.generations:
-            self.seal(each)  # whoever still records there is told to look for another
+            self.blocks.seal(each)  # whoever still records there is told to look for another
         return name
 
     def undefine(self, info: FilterInfo) -> None:
@@ -225,7 +215,7 @@ class RedisStore:
     def _lock_key(self) -> str:
         return f"{self.key}:lock"
 
-    # The blocks.
+    # Generations as keys.
 
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
@@ -242,33 +232,18 @@ class RedisStore:
         try:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
-                self._create(generation, chunks, content)
+                self.blocks.make(generation, chunks, content)
+                self.server.call(lambda client: client.pexpire(self._lock_key, _LOCK_MILLISECONDS))
             # Memory is checked before a command, not after it: the last key may have filled it,
             # and from then on nothing could be recorded any more.
-            self._create(generation, chunks, None)
+            self.blocks.make(generation, chunks)
         except NoRoomError:
             self.discard(generation.id, generation.num_chunks)
             raise
 
-    def _create(
-        self, generation: RedisGeneration, chunks: Sequence[int], content: BloomFilter | None
-    ) -> None:
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=False)
-            for chunk in chunks:
-                key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
-                if content is not None:
-                    client.set(key, self._content(generation, chunk, content) + _marks(ALIVE))
-                else:
-                    pipeline.setbit(key, marks_at, 1)
-            pipeline.pexpire(self._lock_key, _LOCK_MILLISECONDS)
-            pipeline.execute()
-
-        self.server.call(lambda client: _unless_full(client, do, generation))
-
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove the keys of what is no generation (any more)."""
-        self._unlink(generation_id, num_chunks)
+        self.blocks.unlink(generation_id, num_chunks)
         self.server.call(lambda client: client.hdel(self.key, _draft(generation_id)))
 
     def expire(self, epoch: str, generation: RedisGeneration) -> None:
@@ -286,7 +261,7 @@ class RedisStore:
     def remove_left_over(self, stored: Stored) -> None:
         """Remove what belongs to other epochs, and drafts that nobody works on any more."""
         for name, generation in stored.left_over.items():
-            self._unlink(generation.id, generation.num_chunks)
+            self.blocks.unlink(generation.id, generation.num_chunks)
             self._forget(name, f"{name}:count")
         live = {generation.id for generation in stored.generations}
         now = self.server.now() if stored.drafts else 0.0
@@ -299,189 +274,6 @@ class RedisStore:
     def _forget(self, *names: str) -> None:
         self.server.call(lambda client: client.hdel(self.key, *names))
 
-    def _unlink(self, generation_id: str, num_chunks: int) -> None:
-        keys = [f"{self.key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
-        self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
-
-    def seal(self, generation: RedisGeneration) -> None:
-        """From now on, whoever records in the generation is told that it is over."""
-        self._in_batches(
-            range(generation.num_chunks),
-            lambda pipeline, chunk: pipeline.setbit(
-                self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1
-            ),
-        )
-
-    def _in_batches(self, items: Sequence[Any], command: Callable[[Any, Any], object]) -> None:
-        for start in range(0, len(items), _BATCH):
-
-            def do(client: Any, start: int = start) -> None:
-                pipeline = client.pipeline(transaction=False)
-                for item in items[start : start + _BATCH]:
-                    command(pipeline, item)
-                pipeline.execute()
-
-            self.server.call(do)
-
-    def record(
-        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
-    ) -> tuple[bool, int]:
-        """Record a fingerprint, in one atomic step.
-
-        Args:
-            generation: the newest one.
-            block_hash: see `scrapy_bloom.hashing`.
-            positions: exactly as many as the generation has hashes.
-
-        Returns:
-            Whether it was new, and the marks of the key. If that is sealed and the generation
-            counts, nothing was changed.
-        """
-        if generation.geometry.is_counting:
-            seen, marks = self._count(redis_counting.ADD, generation, block_hash, positions)
-            return not seen, marks
-        key, place, marks_at = self._place(generation, block_hash)
-        bits, marks = self._bits(key, generation.packer.set(key, place, positions, marks_at))
-        return 0 in bits, marks
-
-    def look(
-        self,
-        generation: RedisGeneration,
-        block_hash: int,
-        positions: Sequence[int],
-        *,
-        patient: bool = True,
-    ) -> tuple[bool, int]:
-        """Whether a fingerprint is recorded, and the marks of the key. See `record`."""
-        if generation.geometry.is_counting:
-            return self._count(
-                redis_counting.LOOK, generation, block_hash, positions, patient=patient
-            )
-        key, place, marks_at = self._place(generation, block_hash)
-        command = generation.packer.get(key, place, positions, marks_at)
-        bits, marks = self._bits(key, command, patient=patient)
-        return 0 not in bits, marks
-
-    def forget(
-        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
-    ) -> bool:
-        """Forget a fingerprint, in a generation that counts; False if it is not there."""
-        seen, _ = self._count(redis_counting.DISCARD, generation, block_hash, positions)
-        return seen
-
-    def _place(self, generation: RedisGeneration, block_hash: int) -> tuple[bytes, int, int]:
-        """The key of a fingerprint's block, its place in there, and that of the marks."""
-        block = block_of(block_hash, generation.geometry.num_blocks)
-        chunk, place = divmod(block, generation.chunk_blocks)
-        return self.chunk_key(generation, chunk).encode(), place, generation.marks_at(chunk)
-
-    def _bits(
-        self, key: bytes, command: Packed, *, patient: bool = True
-    ) -> tuple[Sequence[int], int]:
-        *bits, marks = self.server.call(
-            lambda client: client.execute_command(NAME, key, command), patient=patient
-        )
-        return bits, marks
-
-    def _count(
-        self,
-        operation: str,
-        generation: RedisGeneration,
-        block_hash: int,
-        positions: Sequence[int],
-        *,
-        patient: bool = True,
-    ) -> tuple[bool, int]:
-        key, place, marks_at = self._place(generation, block_hash)
-        seen, marks, saturated = self.server.call(
-            lambda client: redis_counting.run(
-                client,
-                key,
-                operation,
-                first_bit=place * generation.geometry.block_bytes * 8,
-                positions=positions,
-                marks_at=marks_at,
-            ),
-            patient=patient,
-        )
-        self.saturated += saturated
-        return bool(seen), marks
-
-    def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
-        """A block's bytes, and the marks of its key."""
-        size = generation.geometry.block_bytes
-        chunk, place = divmod(block, generation.chunk_blocks)
-        key = self.chunk_key(generation, chunk)
-        start, marks_at = place * size, generation.marks_at(chunk) // 8
-
-        def do(client: Any) -> tuple[bytes, int]:
-            pipeline = client.pipeline(transaction=False)
-            pipeline.getrange(key, start, start + size - 1)
-            pipeline.getrange(key, marks_at, marks_at)
-            data, marks = pipeline.execute()
-            return data.ljust(size, b"\0"), marks[0] >> 6 if marks else LOST
-
-        return self.server.call(do)
-
-    def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
-        """All blocks of one key, None if it was lost."""
-        data = self.server.call(lambda client: client.get(self.chunk_key(generation, chunk)))
-        size = generation.marks_at(chunk) // 8
-        if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
-            return None
-        return bytes(data[:-1])
-
-    def restore(self, generation: RedisGeneration, chunk: int, *, sealed: bool) -> None:
-        """Make a lost key anew, with what the mirror knows of it.
-
-        What others may have recorded in it meanwhile stays: it is OR-ed in one atomic step.
-        """
-        key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
-        draft = f"{{{key}}}:{self._token}"  # on a Cluster, beside it
-
-        def do(client: Any) -> None:
-            if generation.mirror is not None:
-                content = self._content(generation, chunk, generation.mirror)
-                client.set(draft, content + _marks(SEALED if sealed else ALIVE), ex=_DRAFT_SECS)
-                client.bitop("OR", key, key, draft)
-                client.unlink(draft)
-            else:
-                if sealed:
-                    client.setbit(key, marks_at + 1, 1)
-                client.setbit(key, marks_at, 1)
-
-        self.server.call(do)
-
-    def drop(self, generation: RedisGeneration, chunk: int) -> None:
-        """Remove what we recorded in a key that belongs to no generation any more."""
-        self.server.call(lambda client: client.unlink(self.chunk_key(generation, chunk)))
-
-    def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """The name of the key of 127 blocks."""
-        return f"{self.key}:{generation.id}:{chunk}"
-
-    def _content(self, generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:
-        blocks = generation.blocks(chunk)
-        return bytes(bits.blocks(blocks.start, blocks.stop))
-
-
-def _marks(marks: int) -> bytes:
-    return bytes([marks << 6])
-
 
 def _draft(generation_id: str) -> str:
     return f"draft:{generation_id}"
-
-
-def _unless_full(client: Any, do: Callable[[Any], None], generation: RedisGeneration) -> None:
-    try:
-        do(client)
-    except BloomError:
-        raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error):
-            raise NoRoomError(
-                f"the server's memory is full (maxmemory), and a generation takes "
-                f"{generation.geometry.nbytes:,} bytes"
-            ) from error
-        raise

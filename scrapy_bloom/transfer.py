@@ -157,7 +157,7 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
             made.append(new)
             store.create(new, file.filter)
             if file is not newest:
-                store.seal(new)
+                store.blocks.seal(new)
         here = _Digest.of_filters(file.filter for file in files)
         _compare(here, _Digest.of_stored(store, made), store.server.address)
         _publish(store, info, made)
@@ -212,11 +212,12 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
 
 
 def _chunk(store: RedisStore, generation: RedisGeneration, chunk: int) -> bytes:
-    data = store.chunk(generation, chunk)
+    data = store.blocks.chunk(generation, chunk)
     if data is None:
+        key = store.blocks.chunk_key(generation, chunk)
         raise StorageError(
-            f"{store.server.address} has lost the key {store.chunk_key(generation, chunk)!r} of "
-            "the filter; let a crawl that uses it go on, to mend what it knows of it"
+            f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that uses "
+            "it go on, to mend what it knows of it"
         )
     return data
 

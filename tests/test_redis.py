@@ -34,9 +34,10 @@ from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_blocks import ALIVE
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import ALIVE, RedisStore
+from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.sizing import COUNTER_BITS, Geometry, choose_geometry
 
 PLACES = [*servers.PROGRAMS, "cluster"]
@@ -192,7 +193,7 @@ class TestManyCrawlers:
         assert backend.status().count == 0
         for generation in backend._shared.live:
             for chunk in range(generation.num_chunks):
-                assert not any(backend._store.chunk(generation, chunk))
+                assert not any(backend._store.blocks.chunk(generation, chunk))
         backend.close()
 
     def test_no_lost_reply_makes_a_counter_too_low(self, key: str) -> None:
@@ -211,7 +212,7 @@ class TestManyCrawlers:
             assert proxy.dropped > 50
             for generation in backend._shared.live:
                 for chunk in range(generation.num_chunks):
-                    assert not any(backend._store.chunk(generation, chunk))
+                    assert not any(backend._store.blocks.chunk(generation, chunk))
             backend.close()
         finally:
             proxy.end()
@@ -352,11 +353,12 @@ class TestManyCrawlers:
         answers: list[bool] = []
         thread = threading.Thread(target=lambda: answers.append(late.add(b"page")))
         in_the_first, in_the_second = threading.Event(), threading.Event()
-        look, record, follow = later._store.look, later._store.record, late._shared.follow
+        blocks = later._store.blocks
+        look, record, follow = blocks.look, blocks.record, late._shared.follow
 
         def look_at_the_first(*args: object) -> object:
             answer = look(*args)
-            later._store.look = look
+            blocks.look = look
             for fingerprint in fps(41, 200):
                 fast.add(fingerprint)  # the third one is made
             thread.start()  # it knows of the first one only
@@ -370,13 +372,13 @@ class TestManyCrawlers:
 
         def record_in_the_second(*args: object) -> object:
             answer = record(*args)
-            later._store.record = record
+            blocks.record = record
             in_the_second.set()
             thread.join(10)
             return answer
 
-        later._store.look = look_at_the_first
-        later._store.record = record_in_the_second
+        blocks.look = look_at_the_first
+        blocks.record = record_in_the_second
         late._shared.follow = follow_later
         answers.append(later.add(b"page"))
         assert sorted(answers) == [False, True]
@@ -440,16 +442,16 @@ class TestClear:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
         for fingerprint in fps(99):
             first.add(fingerprint)
-        seal = first._store.seal
+        seal = first._store.blocks.seal
 
         def clear_first(generation: object) -> None:
             second.clear()
             seal(generation)
 
-        first._store.seal = clear_first
+        first._store.blocks.seal = clear_first
         for fingerprint in fps(99, 103):
             assert first.add(fingerprint)
-        first._store.seal = seal
+        first._store.blocks.seal = seal
         first.clear()
         first.close()
         second.close()
@@ -956,6 +958,7 @@ def test_any_sequence_of_uses() -> None:
 def test_counters_in_redis_are_those_of_a_file(program: str, key: str) -> None:
     """The same sequence, of few positions, so that counters carry on to all planes and saturate."""
     store = RedisStore(RedisServer(url_of(program)), key)
+    blocks = store.blocks
     geometry = Geometry(1, 3, COUNTER_BITS)
     generation = RedisGeneration(
         number=1, id="x", geometry=geometry, capacity=9, error_rate=0.1, created_at=0.0
@@ -967,17 +970,17 @@ def test_counters_in_redis_are_those_of_a_file(program: str, key: str) -> None:
     rng, live = random.Random(5), []
     for step in range(4000):
         positions = [rng.randrange(2), rng.randrange(2, 60), rng.randrange(50, 64)]
-        seen, marks = store.look(generation, 0, positions)
+        seen, marks = blocks.look(generation, 0, positions)
         assert (seen, marks) == (here.has_hashed(0, positions), ALIVE)
         if rng.random() < 0.6 or not live:
-            new, _ = store.record(generation, 0, positions)
+            new, _ = blocks.record(generation, 0, positions)
             assert new == here.add_hashed(0, positions)
             if new:
                 live.append(positions)
         else:
             positions = live.pop(rng.randrange(len(live)))
-            assert store.forget(generation, 0, positions) == here.discard_hashed(0, positions)
+            assert blocks.forget(generation, 0, positions) == here.discard_hashed(0, positions)
         if step % 500 == 499:
-            assert store.chunk(generation, 0) == bytes(here.blocks(0, 1))
-    assert store.saturated == here.saturated > 100
+            assert blocks.chunk(generation, 0) == bytes(here.blocks(0, 1))
+    assert blocks.saturated == here.saturated > 100
     store.server.close()
