@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from scrapy_bloom.exceptions import SeenFileError
+from scrapy_bloom.exceptions import SeenFileError, StorageError
 from scrapy_bloom.filters import BloomFilter
 
 logger = logging.getLogger(__name__)
@@ -119,6 +119,18 @@ class SeenFile:
             f"{offset:,}); it was left as it is: move it away to start with an empty filter, or "
             "restore it from a backup"
         )
+
+
+def open_seen(path: Path) -> SeenFile:
+    """A requests.seen file; see `SeenFile`.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    try:
+        return SeenFile(path)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def import_seen(seen: SeenFile, new: BloomFilter) -> int:

@@ -15,7 +15,7 @@ from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
-from scrapy_bloom.importing import SeenFile, import_seen
+from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.job import Job
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 from scrapy_bloom.store import FileStore
@@ -276,10 +276,7 @@ class LocalBackend:
     def _first_created(self, importable: Path | None) -> LocalGeneration:
         if importable is None:
             return self._created(self._policy.first())
-        try:
-            seen = SeenFile(importable)
-        except OSError as error:
-            raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
+        seen = open_seen(importable)
         size = self._policy.first(at_least=seen.count())
         return self._created(size, fill=lambda new: import_seen(seen, new))
 

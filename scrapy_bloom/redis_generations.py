@@ -12,7 +12,7 @@ from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
-from scrapy_bloom.importing import SeenFile, import_seen
+from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis_store import RedisStore
@@ -120,10 +120,7 @@ class SharedGenerations:
             self._tell_what_is_joined()
 
     def _imported(self, info: FilterInfo, importable: Path) -> tuple[BloomFilter, int]:
-        try:
-            seen = SeenFile(importable)
-        except OSError as error:
-            raise StorageError(f"{importable} cannot be read: {error.strerror or error}") from error
+        seen = open_seen(importable)
         size = self._policy.first(at_least=seen.count())
         content = size.filter(bytes.fromhex(info.salt))
         return content, import_seen(seen, content)
@@ -250,15 +247,13 @@ class SharedGenerations:
     # How many requests they hold.
 
     def count(self) -> None:
-        """One more was recorded in the newest generation."""
+        """One more was recorded in the newest generation.
+
+        After some of them, tell all crawlers how many were recorded here, and learn what they have.
+        """
         self.newest.count += 1
         self._uncounted += 1
-        if self._uncounted >= self._count_at:
-            self.tell_count()
-
-    def tell_count(self) -> None:
-        """Tell all crawlers how many were recorded here, and learn what they have."""
-        if not self._uncounted:
+        if self._uncounted < self._count_at:
             return
         count = self._store.add_count(self._info.epoch, self.newest, self._uncounted)
         self._uncounted = 0

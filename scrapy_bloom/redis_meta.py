@@ -115,6 +115,16 @@ def generation_text(generation: RedisGeneration) -> str:
     )
 
 
+def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> dict[str, str]:
+    """All fields of a filter's hash, but drafts."""
+    fields = {"filter": info_text(info)}
+    for each in generations:
+        name = f"{info.epoch}:{each.number}"
+        fields[name] = generation_text(each)
+        fields[f"{name}:count"] = str(each.count)
+    return fields
+
+
 def parsed(fields: Mapping[str, bytes]) -> Stored:
     """What all fields say.
 

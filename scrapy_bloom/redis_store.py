@@ -35,6 +35,7 @@ from scrapy_bloom.redis_meta import (
     FilterInfo,
     RedisGeneration,
     Stored,
+    filter_fields,
     generation_text,
     info_text,
     parsed,
@@ -101,11 +102,7 @@ class RedisStore:
         """
         assert stored.info is not None
         name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
-        kept = {"filter": info_text(stored.info)}
-        for each in stored.generations:
-            field_name = f"{stored.info.epoch}:{each.number}"
-            kept[field_name] = generation_text(each)
-            kept[f"{field_name}:count"] = str(each.count)
+        kept = filter_fields(stored.info, stored.generations)
 
         def do(client: Any) -> None:
             client.hset(name, mapping=kept)
@@ -143,10 +140,7 @@ class RedisStore:
 
     def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
         """Make a whole filter known at once; False if there is one already."""
-        fields = {"filter": info_text(info)}
-        for each in generations:
-            fields[f"{info.epoch}:{each.number}"] = generation_text(each)
-            fields[f"{info.epoch}:{each.number}:count"] = str(each.count)
+        fields = filter_fields(info, generations)
         drafts = [_draft(each.id) for each in generations]
 
         def do(client: Any) -> bool:
