@@ -107,6 +107,7 @@ def create_backend(
         None,
         capacity=settings.expected_requests,
         error_rate=error_rate,
+        window_secs=settings.window_secs,
         counting=settings.counting,
     )
     return RecordCrawled(stored, volatile)

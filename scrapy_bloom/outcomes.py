@@ -18,6 +18,8 @@ from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
+from scrapy_bloom.marks import KEY
+
 _ON_PURPOSE = (IgnoreRequest, StopDownload)  # HttpError is one, but not on purpose
 
 
@@ -104,8 +106,22 @@ class Outcomes:
                 handling.clean = False
 
     def _scheduled(self, request: Request) -> None:
-        """Is a page crawled again by its own callback? Then that counts, not this."""
-        if request.dont_filter:
-            for handling in self._under_way.values():
-                if handling.request.url == request.url:
-                    handling.clean = False
+        """A request is about to be asked for: does it go on with one that was recorded?
+
+        What comes from the downloader (a retry, a redirect, what a middleware made of a request)
+        does. What comes from a callback is a request of its own, even if it has the meta of the
+        response; but for the same request once more, which then counts in place of this one.
+        """
+        mark = request.meta.get(KEY)
+        if mark is None and not request.dont_filter:
+            return
+        for handling in self._under_way.values():
+            if _is_the_same(request, handling.request):
+                handling.clean = handling.clean and not request.dont_filter
+            elif mark is not None and mark == handling.request.meta.get(KEY):
+                del request.meta[KEY]
+                return
+
+
+def _is_the_same(one: Request, other: Request) -> bool:
+    return (one.url, one.method, one.body) == (other.url, other.method, other.body)

@@ -7,13 +7,16 @@ from scrapy.linkextractors import LinkExtractor
 
 
 class IgnoreSome:
-    def process_request(self, request):
+    def process_request(self, request, spider=None):  # Scrapy 2.13 needs it
         if "ignored" in request.url:
             raise IgnoreRequest
+        if "replaced" in request.url and "elsewhere" not in request.url:
+            return request.replace(url=request.url + "-elsewhere")
+        return None
 
 
 class IgnoreSomeResponses:
-    def process_spider_input(self, response):
+    def process_spider_input(self, response, spider=None):
         if "refused" in response.url:
             raise IgnoreRequest
         if "bad-input" in response.url:
@@ -21,7 +24,7 @@ class IgnoreSomeResponses:
 
 
 class Pipeline:
-    def process_item(self, item):
+    def process_item(self, item, spider=None):
         if "item-error" in item["url"]:
             raise ValueError
         if "item-dropped" in item["url"]:

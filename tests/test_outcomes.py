@@ -50,16 +50,27 @@ ANSWERS = {
     "/moved-flaky": [503, 503],
     "/moved-to-known": ["/fine"],
     "/unfiltered-500": [500],
+    "/replaced-500-elsewhere": [500],
 }
-MOVED_FAILED = ["moved-to-500", "moved-500", "moved-twice", "moved-on", "moved-flaky"]
-MOVED_CRAWLED = ["moved-to-fine", "moved-here"]
+REPLACED_FAILED = ["replaced-500", "replaced-500-elsewhere"]
+REPLACED_CRAWLED = ["replaced-fine", "replaced-fine-elsewhere"]
+MOVED_FAILED = [
+    *REPLACED_FAILED,
+    "moved-to-500",
+    "moved-500",
+    "moved-twice",
+    "moved-on",
+    "moved-flaky",
+]
+MOVED_CRAWLED = [*REPLACED_CRAWLED, "moved-to-fine", "moved-here"]
 
 
 @pytest.fixture
 def site() -> Iterator[ScriptedSite]:
     answers = {path: list(each) for path, each in ANSWERS.items()}
     paths = [*FAILED, *CRAWLED, *NEITHER, *(p.strip("/") for p in ANSWERS if "/moved-t" in p)]
-    answers["/"] = [tuple(f"/{path}" for path in [*paths, "unfiltered-500"])]
+    paths += ["replaced-500", "replaced-fine", "unfiltered-500"]
+    answers["/"] = [tuple(f"/{path}" for path in paths)]
     site = ScriptedSite(answers)
     yield site
     site.end()
