@@ -14,9 +14,14 @@ class RecordCrawled:
     Args:
         stored: what later runs will see. Not yet opened.
         volatile: a filter in memory, for this run.
+
+    Attributes:
+        scheduled: new requests in this run.
+        crawled: how many were recorded for later runs.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
+        self.scheduled = self.crawled = 0
         self._stored = stored
         self._volatile = volatile
 
@@ -31,11 +36,17 @@ class RecordCrawled:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
-        return fingerprint not in self._stored and self._volatile.add(fingerprint)
+        if fingerprint in self._stored or not self._volatile.add(fingerprint):
+            return False
+        self.scheduled += 1
+        return True
 
-    def record(self, fingerprint: bytes) -> None:
-        """Record a fingerprint for later runs: its page was crawled."""
-        self._stored.add(fingerprint)
+    def record(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint for later runs, whose page was crawled; True if it was not yet."""
+        if not self._stored.add(fingerprint):
+            return False
+        self.crawled += 1
+        return True
 
     def discard(self, fingerprint: bytes) -> bool:
         """Forget a fingerprint; see `Backend.discard`."""

@@ -1,5 +1,6 @@
 """Scrapy's side: the duplicate filter's life in a crawl, its log lines and its stats."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.marks import mark, marked
-from scrapy_bloom.outcomes import Outcomes
+from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
@@ -135,7 +136,7 @@ class BloomDupeFilter(BaseDupeFilter):
             spider=crawler.spider,
         )
         if new._marks:
-            Outcomes(crawler, failed=new._request_failed, crawled=new._request_crawled)
+            Outcomes(crawler, new._request_ended)
         return new
 
     @classmethod
@@ -196,24 +197,37 @@ class BloomDupeFilter(BaseDupeFilter):
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
         """
+        fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
             meta = request.meta
             if self._forgetting is not None and self._forgetting.is_dead(fingerprint):
                 return self._filtered(request, fingerprint)
             if "bloom_record" in meta and not meta["bloom_record"]:
-                return fingerprint in self.backend
+                return bool(meta.get("bloom_filter", True)) and fingerprint in self.backend
             if self._add(fingerprint):
-                self._added += 1
-                if self._added >= self._look_at:
-                    self._look()
+                if self._recorder is None:
+                    self._count_added()
             elif meta.get("bloom_filter", True):
                 return not self._marks or self._filtered(request, fingerprint)
             if self._marks:
-                mark(request, fingerprint)
+                self._mark(request, fingerprint)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failed(request, error)
+            if self._marks and fingerprint is not None:
+                with contextlib.suppress(Exception):
+                    self._mark(request, fingerprint)  # a server may have recorded it all the same
         return False
+
+    def _mark(self, request: Request, fingerprint: bytes) -> None:
+        mark(request, fingerprint)
+        if self._forgetting is not None:
+            self._forgetting.scheduled(fingerprint)
+
+    def _count_added(self) -> None:
+        self._added += 1
+        if self._added >= self._look_at:
+            self._look()
 
     def _filtered(self, request: Request, fingerprint: bytes) -> bool:
         """Filter a request, unless it asks for the opposite; True if it is.
@@ -229,34 +243,39 @@ class BloomDupeFilter(BaseDupeFilter):
                 self._record(redirected)
         return True
 
-    def _request_failed(self, request: Request) -> None:
-        """It failed for good."""
-        if self._forgetting is not None:
-            try:
-                self._forgetting.failed(marked(request))
-            except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-                self._failed(request, error)
-
-    def _request_crawled(self, request: Request) -> None:
-        """Its response was handled without an error."""
+    def _request_ended(self, request: Request, outcome: Outcome) -> None:
+        """It is not tried again."""
         try:
             recorded = marked(request)
-            self._record(recorded)
+            if outcome is Outcome.CRAWLED:
+                self._record(recorded)
             if self._forgetting is not None:
-                self._forgetting.crawled(recorded)
+                if outcome is Outcome.FAILED:
+                    self._forgetting.failed(recorded)
+                else:
+                    self._forgetting.ended(recorded)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-            self._failed(request, error)
+            self._failed(request, error, "what is recorded of it could not be changed")
 
     def _record(self, fingerprints: Sequence[bytes]) -> None:
         if self._recorder is not None:
             for fingerprint in fingerprints:
-                self._recorder.record(fingerprint)
+                if self._recorder.record(fingerprint):
+                    self._count_added()
 
     def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
         if self._closed:
             return
         self._closed = True
+        if self._forgetting is not None and (number := self._forgetting.close()):
+            self._failures += 1
+            logger.error(
+                "%s failed requests could not be forgotten, since the filter is out of reach: they "
+                "look seen, and later runs will not crawl them",
+                f"{number:,}",
+                extra=self._extra,
+            )
         status = self.backend.status()
         self._update_stats(status)
         drops = status.expected_false_drops
@@ -277,6 +296,15 @@ class BloomDupeFilter(BaseDupeFilter):
             drops,
             extra=self._extra,
         )
+        if self._recorder is not None:
+            logger.info(
+                "%s of %s new requests were crawled without an error, and are recorded. The others "
+                "are crawled by the next run that finds a link to them: list pages should be "
+                'requested with meta={"bloom_filter": False}',
+                f"{self._recorder.crawled:,}",
+                f"{self._recorder.scheduled:,}",
+                extra=self._extra,
+            )
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
@@ -296,7 +324,12 @@ class BloomDupeFilter(BaseDupeFilter):
             self._logged_duplicate = True
         self._stats.inc_value("dupefilter/filtered")
 
-    def _failed(self, request: Request, error: Exception) -> None:
+    def _failed(
+        self,
+        request: Request,
+        error: Exception,
+        consequence: str = "it is crawled, whether it was seen or not",
+    ) -> None:
         self._failures += 1
         self._update_errors(0)
         if isinstance(error, OutageError):
@@ -304,9 +337,10 @@ class BloomDupeFilter(BaseDupeFilter):
         elif not self._logged_failure:
             self._logged_failure = True
             logger.error(
-                "The Bloom filter failed on %s: it is crawled, whether it was seen or not. More "
-                "failures are counted in bloom/errors, not logged",
+                "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
+                "logged",
                 request,
+                consequence,
                 exc_info=error,
                 extra=self._extra,
             )

@@ -1,13 +1,13 @@
 """Forgetting requests that failed for good (BLOOM_FORGET_FAILED)."""
 
-from collections import OrderedDict
+import contextlib
 from collections.abc import Callable, Sequence
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.local import LocalBackend
 
 MOST_TIMES = 3  # in one run, for one request
 _LAST = bytes([MOST_TIMES])
-_MOST_FOLLOWED = 10_000
 
 
 class Forgetting:
@@ -26,28 +26,43 @@ class Forgetting:
     def __init__(self, discard: Callable[[bytes], bool]) -> None:
         self.forgotten = 0
         self._discard = discard
-        # How often each was forgotten: in a filter, since many may fail in a large crawl.
-        self._times = LocalBackend(None, capacity=100_000, error_rate=1e-6)
-        self._times.open()
+        # In filters, since there may be many: how often each was forgotten, and which have not
+        # ended yet. That they err costs a page now and then, much less often than the filter does.
+        self._times = _in_memory()
+        self._pending = _in_memory(counting=True)
         self._any_is_dead = False
-        # What was redirected to a request whose end is not known, the latest of them.
-        self._followers: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self._followers: dict[bytes, list[bytes]] = {}  # what was redirected to a pending one
+        self._waiting: list[bytes] = []  # to be forgotten when the server is back
+
+    def scheduled(self, fingerprint: bytes) -> None:
+        """A request was recorded, and is about to be crawled."""
+        self._pending.add(fingerprint)
 
     def failed(self, fingerprints: Sequence[bytes]) -> None:
         """A request failed for good: forget all that was recorded for it.
 
         Args:
-            fingerprints: its own is the last one, those that were redirected to it come before.
-        """
-        for fingerprint in fingerprints:
-            self._forget(fingerprint)
-            for follower in self._followers.pop(fingerprint, ()):
-                self._forget(follower)
+            fingerprints: its own, and those of what became this request.
 
-    def crawled(self, fingerprints: Sequence[bytes]) -> None:
-        """A request was crawled."""
+        Raises:
+            StorageError: the filter is out of reach. It is tried again.
+        """
+        todo = list(fingerprints)
+        while todo:
+            fingerprint = todo.pop()
+            self._pending.discard(fingerprint)
+            todo += self._followers.pop(fingerprint, ())
+            self._waiting.append(fingerprint)
+        self._forget()
+
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """A request ended in another way."""
         for fingerprint in fingerprints:
+            self._pending.discard(fingerprint)
             self._followers.pop(fingerprint, None)
+        if self._waiting:
+            with contextlib.suppress(StorageError):  # told already
+                self._forget()
 
     def followed(self, target: bytes, fingerprints: Sequence[bytes]) -> None:
         """Requests were redirected to one that is filtered: they share its fate.
@@ -60,23 +75,46 @@ class Forgetting:
         """
         if self.is_dead(target):
             self.failed(fingerprints)
-            return
-        self._followers.setdefault(target, []).extend(fingerprints)
-        if len(self._followers) > _MOST_FOLLOWED:
-            # Most of these have been crawled long ago.
-            self._followers.popitem(last=False)
+        elif target in self._pending and target not in fingerprints:
+            self._followers.setdefault(target, []).extend(fingerprints)
+        else:
+            self.ended(fingerprints)
 
     def is_dead(self, fingerprint: bytes) -> bool:
         """Whether a request was forgotten so often that this run shall not crawl it again."""
         return self._any_is_dead and fingerprint + _LAST in self._times
 
-    def _forget(self, fingerprint: bytes) -> None:
-        if not self._discard(fingerprint):
-            return
-        self.forgotten += 1
+    def close(self) -> int:
+        """Forget what was redirected to a request whose end this run does not see.
+
+        Returns:
+            How many requests could not be forgotten, because the filter is out of reach.
+        """
+        for followers in self._followers.values():
+            self._waiting += followers
+        with contextlib.suppress(StorageError):
+            self._forget()
+        return len(self._waiting)
+
+    def _forget(self) -> None:
+        while self._waiting:
+            fingerprint = self._waiting[-1]
+            is_forgotten = self._discard(fingerprint)
+            self._waiting.pop()
+            if is_forgotten:
+                self.forgotten += 1
+                self._count(fingerprint)
+
+    def _count(self, fingerprint: bytes) -> None:
         times = 1
         while times < MOST_TIMES and not self._times.add(fingerprint + bytes([times])):
             times += 1
         if times == MOST_TIMES:
             self._times.add(fingerprint + _LAST)
             self._any_is_dead = True
+
+
+def _in_memory(*, counting: bool = False) -> LocalBackend:
+    new = LocalBackend(None, capacity=20_000, error_rate=1e-12, counting=counting)
+    new.open()
+    return new

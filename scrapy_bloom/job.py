@@ -121,8 +121,10 @@ class Job:
             moved.append(str(jobdir.set_aside(queue)))
         if self._on_unclean_shutdown == "keep" and self._only_crawled:
             logger.warning(
-                '%s. If that run, too, had BLOOM_RECORD_ON = "crawled", nothing is lost: what it '
-                "had crawled is kept%s, and all else is crawled now",
+                "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
+                "this run finds a link to it: list pages should be requested with "
+                'meta={"bloom_filter": False}. (If that run had BLOOM_RECORD_ON = "scheduled", '
+                "what it had queued looks seen, and is not crawled)",
                 what,
                 f" (at least {count:,} requests)" if count is not None else "",
             )

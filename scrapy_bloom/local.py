@@ -96,7 +96,14 @@ class LocalBackend:
             SeenFileError: the job's requests.seen cannot be imported.
         """
         if self._store is None:
-            self._live = [self._created(self._policy.first())]
+            size = self._policy.first()
+            try:
+                self._live = [self._created(size)]
+            except MemoryError:
+                raise StorageError(
+                    f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
+                    "BLOOM_EXPECTED_REQUESTS, or set BLOOM_DIR or JOBDIR to keep it in a file"
+                ) from None
         else:
             self._live = self._store.load()
             try:
@@ -329,9 +336,8 @@ class LocalBackend:
         if error_rate > policy.error_rate:
             logger.info(
                 "The filter was made for an error rate of %.2g and keeps its files; "
-                "BLOOM_ERROR_RATE = %g counts for further ones, on top of that",
+                "BLOOM_ERROR_RATE counts for further ones, on top of that",
                 error_rate,
-                policy.error_rate,
             )
 
     def _tell_if_the_clock_went_back(self) -> None:

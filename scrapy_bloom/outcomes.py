@@ -1,4 +1,4 @@
-"""How each request of a crawl ended: crawled without an error, failed for good, or neither.
+"""How each request of a crawl ended: crawled without an error, failed for good, or otherwise.
 
 No signal of Scrapy says so: a download that failed for good ends silently in an errback, or in a
 line of the log, and so does a response that HttpErrorMiddleware has refused. But all that is not
@@ -8,8 +8,9 @@ have to be put into the settings of each project, and could not tell when the it
 done.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from scrapy import Request, signals
@@ -20,7 +21,22 @@ from twisted.python.failure import Failure
 
 from scrapy_bloom.marks import KEY
 
-_ON_PURPOSE = (IgnoreRequest, StopDownload)  # HttpError is one, but not on purpose
+_ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
+
+
+class Outcome(Enum):
+    """How a request ended that is not tried again.
+
+    CRAWLED: its response was handled without any error, its items have passed the pipelines, and
+        the requests that it led to are scheduled.
+    FAILED: its download failed, or its response's status is not allowed, or a callback or errback
+        raised an exception.
+    OTHER: it was left out on purpose, or an item pipeline raised an exception.
+    """
+
+    CRAWLED = 1
+    FAILED = 2
+    OTHER = 3
 
 
 @dataclass(eq=False)
@@ -29,35 +45,28 @@ class _Handling:
 
     Attributes:
         request: after the last retry or redirect.
-        failed: an error or HTTP error of the download, or an exception in a callback or errback.
-        clean: nothing went wrong or was left out: none of the above, nor anything on purpose, nor
-            an error in an item pipeline, and it is not crawled again by its own callback.
+        result: its response or failure.
+        outcome: as far as is known.
+        again: its callback or errback has asked for it once more.
     """
 
     request: Request
-    failed: bool = False
-    clean: bool = True
+    result: Any
+    outcome: Outcome = Outcome.CRAWLED
+    again: bool = False
 
 
 class Outcomes:
-    """Watches a crawl, and tells how each request ended that has been tried for the last time.
+    """Watches a crawl, and tells how each request ended.
 
     Args:
         crawler: with its engine, before the first request.
-        failed: called with a request that failed for good.
-        crawled: called with a request whose response was handled without any error, after its
-            items have passed the pipelines and the requests it led to are scheduled.
+        ended: called with each request, after the last retry or redirect, and how it ended. It
+            must not raise.
     """
 
-    def __init__(
-        self,
-        crawler: Crawler,
-        *,
-        failed: Callable[[Request], None],
-        crawled: Callable[[Request], None],
-    ) -> None:
-        self._failed = failed
-        self._crawled = crawled
+    def __init__(self, crawler: Crawler, ended: Callable[[Request, Outcome], None]) -> None:
+        self._ended = ended
         self._under_way: dict[int, _Handling] = {}
         assert crawler.engine is not None
         scraper: Any = crawler.engine.scraper
@@ -71,21 +80,44 @@ class Outcomes:
         crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
     def _handle(self, result: Any, request: Request, *args: Any) -> Any:
-        handling = self._under_way[id(request)] = _Handling(request)
+        handling = self._under_way[id(request)] = _Handling(request, result)
         return self._enqueue_scrape(result, request, *args).addBoth(self._handled, handling)
 
     def _handled(self, result: Any, handling: _Handling) -> Any:
         self._under_way.pop(id(handling.request), None)
-        if handling.failed:
-            self._failed(handling.request)
-        elif handling.clean:
-            self._crawled(handling.request)
+        if isinstance(result, Failure):  # a bug, of which Scrapy tells
+            handling.outcome = Outcome.FAILED
+        if not handling.again:
+            self._ended(handling.request, handling.outcome)
         return result
 
     async def _called(self, result: Any, request: Request) -> Any:
         if isinstance(result, Failure):  # of the download, or of a spider middleware's input
             self._error(request, result.value)
-        return await self._call_spider(result, request)
+        # Errors are seen here, too: a spider middleware may swallow them.
+        try:
+            output = await self._call_spider(result, request)
+        except Exception as error:
+            self._error(request, error)
+            raise
+        if hasattr(output, "__aiter__"):
+            return self._watched_async(output, request)
+        return self._watched(output, request)
+
+    def _watched(self, output: Any, request: Request) -> Iterator[Any]:
+        try:
+            yield from output
+        except Exception as error:
+            self._error(request, error)
+            raise
+
+    async def _watched_async(self, output: Any, request: Request) -> AsyncIterator[Any]:
+        try:
+            async for each in output:
+                yield each
+        except Exception as error:
+            self._error(request, error)
+            raise
 
     def _spider_error(self, failure: Failure, request: Request, *args: Any) -> None:
         self._error(request, failure.value)
@@ -93,17 +125,15 @@ class Outcomes:
 
     def _error(self, request: Request, error: BaseException | None) -> None:
         handling = self._under_way.get(id(request))
-        if handling is not None:
-            handling.clean = False
-            on_purpose = isinstance(error, (*_ON_PURPOSE, CloseSpider))
-            if isinstance(error, HttpError) or not on_purpose:
-                handling.failed = True
+        if handling is None or handling.outcome is Outcome.FAILED:
+            return
+        on_purpose = isinstance(error, _ON_PURPOSE) and not isinstance(error, HttpError)
+        handling.outcome = Outcome.OTHER if on_purpose else Outcome.FAILED
 
     def _item_error(self, response: Any) -> None:
-        request = getattr(response, "request", None)
         for handling in self._under_way.values():
-            if handling.request is request:
-                handling.clean = False
+            if handling.result is response and handling.outcome is Outcome.CRAWLED:
+                handling.outcome = Outcome.OTHER
 
     def _scheduled(self, request: Request) -> None:
         """A request is about to be asked for: does it go on with one that was recorded?
@@ -117,7 +147,7 @@ class Outcomes:
             return
         for handling in self._under_way.values():
             if _is_the_same(request, handling.request):
-                handling.clean = handling.clean and not request.dont_filter
+                handling.again = handling.again or request.dont_filter
             elif mark is not None and mark == handling.request.meta.get(KEY):
                 del request.meta[KEY]
                 return

@@ -125,6 +125,9 @@ class RedisBackend:
         if self._job.was_killed(stored.info.created_at if stored.info and there else None):
             importable = self._after_a_kill(stored, importable)
         self._shared.join(importable, tell=True)
+        newest = self._shared.newest
+        if newest.geometry.is_counting or self._policy.counting:
+            self._store.blocks.try_script(newest)  # better now than at the first request
 
     def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
         """Deal with a job that was killed; what is still to be imported."""

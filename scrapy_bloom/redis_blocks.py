@@ -139,6 +139,15 @@ class RedisBlocks:
         seen, _ = self._count(redis_counting.DISCARD, generation, block_hash, positions)
         return seen
 
+    def try_script(self, generation: RedisGeneration) -> None:
+        """Load the script for a generation that counts, or will be followed by one.
+
+        Raises:
+            StorageError: the server does not allow it.
+        """
+        key, _, marks_at = self._place(generation, 0)
+        self._server.call(lambda client: redis_counting.load(client, key, marks_at))
+
     def _place(self, generation: RedisGeneration, block_hash: int) -> tuple[bytes, int, int]:
         """The key of a fingerprint's block, its place in there, and that of the marks."""
         block = block_of(block_hash, generation.geometry.num_blocks)

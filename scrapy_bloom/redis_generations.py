@@ -265,8 +265,11 @@ class SharedGenerations:
 
     def uncount(self, generation: RedisGeneration) -> None:
         """One was forgotten."""
-        generation.count -= 1
-        self._store.add_count(self._info.epoch, generation, -1)
+        generation.count = max(0, generation.count - 1)
+        if generation is self.newest and self._uncounted:
+            self._uncounted -= 1  # nobody was told of it yet
+        else:
+            self._store.add_count(self._info.epoch, generation, -1)
 
     def _plan_counting(self) -> None:
         newest = self.newest
@@ -424,6 +427,8 @@ class SharedGenerations:
     def _write_back(self) -> None:
         number = 0
         for each in self.live:
+            if each.mirror is None:
+                each.count = 0
             for chunk in range(each.num_chunks):
                 self._store.blocks.restore(each, chunk, sealed=each is not self.newest)
             if not self._store.publish(self._info.epoch, each):
@@ -442,10 +447,10 @@ class SharedGenerations:
         self._told_of_loss = time.monotonic()
         logger.warning(
             "Keys of %s were lost: evicted, flushed, or not saved before a restart. They were made "
-            "anew%s; pages recorded in them by others may be crawled again. Check maxmemory-policy "
+            "anew%s; other pages recorded in them may be crawled again. Check maxmemory-policy "
             "(noeviction) and persistence (appendonly yes)",
             self._place,
-            " with what this crawl knows of them" if self._with_mirror else ", empty",
+            " with what this crawl knows of them" if self.mirrors else ", empty",
         )
 
     # Small helpers.

@@ -63,21 +63,30 @@ class SharedLookup:
         """See `RedisBackend.discard`."""
         if not self._shared.live:
             self._shared.join()
-        block_hash, positions = self._shared.locate(fingerprint)
-        holders = [
-            each
-            for each in self._shared.live
-            if self._blocks.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
-        ]
+        self._growth.turn_if_due()
+        holders = self._holders(fingerprint)
+        if not holders:
+            # Another crawler may have recorded it, in a generation that we have not heard of.
+            self._shared.refresh()
+            holders = self._holders(fingerprint)
         if len(holders) != 1 or not holders[0].geometry.is_counting:
             return False  # if several have it, one of them errs, and which one can't be told
         (holder,) = holders
+        block_hash, positions = self._shared.locate(fingerprint)
         retries = self._server.retries
         own = positions[: holder.geometry.num_hashes]
         if not self._blocks.forget(holder, block_hash, own) and self._server.retries == retries:
             return False  # another crawler was faster
         self._shared.uncount(holder)
         return True
+
+    def _holders(self, fingerprint: bytes) -> list[RedisGeneration]:
+        block_hash, positions = self._shared.locate(fingerprint)
+        return [
+            each
+            for each in self._shared.live
+            if self._blocks.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
+        ]
 
     def __contains__(self, fingerprint: bytes) -> bool:
         hashed = self._unless_known(fingerprint)

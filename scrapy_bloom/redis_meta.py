@@ -142,7 +142,8 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
             drafts[rest[0]] = tuple(json.loads(value))
         else:
             (number,) = rest
-            count = int(fields.get(f"{name}:count", 0))
+            # A crawler that was killed may have told what it forgot, and not what it recorded.
+            count = max(0, int(fields.get(f"{name}:count", 0)))
             generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
     info = None
     if "filter" in fields:

@@ -14,6 +14,11 @@ class IgnoreSome:
             return request.replace(url=request.url + "-elsewhere")
         return None
 
+    def process_response(self, request, response, spider=None):
+        if "rewrapped" in request.url:  # as what renders pages by requests of its own
+            return response.replace(request=request.replace(url=request.url + "#"))
+        return response
+
 
 class IgnoreSomeResponses:
     def process_spider_input(self, response, spider=None):
@@ -21,6 +26,9 @@ class IgnoreSomeResponses:
             raise IgnoreRequest
         if "bad-input" in response.url:
             raise ValueError
+
+    def process_spider_exception(self, response, exception, spider=None):
+        return [] if "swallowed" in response.url else None
 
 
 class Pipeline:
@@ -76,6 +84,8 @@ class FailingSpider(scrapy.Spider):
         ):
             yield again
             return
+        if "form" in url and response.request.method == "GET":
+            yield scrapy.FormRequest(url, formdata={"page": "2"}, dont_filter=True)
         yield {"url": url}
         yield from self.parse(response)
         if "raises-later" in url:
@@ -91,3 +101,5 @@ class FailingSpider(scrapy.Spider):
     def failed(self, failure):
         if "raises" in failure.request.url:
             raise TypeError
+        if "again" in failure.request.url:
+            yield failure.request.replace(dont_filter=True)

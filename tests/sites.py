@@ -23,7 +23,7 @@ class Site(ThreadingHTTPServer):
         self.hits: Counter[str] = Counter()
         self.delay = 0.0
         self._lock = threading.Lock()
-        self._under_way = 0
+        self.under_way = 0
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -32,10 +32,10 @@ class Site(ThreadingHTTPServer):
 
     def hit(self, path: str) -> None:
         with self._lock:
-            self._under_way += 1
+            self.under_way += 1
         time.sleep(self.delay)
         with self._lock:
-            self._under_way -= 1
+            self.under_way -= 1
             self.hits[path] += 1
 
     def total(self) -> int:
@@ -44,7 +44,7 @@ class Site(ThreadingHTTPServer):
     def forget(self) -> None:
         """Start counting anew, once what a killed crawl had asked for is answered."""
         end = time.monotonic() + 10
-        while self._under_way and time.monotonic() < end:
+        while self.under_way and time.monotonic() < end:
             time.sleep(0.01)
         self.hits.clear()
 
@@ -123,6 +123,7 @@ class _Scripted(_Quiet, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         self.server.hit(path)
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         answers = self.server.answers.get(path, [()])
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         if answer is None:
@@ -143,6 +144,8 @@ class _Scripted(_Quiet, BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - http.server's name
 
 
 class ScriptedSite(Site):

@@ -14,6 +14,7 @@ from scrapy.utils.test import get_crawler
 
 import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
+from scrapy_bloom.outcomes import Outcome
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,6 +47,7 @@ def made(**settings: object) -> Scheduler:
     )
     crawler.spider = crawler._create_spider("docs")
     if settings.get("BLOOM_RECORD_ON") == "crawled":
+        crawler.crawling = True  # no shell
         crawler.engine = crawler._create_engine()  # whose scraper says what was crawled
     return Scheduler.from_crawler(crawler)
 
@@ -278,7 +280,8 @@ def test_per_request_filtering_without_recording(variant: dict[str, object]) -> 
         assert scheduler.enqueue_request(Request(page, meta={"bloom_record": True}))
         assert not scheduler.enqueue_request(Request(page, meta=listed))
         assert not scheduler.enqueue_request(Request(page))
-    assert bloom_stats(scheduler)["bloom/added"] == 1
+    added = 0 if "BLOOM_RECORD_ON" in variant else 1  # nothing was crawled
+    assert bloom_stats(scheduler)["bloom/added"] == added
 
 
 def test_per_request_recording_without_filtering(variant: dict[str, object]) -> None:
@@ -288,7 +291,77 @@ def test_per_request_recording_without_filtering(variant: dict[str, object]) -> 
             assert scheduler.enqueue_request(Request(page, meta={"bloom_filter": False}))
         assert not scheduler.enqueue_request(Request(page))
         assert not scheduler.enqueue_request(Request(page, meta={"bloom_filter": True}))
-    assert bloom_stats(scheduler)["bloom/added"] == 1
+    added = 0 if "BLOOM_RECORD_ON" in variant else 1
+    assert bloom_stats(scheduler)["bloom/added"] == added
+
+
+def test_neither_filtered_nor_recorded(variant: dict[str, object]) -> None:
+    page, neither = "https://example.com/list", {"bloom_filter": False, "bloom_record": False}
+    with opened(**variant) as scheduler:
+        assert scheduler.enqueue_request(Request(page, meta=neither))
+        assert scheduler.enqueue_request(Request(page))
+        assert scheduler.enqueue_request(Request(page, meta=neither))
+    added = 0 if "BLOOM_RECORD_ON" in variant else 1
+    assert bloom_stats(scheduler)["bloom/added"] == added
+
+
+def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
+    return {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path, **settings}
+
+
+def test_only_crawled_requests_make_a_filter_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    closed: list[str] = []
+    settings = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "close"}
+    with opened(**crawled(tmp_path, **settings)) as scheduler:
+        scheduler.df._fullness._close_spider = closed.append
+        pages = requests(range(200))
+        assert all(scheduler.enqueue_request(page) for page in pages)
+        assert not closed
+        for page in pages[:40]:
+            scheduler.df._request_ended(page, Outcome.CRAWLED)
+        for page in pages[40:60]:
+            scheduler.df._request_ended(page, Outcome.FAILED)
+        assert not closed
+        for page in pages[60:80]:
+            scheduler.df._request_ended(page, Outcome.CRAWLED)
+        assert closed == ["bloom_full"]
+    assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
+    assert "60 of 200 new requests were crawled without an error" in caplog.text
+
+
+def test_the_window_ends_for_what_was_scheduled_in_this_run(tmp_path: Path) -> None:
+    now = time.time()
+    scheduler = made(**crawled(tmp_path, BLOOM_WINDOW_SECS=100))
+    for each in (scheduler.df.backend._stored, scheduler.df.backend._volatile):
+        each._clock = lambda: now
+    scheduler.open(scheduler.crawler.spider)
+    page = Request("https://example.com/")
+    for _ in range(3):
+        assert scheduler.enqueue_request(page.copy())
+        assert not scheduler.enqueue_request(page.copy())
+        now += 60
+        assert not scheduler.enqueue_request(page.copy())
+        now += 100
+    scheduler.close("finished")
+
+
+def test_the_error_rate_is_that_of_both_filters(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = crawled(tmp_path, BLOOM_EXPECTED_REQUESTS=2000, BLOOM_ERROR_RATE=0.1)
+    with opened(**settings) as scheduler:
+        for request in requests(range(2000)):
+            if scheduler.enqueue_request(request):
+                scheduler.df._request_ended(request, Outcome.CRAWLED)
+        status = scheduler.df.backend.status()
+        assert status.error_rate == pytest.approx(0.1)
+        new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]
+        wrong = sum(scheduler.df.request_seen(each) for each in new[:1000]) / 1000
+        assert wrong < 0.1
+        assert status.error_rate_now < 0.1
 
 
 def test_growth_shows_in_the_stats() -> None:

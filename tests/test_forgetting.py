@@ -10,6 +10,8 @@ import pytest
 
 import servers
 from crawls import Crawl
+from scrapy_bloom import StorageError
+from scrapy_bloom.forgetting import Forgetting
 from sites import FailingExample, ScriptedSite
 from test_outcomes import SPIDER as FAILING_SPIDER
 
@@ -107,7 +109,7 @@ def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(
     assert second.finish() == 0, second.output
     assert details(example) == dict.fromkeys(DETAILS - crawled, 1)
     (warning,) = second.told("WARNING")
-    assert "nothing is lost" in warning
+    assert "What it had crawled is kept" in warning
 
 
 def lines(path: Path) -> list[str]:
@@ -137,6 +139,113 @@ def test_a_dead_page_does_not_loop(where: str, looping: ScriptedSite, tmp_path: 
         assert not run.told("ERROR")
 
 
+def test_what_leads_to_a_dead_page_in_several_steps_is_forgotten(
+    looping: ScriptedSite, tmp_path: Path
+) -> None:
+    """Each of them is linked, too, so that the redirects to them are filtered."""
+    looping.answers |= {"/": [("/old", "/mid", "/dead")], "/old": ["/mid"], "/mid": ["/dead"]}
+    looping.delay = 0.1
+    settings = {"BLOOM_DIR": "filter", **FORGET, "RETRY_ENABLED": False}
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    looping.hits.clear()
+    looping.answers["/dead"] = [()]
+    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    assert {"/old", "/mid", "/dead"} <= set(looping.hits)
+
+
+def test_what_failed_during_an_outage_is_forgotten_after_it(
+    looping: ScriptedSite, tmp_path: Path
+) -> None:
+    server = servers.Server("valkey", "--appendonly", "yes")
+    settings = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": server.url,
+        **FORGET,
+        "BLOOM_REDIS_DEADLINE_SECS": 1,
+        "BLOOM_REDIS_ON_OUTAGE": "pass",
+        "RETRY_ENABLED": False,
+        "CONCURRENT_REQUESTS": 1,
+    }
+    looping.answers |= {"/": [tuple(f"/{number}" for number in range(20))]}
+    looping.answers |= {f"/{number}": [()] for number in range(20)}
+    looping.answers["/15"] = looping.answers["/16"] = [500]
+    looping.delay = 0.3
+    try:
+        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+        run.wait_until(lambda: looping.hits["/"] == 1 and looping.total() >= 3)
+        server.kill()
+        run.wait_until(lambda: "/15" in looping.hits and "/16" in looping.hits)
+        time.sleep(0.1)
+        server.start()
+        assert run.finish() == 0, run.output
+        assert "'bloom/forgotten': 2," in run.output
+        looping.hits.clear()
+        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
+        assert run.finish() == 0, run.output
+        assert {"/15", "/16"} <= set(looping.hits)
+    finally:
+        server.end()
+
+
+def test_forgetting_while_the_filter_is_out_of_reach() -> None:
+    """What could not be forgotten is tried again, and told of at the close."""
+    recorded = {b"%d" % number for number in range(10)}
+    away = False
+
+    def discard(fingerprint: bytes) -> bool:
+        if away:
+            raise StorageError
+        recorded.discard(fingerprint)
+        return True
+
+    forgetting = Forgetting(discard)
+    away = True
+    with pytest.raises(StorageError):
+        forgetting.failed([b"0", b"1"])
+    with pytest.raises(StorageError):
+        forgetting.failed([b"2"])
+    forgetting.ended([b"3"])
+    assert forgetting.forgotten == 0
+    away = False
+    forgetting.ended([b"4"])
+    assert forgetting.forgotten == 3
+    assert recorded == {b"%d" % number for number in range(3, 10)}
+    away = True
+    with pytest.raises(StorageError):
+        forgetting.failed([b"5"])
+    assert forgetting.close() == 1
+
+
+def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
+    forgotten: list[bytes] = []
+
+    def discard(fingerprint: bytes) -> bool:
+        forgotten.append(fingerprint)
+        return True
+
+    forgetting = Forgetting(discard)
+    for fingerprint in (b"fails", b"works", b"queued"):
+        forgetting.scheduled(fingerprint)
+    forgetting.followed(b"fails", [b"a"])
+    forgetting.followed(b"a", [b"of a"])  # not pending: it has ended
+    forgetting.followed(b"works", [b"b"])
+    forgetting.followed(b"crawled long ago", [b"c"])
+    forgetting.followed(b"queued", [b"d"])
+    forgetting.failed([b"fails"])
+    forgetting.ended([b"works"])
+    assert sorted(forgotten) == [b"a", b"fails"]
+    assert forgetting.close() == 0
+    assert forgotten[2:] == [b"d"]  # nobody knows: rather twice than never
+    forgetting.failed([b"fails"])
+    forgetting.failed([b"fails"])
+    assert forgetting.is_dead(b"fails")
+    assert not forgetting.is_dead(b"a")
+    forgetting.followed(b"fails", [b"e"])
+    assert forgotten[-1] == b"e"
+
+
 def test_a_failed_page_is_crawled_again_by_a_later_link(
     looping: ScriptedSite, tmp_path: Path
 ) -> None:
@@ -157,8 +266,7 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     looping.delay = 0.3
     settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
     run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    run.wait_until(lambda: looping.hits["/"] == 1)
-    time.sleep(0.1)
+    run.wait_until(lambda: looping.hits["/"] == 1 and looping.under_way == 1)
     run.interrupt()  # while it waits for the answer
     assert (looping.hits["/moved"], looping.hits["/dead"]) == (1, 0), run.output
     run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)

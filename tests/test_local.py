@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -52,6 +53,22 @@ def job(tmp_path: Path) -> Path:
     (tmp_path / "requests.queue").mkdir()
     (tmp_path / "requests.queue/active.json").write_text("[0]")
     return tmp_path
+
+
+def test_no_memory_for_a_filter_is_told_in_one_line() -> None:
+    code = """
+        import resource
+        from scrapy_bloom.exceptions import StorageError
+        from scrapy_bloom.local import LocalBackend
+
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        try:
+            LocalBackend(None, capacity=10**9, error_rate=1e-6).open()
+        except StorageError as error:
+            print(error)
+    """
+    output = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True)
+    assert re.match("there is no memory for a filter of 3,7.* bytes; lower BLOOM_EXPECTED", output)
 
 
 def test_one_crawl_at_a_time(tmp_path: Path) -> None:

@@ -27,9 +27,22 @@ FAILED = [
     "async-raises",
     "retried-500",
     "copied-500",
+    "swallowed-raises-at-once",
+    "swallowed-raises-later",
+    "swallowed-async-raises",
 ]
-CRAWLED = ["fine", "async-fine", "flaky", "retried", "allowed-410", "item-dropped", "copied-fine"]
-NEITHER = ["ignored", "refused", "robots", "item-error"]
+CRAWLED = [
+    "form",
+    "errback-again",
+    "fine",
+    "async-fine",
+    "flaky",
+    "retried",
+    "allowed-410",
+    "item-dropped",
+    "copied-fine",
+]
+NEITHER = ["ignored", "refused", "robots", "item-error", "rewrapped-item-error"]
 ANSWERS = {
     "/robots.txt": [b"User-agent: *\nDisallow: /robots\n"],
     "/status-500": [500],
@@ -39,6 +52,7 @@ ANSWERS = {
     "/errback-dropped": [None],
     "/errback-raises-500": [500],
     "/flaky": [503, ()],
+    "/errback-again": [503, 503, ()],
     "/retried-500": [(), 500],
     "/copied-500": [500],
     "/allowed-410": [410],

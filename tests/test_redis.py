@@ -218,6 +218,60 @@ class TestManyCrawlers:
             proxy.end()
             server.end()
 
+    def test_a_crawler_forgets_what_another_recorded_in_a_later_generation(self, key: str) -> None:
+        one, two = (opened("valkey", key, counting=True, capacity=40) for _ in range(2))
+        assert two.add(b"so that it knows of the first one")
+        assert all(one.add(each) for each in fps(300))
+        assert len(one.status().generations) == 4
+        assert len(two.status().generations) == 1
+        assert all(two.discard(each) for each in fps(300))
+        one.close()
+        two.clear()
+        three = opened("valkey", key, counting=True)
+        assert three.add(b"page")
+        assert two.discard(b"page")
+        for crawler in (two, three):
+            crawler.close()
+
+    def test_a_crawler_forgets_what_another_recorded_in_a_later_quarter(self, key: str) -> None:
+        now = 1e9
+        options = {"counting": True, "window_secs": 100.0, "clock": lambda: now}
+        one, two = (opened("valkey", key, **options) for _ in range(2))
+        assert two.add(b"so that it knows of the first one")
+        now += 30
+        assert one.add(b"page")
+        assert two.discard(b"page")
+        assert b"page" not in one
+        for crawler in (one, two):
+            crawler.close()
+
+    def test_the_count_is_right_when_all_is_forgotten_at_once(self, key: str) -> None:
+        one = opened("valkey", key, counting=True, capacity=20_000)
+        assert all(one.add(each) for each in fps(250))  # too few to be told
+        assert all(one.discard(each) for each in fps(300)) is False
+        assert sum(one.discard(each) for each in fps(300)) == 0
+        two = opened("valkey", key, counting=True)
+        assert one.status().count == two.status().count == 0
+        assert all(two.add(each) for each in fps(10))
+        assert two.discard(fps(1)[0])
+        two.close()
+        one.close()
+        again = opened("valkey", key, counting=True)
+        assert again.status().count == 9
+        again.close()
+
+    def test_counters_are_empty_after_a_flush(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened("valkey", "k", url=server.url, counting=True)
+        assert all(backend.add(each) for each in fps(100))
+        server.client.flushall()
+        assert all(backend.add(each) for each in fps(50))
+        assert backend.status().count == 50
+        (warning,) = messages(caplog, WARNING)
+        assert "were made anew, empty" in warning
+        backend.close()
+
     def test_the_script_is_loaded_again_after_a_restart(self, server: servers.Server) -> None:
         backend = opened("valkey", "k", url=server.url, counting=True)
         assert backend.add(b"page")

@@ -461,9 +461,8 @@ class TestRefusals:
         assert "; the user needs ~KEY* and ~{KEY*" in message
         categories = re.findall(r"\+[@\w|]+", message)
         assert len(categories) == 8
-        allow(
-            f"~{key}*", f"~{{{key}*", *(each for each in categories if cluster or "|" not in each)
-        )
+        rules = [each for each in categories if cluster or "|" not in each]
+        allow(f"~{key}*", f"~{{{key}*", *rules)
         server = RedisServer(url, cluster=cluster)
         assert server.eviction_policy() is None  # INFO is not allowed
         use(server, key)
@@ -478,13 +477,19 @@ class TestRefusals:
         assert not backend.add(b"1" * 20)
         backend.clear()
         backend.close()
-        counting = RedisBackend(
-            RedisServer(url, cluster=cluster), f"{key} 2", capacity=9, error_rate=0.1, counting=True
-        )
-        counting.open()
-        assert counting.add(b"1")
-        assert counting.discard(b"1")
-        counting.close()
+
+        def counting() -> RedisBackend:
+            server = RedisServer(url, cluster=cluster)
+            return RedisBackend(server, f"{key} 2", capacity=9, error_rate=0.1, counting=True)
+
+        allow(f"~{key}*", f"~{{{key}*", *(each for each in rules if "eval" not in each))
+        assert "+evalsha +eval" in failure(counting().open)  # at the start, not at a request
+        allow(f"~{key}*", f"~{{{key}*", *rules)
+        backend = counting()
+        backend.open()
+        assert backend.add(b"1")
+        assert backend.discard(b"1")
+        backend.close()
 
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_key_of_another_type(self, program: str, key: str) -> None:
