@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scrapy_bloom.crawled import RecordCrawled
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
@@ -111,3 +112,21 @@ def create_backend(
         counting=settings.counting,
     )
     return RecordCrawled(stored, volatile)
+
+
+def shell_backend(job_dir: str | None) -> Backend:
+    """A filter in memory, not yet opened: what is fetched in a shell is not part of any crawl.
+
+    Args:
+        job_dir: Scrapy's job directory, None without one.
+
+    Raises:
+        StorageError: there is a JOBDIR. Scrapy's shell then waits for ever for its page (its
+            callback gets lost in the disk queue), and takes a paused job's requests meanwhile.
+    """
+    if job_dir:
+        raise StorageError(
+            f"scrapy shell does not work with a job directory, and this project has JOBDIR = "
+            f"{job_dir!r}; start the shell with -s JOBDIR="
+        )
+    return LocalBackend(None, capacity=100_000, error_rate=1e-6)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,20 +13,18 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
-from scrapy_bloom.backend import Backend, create_backend
+from scrapy_bloom.backend import Backend, create_backend, shell_backend
 from scrapy_bloom.crawled import RecordCrawled
+from scrapy_bloom.endings import Endings
 from scrapy_bloom.engine import close_spider_soon, is_shell
 from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
-from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.fullness import Fullness
-from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.marks import mark, marked
 from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
-from scrapy_bloom.status import FilterStatus
+from scrapy_bloom.status import FilterStatus, size_text
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
@@ -83,9 +81,12 @@ class BloomDupeFilter(BaseDupeFilter):
         self._closed = False
         self._added = 0
         self._failures = 0
-        self._forgetting = Forgetting(backend.discard) if forget_failed else None
-        self._recorder = backend if isinstance(backend, RecordCrawled) else None
-        self._marks = self._forgetting is not None or self._recorder is not None
+        self._records_at_the_end = isinstance(backend, RecordCrawled)
+        self._endings: Endings | None = None
+        if forget_failed or self._records_at_the_end:
+            self._endings = Endings(
+                backend, forget_failed=forget_failed, recorded=self._count_added
+            )
         self._on_outage = on_outage
         self._told_of_outage = 0.0  # when the one began that was told of last
         self._close_spider = close_spider
@@ -112,7 +113,7 @@ class BloomDupeFilter(BaseDupeFilter):
             settings = BloomSettings.from_settings(crawler.settings)
             in_shell = is_shell(crawler)
             if in_shell:
-                backend = _shell_backend(crawler)
+                backend = shell_backend(job_dir(crawler.settings))
             else:
                 backend = create_backend(
                     settings,
@@ -135,7 +136,7 @@ class BloomDupeFilter(BaseDupeFilter):
             debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
             spider=crawler.spider,
         )
-        if new._marks:
+        if new._endings is not None:
             Outcomes(crawler, new._request_ended)
         return new
 
@@ -182,7 +183,7 @@ class BloomDupeFilter(BaseDupeFilter):
             status.location,
             f"{status.capacity:,}",
             status.error_rate,
-            _size(status.nbytes),
+            size_text(status.nbytes),
             f"{status.count:,}",
             extra=self._extra,
         )
@@ -201,28 +202,23 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             fingerprint = self._fingerprint(request)
             meta = request.meta
-            if self._forgetting is not None and self._forgetting.is_dead(fingerprint):
+            if self._endings is not None and self._endings.is_dead(fingerprint):
                 return self._filtered(request, fingerprint)
             if "bloom_record" in meta and not meta["bloom_record"]:
                 return bool(meta.get("bloom_filter", True)) and fingerprint in self.backend
             if self._add(fingerprint):
-                if self._recorder is None:
+                if not self._records_at_the_end:
                     self._count_added()
             elif meta.get("bloom_filter", True):
-                return not self._marks or self._filtered(request, fingerprint)
-            if self._marks:
-                self._mark(request, fingerprint)
+                return self._endings is None or self._filtered(request, fingerprint)
+            if self._endings is not None:
+                self._endings.scheduled(request, fingerprint)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failed(request, error)
-            if self._marks and fingerprint is not None:
-                with contextlib.suppress(Exception):
-                    self._mark(request, fingerprint)  # a server may have recorded it all the same
+            if self._endings is not None and fingerprint is not None:
+                with contextlib.suppress(Exception):  # a server may have recorded it all the same
+                    self._endings.scheduled(request, fingerprint)
         return False
-
-    def _mark(self, request: Request, fingerprint: bytes) -> None:
-        mark(request, fingerprint)
-        if self._forgetting is not None:
-            self._forgetting.scheduled(fingerprint)
 
     def _count_added(self) -> None:
         self._added += 1
@@ -230,52 +226,28 @@ class BloomDupeFilter(BaseDupeFilter):
             self._look()
 
     def _filtered(self, request: Request, fingerprint: bytes) -> bool:
-        """Filter a request, unless it asks for the opposite; True if it is.
-
-        What was redirected to it, if anything, has then ended here.
-        """
+        """Filter a request, unless it asks for the opposite; True if it is."""
         if not request.meta.get("bloom_filter", True):
             return False
-        if redirected := marked(request):
-            if self._forgetting is not None:
-                self._forgetting.followed(fingerprint, redirected)
-            if self._recorder is not None and self._recorder.is_stored(fingerprint):
-                self._record(redirected)
+        if self._endings is not None:
+            self._endings.filtered(request, fingerprint)
         return True
 
     def _request_ended(self, request: Request, outcome: Outcome) -> None:
         """It is not tried again."""
+        assert self._endings is not None
         try:
-            recorded = marked(request)
-            if outcome is Outcome.CRAWLED:
-                self._record(recorded)
-            if self._forgetting is not None:
-                if outcome is Outcome.FAILED:
-                    self._forgetting.failed(recorded)
-                else:
-                    self._forgetting.ended(recorded)
+            self._endings.ended(request, outcome)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
             self._failed(request, error, "what is recorded of it could not be changed")
-
-    def _record(self, fingerprints: Sequence[bytes]) -> None:
-        if self._recorder is not None:
-            for fingerprint in fingerprints:
-                if self._recorder.record(fingerprint):
-                    self._count_added()
 
     def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
         if self._closed:
             return
         self._closed = True
-        if self._forgetting is not None and (number := self._forgetting.close()):
+        if self._endings is not None and not self._endings.close(self._extra):
             self._failures += 1
-            logger.error(
-                "%s failed requests could not be forgotten, since the filter is out of reach: they "
-                "look seen, and later runs will not crawl them",
-                f"{number:,}",
-                extra=self._extra,
-            )
         status = self.backend.status()
         self._update_stats(status)
         drops = status.expected_false_drops
@@ -296,15 +268,6 @@ class BloomDupeFilter(BaseDupeFilter):
             drops,
             extra=self._extra,
         )
-        if self._recorder is not None:
-            logger.info(
-                "%s of %s new requests were crawled without an error, and are recorded. The others "
-                "are crawled by the next run that finds a link to them: list pages should be "
-                'requested with meta={"bloom_filter": False}',
-                f"{self._recorder.crawled:,}",
-                f"{self._recorder.scheduled:,}",
-                extra=self._extra,
-            )
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
@@ -366,7 +329,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._update_stats(status)
 
     def _update_stats(self, status: FilterStatus) -> None:
-        forgotten = self._forgetting.forgotten if self._forgetting is not None else None
+        forgotten = self._endings.forgotten if self._endings is not None else None
         set_stats(self._stats, status, added=self._added, forgotten=forgotten)
         self._update_errors(status.errors)
 
@@ -379,31 +342,3 @@ def _tell_at_the_start(crawler: "Crawler", error: BloomError) -> None:
     logger.error("%s", error, extra={"spider": crawler.spider})
     # Older Scrapy ends with exit status 0 unless the crawler has no spider.
     crawler.spider = None
-
-
-def _shell_backend(crawler: "Crawler") -> Backend:
-    """A filter in memory: what is fetched in a shell is not part of any crawl.
-
-    Raises:
-        StorageError: there is a JOBDIR. Scrapy's shell then waits for ever for its page (its
-            callback gets lost in the disk queue), and takes a paused job's requests meanwhile.
-    """
-    if path := job_dir(crawler.settings):
-        raise StorageError(
-            f"scrapy shell does not work with a job directory, and this project has JOBDIR = "
-            f"{path!r}; start the shell with -s JOBDIR="
-        )
-    return LocalBackend(None, capacity=100_000, error_rate=1e-6)
-
-
-def _size(nbytes: int) -> str:
-    """A size for people, in units of 1,024.
-
-    >>> _size(8192), _size(3_604_480), _size(3_604_480 * 1024)
-    ('8.0 KiB', '3.4 MiB', '3.4 GiB')
-    """
-    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.1f} {units[0]}"

@@ -129,3 +129,16 @@ class FilterStatus:
             drops += each.expected_false_drops + before * each.count
             before += each.error_rate_now
         return drops
+
+
+def size_text(nbytes: int) -> str:
+    """A size for people, in units of 1,024.
+
+    >>> size_text(8192), size_text(3_604_480), size_text(3_604_480 * 1024)
+    ('8.0 KiB', '3.4 MiB', '3.4 GiB')
+    """
+    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"

@@ -1,0 +1,105 @@
+"""What is done when a request ends: forgetting what failed, recording what was crawled."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from scrapy import Request
+
+from scrapy_bloom.backend import Backend
+from scrapy_bloom.crawled import RecordCrawled
+from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.marks import mark, marked
+from scrapy_bloom.outcomes import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+class Endings:
+    """Follows the requests of a crawl to their end, as BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask.
+
+    Args:
+        backend: the filter. If it is a `RecordCrawled`, what was crawled is recorded in it.
+        forget_failed: forget what failed for good.
+        recorded: called with each request that is recorded at its end.
+    """
+
+    def __init__(
+        self, backend: Backend, *, forget_failed: bool, recorded: Callable[[], None]
+    ) -> None:
+        self._forgetting = Forgetting(backend.discard) if forget_failed else None
+        self._recorder = backend if isinstance(backend, RecordCrawled) else None
+        self._recorded = recorded
+
+    @property
+    def forgotten(self) -> int | None:
+        """How many requests were forgotten; None if none ever is."""
+        return self._forgetting.forgotten if self._forgetting is not None else None
+
+    def is_dead(self, fingerprint: bytes) -> bool:
+        """Whether a request has failed so often that this run shall not crawl it again."""
+        return self._forgetting is not None and self._forgetting.is_dead(fingerprint)
+
+    def scheduled(self, request: Request, fingerprint: bytes) -> None:
+        """A request was let pass, and is recorded, or shall be at its end."""
+        mark(request, fingerprint)
+        if self._forgetting is not None:
+            self._forgetting.scheduled(fingerprint)
+
+    def filtered(self, request: Request, fingerprint: bytes) -> None:
+        """A request was filtered. What was redirected to it, if anything, has ended with that.
+
+        Raises:
+            StorageError: the filter is out of reach.
+        """
+        if redirected := marked(request):
+            if self._forgetting is not None:
+                self._forgetting.followed(fingerprint, redirected)
+            if self._recorder is not None and self._recorder.is_stored(fingerprint):
+                self._record(redirected)
+
+    def ended(self, request: Request, outcome: Outcome) -> None:
+        """A request is not tried again.
+
+        Raises:
+            StorageError: the filter is out of reach.
+        """
+        fingerprints = marked(request)
+        if outcome is Outcome.CRAWLED:
+            self._record(fingerprints)
+        if self._forgetting is not None:
+            if outcome is Outcome.FAILED:
+                self._forgetting.failed(fingerprints)
+            else:
+                self._forgetting.ended(fingerprints)
+
+    def close(self, extra: Mapping[str, Any]) -> bool:
+        """Do what is left to do, and tell what could not be done; whether all could.
+
+        Args:
+            extra: for the log records.
+        """
+        number = self._forgetting.close() if self._forgetting is not None else 0
+        if number:
+            logger.error(
+                "%s failed requests could not be forgotten, since the filter is out of reach: they "
+                "look seen, and later runs will not crawl them",
+                f"{number:,}",
+                extra=extra,
+            )
+        if self._recorder is not None:
+            logger.info(
+                "%s of %s new requests were crawled without an error, and are recorded. The others "
+                "are crawled by the next run that finds a link to them: list pages should be "
+                'requested with meta={"bloom_filter": False}',
+                f"{self._recorder.crawled:,}",
+                f"{self._recorder.scheduled:,}",
+                extra=extra,
+            )
+        return not number
+
+    def _record(self, fingerprints: Sequence[bytes]) -> None:
+        if self._recorder is not None:
+            for fingerprint in fingerprints:
+                if self._recorder.record(fingerprint):
+                    self._recorded()
