@@ -217,7 +217,7 @@ class CountersAgainstCounter(RuleBasedStateMachine):
         assert all(self.filter.has_hashed(0, positions) for positions in self.live)
 
 
-CountersAgainstCounter.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+CountersAgainstCounter.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestCounters = CountersAgainstCounter.TestCase
 
 

@@ -61,7 +61,6 @@ def place(name: str, directory: Path) -> dict[str, object]:
         ("local", {"BLOOM_RECORD_ON": "crawled"}),
         ("local", {"BLOOM_RECORD_ON": "crawled", **FORGET}),
         ("valkey", FORGET),
-        ("cluster", FORGET),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
