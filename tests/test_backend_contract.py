@@ -65,7 +65,7 @@ SHARED = {
 COUNTING = {
     f"counting {name}": counting(backend)
     for name, backend in {"local": local, **SHARED}.items()
-    if name != "no mirror"  # there is none
+    if name not in {"no mirror", "redis"}  # there is no mirror; and one kind of server will do
 }
 SHARED |= {name: backend for name, backend in COUNTING.items() if name != "counting local"}
 PERSISTENT = {"local": local, **COUNTING, **SHARED}
