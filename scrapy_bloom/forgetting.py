@@ -47,19 +47,12 @@ class Forgetting:
         Raises:
             StorageError: the filter is out of reach. It is tried again.
         """
-        todo = list(fingerprints)
-        while todo:
-            fingerprint = todo.pop()
-            self._pending.discard(fingerprint)
-            todo += self._followers.pop(fingerprint, ())
-            self._waiting.append(fingerprint)
+        self._waiting += self._with_followers(fingerprints)
         self._forget()
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
         """A request ended in another way."""
-        for fingerprint in fingerprints:
-            self._pending.discard(fingerprint)
-            self._followers.pop(fingerprint, None)
+        self._with_followers(fingerprints)
         if self._waiting:
             with contextlib.suppress(StorageError):  # told already
                 self._forget()
@@ -95,6 +88,16 @@ class Forgetting:
         with contextlib.suppress(StorageError):
             self._forget()
         return len(self._waiting)
+
+    def _with_followers(self, fingerprints: Sequence[bytes]) -> list[bytes]:
+        """Those that have ended with these, which are among them."""
+        ended, todo = [], list(fingerprints)
+        while todo:
+            fingerprint = todo.pop()
+            self._pending.discard(fingerprint)
+            todo += self._followers.pop(fingerprint, ())
+            ended.append(fingerprint)
+        return ended
 
     def _forget(self) -> None:
         while self._waiting:

@@ -225,7 +225,7 @@ def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
         return True
 
     forgetting = Forgetting(discard)
-    for fingerprint in (b"fails", b"works", b"queued"):
+    for fingerprint in (b"fails", b"works", b"queued", b"b"):
         forgetting.scheduled(fingerprint)
     forgetting.followed(b"fails", [b"a"])
     forgetting.followed(b"a", [b"of a"])  # not pending: it has ended
@@ -234,6 +234,7 @@ def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     forgetting.followed(b"queued", [b"d"])
     forgetting.failed([b"fails"])
     forgetting.ended([b"works"])
+    forgetting.followed(b"b", [b"of b"])  # b has ended with what it was redirected to
     assert sorted(forgotten) == [b"a", b"fails"]
     assert forgetting.close() == 0
     assert forgotten[2:] == [b"d"]  # nobody knows: rather twice than never
