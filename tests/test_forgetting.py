@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import servers
-from crawls import Crawl
+from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom import StorageError
 from scrapy_bloom.forgetting import Forgetting
 from sites import FailingExample, ScriptedSite
@@ -136,6 +136,24 @@ def test_a_dead_page_does_not_loop(where: str, looping: ScriptedSite, tmp_path: 
         assert looping.hits["/dead"] == times
         assert f"'bloom/forgotten': {times}," in run.output
         assert not run.told("ERROR")
+
+
+def test_forgetting_under_scrapy_rediss_scheduler(looping: ScriptedSite, tmp_path: Path) -> None:
+    settings = {
+        **place("valkey", tmp_path),
+        **FORGET,
+        "RETRY_ENABLED": False,
+        "CONCURRENT_REQUESTS": 1,
+        "REDIS_URL": servers.shared("valkey").url,
+        "SCHEDULER_PERSIST": True,
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "SCHEDULER_QUEUE_KEY": f"{tmp_path.name}:queue",
+    }
+    run = Crawl(looping.url, tmp_path, settings, spider=SHARED_SPIDER)
+    assert run.finish() == 0, run.output
+    assert looping.hits["/dead"] == 3
+    assert len(looping.hits) == 13  # every other page, once, and the last one's link
+    assert "'bloom/forgotten': 3," in run.output
 
 
 def test_what_leads_to_a_dead_page_in_several_steps_is_forgotten(
