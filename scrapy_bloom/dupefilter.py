@@ -121,23 +121,23 @@ class BloomDupeFilter(BaseDupeFilter):
                     spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
                     fingerprinter=global_object_name(type(fingerprinter)),
                 )
+            new = cls(
+                backend,
+                fingerprinter,
+                stats=crawler.stats,
+                on_full=settings.on_full,
+                on_outage=settings.redis_on_outage,
+                forget_failed=settings.forget_failed and not in_shell,
+                close_spider=partial(close_spider_soon, crawler),
+                debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
+                spider=crawler.spider,
+            )
+            if new._endings is not None:
+                Outcomes(crawler, new._request_ended)
             backend.open()
         except BloomError as error:
             _tell_at_the_start(crawler, error)
             raise
-        new = cls(
-            backend,
-            fingerprinter,
-            stats=crawler.stats,
-            on_full=settings.on_full,
-            on_outage=settings.redis_on_outage,
-            forget_failed=settings.forget_failed and not in_shell,
-            close_spider=partial(close_spider_soon, crawler),
-            debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
-            spider=crawler.spider,
-        )
-        if new._endings is not None:
-            Outcomes(crawler, new._request_ended)
         return new
 
     @classmethod

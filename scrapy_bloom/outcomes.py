@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import scrapy
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
 from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.marks import KEY
 
+_WRAPPED = ("enqueue_scrape", "call_spider_async", "handle_spider_error")
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
 
 
@@ -63,6 +66,9 @@ class Outcomes:
         crawler: with its engine, before the first request.
         ended: called with each request, after the last retry or redirect, and how it ended. It
             must not raise.
+
+    Raises:
+        SettingError: this version of Scrapy works in another way.
     """
 
     def __init__(self, crawler: Crawler, ended: Callable[[Request, Outcome], None]) -> None:
@@ -70,6 +76,12 @@ class Outcomes:
         self._under_way: dict[int, _Handling] = {}
         assert crawler.engine is not None
         scraper: Any = crawler.engine.scraper
+        if missing := [name for name in _WRAPPED if not hasattr(scraper, name)]:
+            raise SettingError(
+                "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work with this version of Scrapy, "
+                f"{scrapy.__version__}, whose scraper has no {' or '.join(missing)}; upgrade "
+                "scrapy_bloom, or do without these settings"
+            )
         self._enqueue_scrape = scraper.enqueue_scrape
         self._call_spider = scraper.call_spider_async
         self._handle_spider_error = scraper.handle_spider_error

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
+from scrapy.core.scraper import Scraper
 from scrapy.utils.reactor import install_reactor
 from scrapy.utils.test import get_crawler
 
@@ -303,6 +304,15 @@ def test_neither_filtered_nor_recorded(variant: dict[str, object]) -> None:
         assert scheduler.enqueue_request(Request(page, meta=neither))
     added = 0 if "BLOOM_RECORD_ON" in variant else 1
     assert bloom_stats(scheduler)["bloom/added"] == added
+
+
+def test_another_scrapy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Scraper, "call_spider_async")
+    with pytest.raises(SettingError, match="whose scraper has no call_spider_async; upgrade"):
+        made(**crawled(tmp_path))
+    assert not list(tmp_path.iterdir())
+    with opened() as scheduler:  # all else does work
+        assert scheduler.enqueue_request(Request("https://example.com/"))
 
 
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
