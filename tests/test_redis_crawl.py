@@ -192,8 +192,15 @@ def test_an_outage_that_lasts(
         "BLOOM_REDIS_DEADLINE_SECS": 1,
         "BLOOM_REDIS_ON_OUTAGE": policy,
         "JOBDIR": "job",
-        "DEPTH_LIMIT": 12,  # unfiltered, the links back would never end
     }
+    if policy == "pass":
+        # Unfiltered, the links back would never end. Breadth first, or a page might be recorded
+        # where its links are too deep.
+        settings |= {"DEPTH_LIMIT": 12, "DEPTH_PRIORITY": 1}
+        settings |= {
+            f"SCHEDULER_{kind}_QUEUE": f"scrapy.squeues.{name}"
+            for kind, name in (("DISK", "PickleFifoDiskQueue"), ("MEMORY", "FifoMemoryQueue"))
+        }
     tree.delay = 0.02
     crawl = Crawl(tree.url, tmp_path, settings)
     crawl.wait_until(lambda: tree.total() >= 30)
