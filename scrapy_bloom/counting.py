@@ -21,9 +21,7 @@ from bitarray.util import zeros
 
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import BLOCK_HASH_BITS
-from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS, Geometry
-
-_MAX_KEPT = 16_384  # blocks whose views are kept, as in scrapy_bloom.filters: 23 MB
+from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS
 
 Planes = tuple[bitarray, bitarray, bitarray, bitarray]
 
@@ -149,23 +147,12 @@ class CountingBloomFilter(BloomFilter):
         return True
 
     def _planes(self, block: int) -> Planes:
-        planes = self._kept.get(block)
-        if planes is None:
-            planes = _planes(self._place(block, block + 1))
-            if len(self._kept) < _MAX_KEPT:
-                self._kept[block] = planes
-        return planes
+        planes: Planes | None = self._views.get(block)
+        return self._view(block) if planes is None else planes
 
-    def _attach(
-        self,
-        buffer: bytearray | memoryview,
-        geometry: Geometry,
-        capacity: int,
-        error_rate: float,
-        salt: bytes,
-    ) -> None:
-        super()._attach(buffer, geometry, capacity, error_rate, salt)
-        self._kept: dict[int, Planes] = {}
+    @staticmethod
+    def _viewed(block: memoryview) -> Planes:
+        return _planes(block)
 
     def _block_fills(self) -> Iterator[float]:
         for block in range(self.num_blocks):
@@ -187,11 +174,6 @@ class CountingBloomFilter(BloomFilter):
             self.saturated += carry.count()
             for plane in planes:
                 plane |= carry  # noqa: PLW2901
-
-    def release(self) -> None:
-        """Let go of the buffer; see `BloomFilter.release`."""
-        self._kept.clear()
-        super().release()
 
 
 def _planes(block: memoryview) -> Planes:

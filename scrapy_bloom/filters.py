@@ -3,7 +3,7 @@
 import math
 import secrets
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from bitarray import bitarray
 
@@ -12,7 +12,8 @@ from scrapy_bloom.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
 from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them for each filter (the blocks of 512 MB); beyond that they are made on the way.
+# them for each filter (the blocks of 512 MB); beyond that they are made on the way. A counting
+# filter has four of them for a block.
 _MAX_VIEWS = 65_536
 
 
@@ -95,7 +96,7 @@ class BloomFilter:
         self.salt = salt
         self._buffer = memoryview(buffer)
         self._bits = bitarray(buffer=self._buffer, endian="big")
-        self._views: dict[int, bitarray] = {}
+        self._views: dict[int, Any] = {}
         self._num_blocks, self._num_hashes, _ = geometry
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
@@ -128,7 +129,7 @@ class BloomFilter:
         """
         # block_of(), spelled out here and below: a call takes as long again.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits = self._views.get(block)
+        bits: bitarray | None = self._views.get(block)
         if bits is None:
             bits = self._view(block)
         # Mostly the first bit alone tells that a fingerprint is new.
@@ -145,18 +146,22 @@ class BloomFilter:
             positions: at least `num_hashes` of them; the first ones count.
         """
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits = self._views.get(block)
+        bits: bitarray | None = self._views.get(block)
         if bits is None:
             bits = self._view(block)
         if not (bits[positions[0]] and bits[positions[self._second]]):
             return False
         return bits[positions[: self._num_hashes]].all()
 
-    def _view(self, block: int) -> bitarray:
-        bits = bitarray(buffer=self._place(block, block + 1), endian="big")
-        if len(self._views) < _MAX_VIEWS:
-            self._views[block] = bits
-        return bits
+    def _view(self, block: int) -> Any:
+        view = self._viewed(self._place(block, block + 1))
+        if len(self._views) < _MAX_VIEWS // self.geometry.counter_bits:
+            self._views[block] = view
+        return view
+
+    @staticmethod
+    def _viewed(block: memoryview) -> Any:
+        return bitarray(buffer=block, endian="big")
 
     @property
     def num_blocks(self) -> int:

@@ -315,7 +315,7 @@ def test_blocks_can_be_copied_and_only_whole() -> None:
 
 
 def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.counting._MAX_KEPT", 3)
+    monkeypatch.setattr("scrapy_bloom.filters._MAX_VIEWS", 12)
     seen = CountingBloomFilter(100_000, 1e-4)
     assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
     assert all(seen.discard(fingerprint) for fingerprint in numbered(range(1000)))
@@ -330,7 +330,7 @@ def test_a_crash_in_between_leaves_no_counter_too_low() -> None:
                 seen = one_block()
                 for number in range(count):
                     seen.add_hashed(0, [7, 100 + number, 200 + number])
-                seen._kept[0] = tuple(_Plane(each, planes) for each in seen._planes(0))
+                seen._views[0] = tuple(_Plane(each, planes) for each in seen._planes(0))
                 _Plane.written = 0
                 ours = [7, 99, 199] if operation == "add_hashed" else [7, 100, 200]
                 with contextlib.suppress(_CrashError):
