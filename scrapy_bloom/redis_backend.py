@@ -88,9 +88,7 @@ class RedisBackend:
         self._job = job or Job(None, "keep")
         self._lock: FileLock | None = None
         self._growth = SharedGrowth(self._shared, self._policy)
-        self._lookup = SharedLookup(
-            self._store, self._shared, self._growth, self._policy, trust_secs
-        )
+        self._lookup = SharedLookup(self._store, self._shared, self._growth, trust_secs)
 
     def open(self) -> None:
         """Connect, and join the filter or create it.

@@ -53,6 +53,15 @@ class SharedGrowth:
         if self._shared.newest.number == full.number + 1:
             self.log.grown(self._shared.live)
 
+    def go_on(self, sealed: RedisGeneration) -> None:
+        """Another crawler has sealed the newest generation: go on to the next, or make it.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+        """
+        size = self._policy.next(self._shared.live)
+        self._shared.follow(sealed, size, sealed.open_until)
+
     def begin(self) -> None:
         """The crawl begins: make what its settings ask for and the newest generation is not."""
         if not self._shared.live:

@@ -3,7 +3,6 @@
 import time
 
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.generations import Policy
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
@@ -21,7 +20,6 @@ class SharedLookup:
         store: the keys.
         shared: the generations.
         growth: makes the next one.
-        policy: sizes the next one, where this crawler finds that it is missing.
         trust_secs: how long the mirrors are trusted without a word from the server.
 
     Attributes:
@@ -33,7 +31,6 @@ class SharedLookup:
         store: RedisStore,
         shared: SharedGenerations,
         growth: SharedGrowth,
-        policy: Policy,
         trust_secs: float,
     ) -> None:
         self.mirror_hits = 0
@@ -42,7 +39,6 @@ class SharedLookup:
         self._server = store.server
         self._shared = shared
         self._growth = growth
-        self._policy = policy
         self._trust_secs = trust_secs
         self._confirm_at = 0.0  # on a monotonic clock
 
@@ -175,8 +171,7 @@ class SharedLookup:
         if marks == SEALED:
             if not new:
                 return False
-            size = self._policy.next(self._shared.live)
-            self._shared.follow(newest, size, newest.open_until)
+            self._growth.go_on(newest)
         elif marks != ALIVE:
             self._shared.lost(newest, block_hash)
         if self._shared.newest is not newest:
