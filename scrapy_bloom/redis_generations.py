@@ -106,10 +106,13 @@ class SharedGenerations:
             self._store.remove_left_over(stored)
         created = False
         if not stored.generations:
-            content, count = None, 0
+            size, content, count = self._policy.first(), None, 0
             if importable is not None:
-                content, count = self._imported(stored.info, importable)
-            created = self._create_first(content, count)
+                seen = open_seen(importable)
+                size = self._policy.first(at_least=seen.count())
+                content = size.filter(bytes.fromhex(stored.info.salt))
+                count = import_seen(seen, content)
+            created = self._create_first(size, content, count)
             stored = self._store.read()
             if stored.info is None or not stored.generations:
                 raise StorageError(
@@ -119,26 +122,13 @@ class SharedGenerations:
         if tell and not created:
             self._tell_what_is_joined()
 
-    def _imported(self, info: FilterInfo, importable: Path) -> tuple[BloomFilter, int]:
-        seen = open_seen(importable)
-        size = self._policy.first(at_least=seen.count())
-        content = size.filter(bytes.fromhex(info.salt))
-        return content, import_seen(seen, content)
-
-    def _create_first(self, content: BloomFilter | None, count: int) -> bool:
+    def _create_first(self, size: Size, content: BloomFilter | None, count: int) -> bool:
         """Make the first generation, or wait until another crawler has; whether we made it."""
         self._lock()
         try:
             stored = self._store.read()
             if stored.info is None or stored.generations:
                 return False
-            if content is None:
-                return self._published(stored.info, self._policy.first(), 1, 0.0)
-            size = Size(
-                capacity=content.capacity,
-                error_rate=content.error_rate,
-                counting=content.geometry.is_counting,
-            )
             return self._published(stored.info, size, 1, 0.0, content=content, count=count)
         except NoRoomError as error:
             raise StorageError(
