@@ -115,11 +115,16 @@ def generation_text(generation: RedisGeneration) -> str:
     )
 
 
+def field_name(epoch: str, generation: Generation) -> str:
+    """The name of a generation's field; that of its count ends with `:count`."""
+    return f"{epoch}:{generation.number}"
+
+
 def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> dict[str, str]:
     """All fields of a filter's hash, but drafts."""
     fields = {"filter": info_text(info)}
     for each in generations:
-        name = f"{info.epoch}:{each.number}"
+        name = field_name(info.epoch, each)
         fields[name] = generation_text(each)
         fields[f"{name}:count"] = str(each.count)
     return fields

@@ -35,6 +35,7 @@ from scrapy_bloom.redis_meta import (
     FilterInfo,
     RedisGeneration,
     Stored,
+    field_name,
     filter_fields,
     generation_text,
     info_text,
@@ -125,7 +126,7 @@ class RedisStore:
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
         """Make a generation part of the filter; False if there is another of that number."""
-        name, value = f"{epoch}:{generation.number}", generation_text(generation)
+        name, value = field_name(epoch, generation), generation_text(generation)
 
         def do(client: Any) -> bool:
             client.hsetnx(self.key, name, value)
@@ -163,12 +164,12 @@ class RedisStore:
 
     def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
         """Write a published generation's figures anew."""
-        name, value = f"{epoch}:{generation.number}", generation_text(generation)
+        name, value = field_name(epoch, generation), generation_text(generation)
         self.server.call(lambda client: client.hset(self.key, name, value))
 
     def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
         """Add to a generation's count; the sum of all crawlers, None if it is not there."""
-        name = f"{epoch}:{generation.number}"
+        name = field_name(epoch, generation)
 
         def do(client: Any) -> int | None:
             count: int = client.hincrby(self.key, f"{name}:count", number)
@@ -181,7 +182,7 @@ class RedisStore:
 
     def set_count(self, epoch: str, generation: RedisGeneration) -> None:
         """Write a generation's count as it is known here."""
-        name = f"{epoch}:{generation.number}:count"
+        name = f"{field_name(epoch, generation)}:count"
         self.server.call(lambda client: client.hset(self.key, name, generation.count))
 
     # One crawler at a time makes a generation.
@@ -242,7 +243,7 @@ class RedisStore:
 
     def expire(self, epoch: str, generation: RedisGeneration) -> None:
         """Remove a generation that does not count any more. Any number of crawlers may do it."""
-        name = f"{epoch}:{generation.number}"
+        name = field_name(epoch, generation)
         draft = json.dumps([generation.num_chunks, 0])
 
         def do(client: Any) -> None:
