@@ -109,12 +109,10 @@ class Forgetting:
                 self._count(fingerprint)
 
     def _count(self, fingerprint: bytes) -> None:
-        times = 1
-        while times < MOST_TIMES and not self._times.add(fingerprint + bytes([times])):
-            times += 1
-        if times == MOST_TIMES:
-            self._times.add(fingerprint + _LAST)
-            self._any_is_dead = True
+        for times in range(1, MOST_TIMES + 1):
+            if self._times.add(fingerprint + bytes([times])):
+                break
+        self._any_is_dead = self._any_is_dead or times == MOST_TIMES
 
 
 def _in_memory(*, counting: bool = False) -> LocalBackend:

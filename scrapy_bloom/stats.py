@@ -16,7 +16,7 @@ def set_stats(
     Args:
         stats: the crawler's.
         status: the filter's figures now.
-        added: new requests in this run.
+        added: requests recorded in this run.
         forgotten: requests forgotten in this run because they failed; None if none ever is.
     """
     for name, value in (
