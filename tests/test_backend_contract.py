@@ -74,25 +74,20 @@ BACKENDS = {"memory": memory, **PERSISTENT, **COUNTING}
 PLAIN = {name: backend for name, backend in BACKENDS.items() if name not in COUNTING}
 
 
-@pytest.fixture(params=BACKENDS)
-def new(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
-    """Makes backends that keep their filter in the same place; not yet opened."""
-    return lambda **changes: BACKENDS[request.param](tmp_path, **changes)
+def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
+    """A fixture over kinds of backends: what makes those that keep their filter in one place."""
+
+    @pytest.fixture(params=kinds)
+    def maker(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
+        return lambda **changes: kinds[request.param](tmp_path, **changes)
+
+    return maker
 
 
-@pytest.fixture(params=PERSISTENT)
-def persistent(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
-    return lambda **changes: PERSISTENT[request.param](tmp_path, **changes)
-
-
-@pytest.fixture(params=COUNTING)
-def counting_backend(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
-    return lambda **changes: COUNTING[request.param](tmp_path, **changes)
-
-
-@pytest.fixture(params=PLAIN)
-def plain(request: pytest.FixtureRequest, tmp_path: Path) -> NewBackend:
-    return lambda **changes: PLAIN[request.param](tmp_path, **changes)
+new = makers(BACKENDS)
+persistent = makers(PERSISTENT)
+counting_backend = makers(COUNTING)
+plain = makers(PLAIN)
 
 
 def test_add_tells_what_is_new(new: NewBackend) -> None:
