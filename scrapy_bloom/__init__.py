@@ -3,22 +3,26 @@
 DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 """
 
-from scrapy_bloom.addon import Addon
-from scrapy_bloom.counting import CountingBloomFilter
-from scrapy_bloom.dupefilter import BloomDupeFilter
-from scrapy_bloom.exceptions import (
-    BloomError,
-    FilterFileError,
-    FingerprinterMismatchError,
-    GeometryMismatchError,
-    LockedError,
-    OutageError,
-    SeenFileError,
-    SettingError,
-    StorageError,
-    UncleanShutdownError,
-)
-from scrapy_bloom.filters import BloomFilter
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scrapy_bloom.addon import Addon
+    from scrapy_bloom.counting import CountingBloomFilter
+    from scrapy_bloom.dupefilter import BloomDupeFilter
+    from scrapy_bloom.exceptions import (
+        BloomError,
+        FilterFileError,
+        FingerprinterMismatchError,
+        GeometryMismatchError,
+        LockedError,
+        OutageError,
+        SeenFileError,
+        SettingError,
+        StorageError,
+        UncleanShutdownError,
+    )
+    from scrapy_bloom.filters import BloomFilter
 
 __all__ = [
     "Addon",
@@ -36,3 +40,20 @@ __all__ = [
     "StorageError",
     "UncleanShutdownError",
 ]
+
+_HOMES = {
+    "Addon": "addon",
+    "BloomDupeFilter": "dupefilter",
+    "BloomFilter": "filters",
+    "CountingBloomFilter": "counting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Every scrapy command, also of projects without this filter, imports this package for
+    # `scrapy bloom`. They shall not wait for all of it, nor end where a part cannot be imported.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'exceptions')}"), name)
+    globals()[name] = value
+    return value

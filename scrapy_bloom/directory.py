@@ -76,12 +76,46 @@ def lock_directory(path: Path) -> FileLock:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A filter file as it was found, not yet opened for writing."""
+class FoundFile:
+    """A filter file as it was found, not yet opened."""
 
     path: Path
     header: Header
     state: State
+
+    @classmethod
+    def at(cls, path: Path) -> "FoundFile":
+        """What the header of a file says; see `read_header`."""
+        return cls(path, *read_header(path))
+
+
+def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], list[FoundFile]]:
+    """Those that count, and those that the newest one's header says are over.
+
+    Args:
+        path: the directory.
+        files: all of it, oldest first, at least one.
+
+    Raises:
+        FilterFileError: they are not all of one filter, or some are missing.
+    """
+    newest = files[-1]
+    for file in files:
+        if file.header.salt != newest.header.salt:
+            raise FilterFileError(
+                f"{file.path} and {newest.path} belong to different filters (their salts "
+                "differ); nothing was changed: move away those that do not belong here"
+            )
+    expected = range(newest.state.oldest, newest.header.generation + 1)
+    live = [file for file in files if file.header.generation in expected]
+    named = [(file.header.generation, file.path.name) for file in live]
+    if named != [(number, file_name(number)) for number in expected]:
+        raise FilterFileError(
+            f"{path} does not hold all generations of the filter, numbers {expected[0]} "
+            f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
+            "move the others away to start with an empty filter"
+        )
+    return live, [file for file in files if file not in live]
 
 
 class FilterDirectory:
@@ -141,7 +175,7 @@ class FilterDirectory:
         self._job.end()
 
     def _loaded(self) -> list[FilterFile]:
-        files = [_Found(path, *read_header(path)) for path in filter_files(self.path)]
+        files = [FoundFile.at(path) for path in filter_files(self.path)]
         for file in files:
             self._check_fingerprinter(file)
         for draft in self.path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
@@ -152,7 +186,7 @@ class FilterDirectory:
             return []
         if not files:
             return []
-        live, over = self._divided(files)
+        live, over = divide(self.path, files)
         opened: list[FilterFile] = []
         try:
             opened.extend(FilterFile.open(file.path) for file in live)
@@ -175,12 +209,12 @@ class FilterDirectory:
         """The job's requests.seen, if its queue and our filter were not set aside."""
         return None if jobdir.was_set_aside(self.path, _FILES) else self._job.importable()
 
-    def _is_unclean(self, files: Sequence[_Found]) -> bool:
+    def _is_unclean(self, files: Sequence[FoundFile]) -> bool:
         if any(file.state.in_use for file in files):
             return True
         return self._job.was_killed(files[-1].path.stat().st_mtime if files else None)
 
-    def _check_fingerprinter(self, file: _Found) -> None:
+    def _check_fingerprinter(self, file: FoundFile) -> None:
         if file.header.fingerprinter != clip(self._fingerprinter):
             raise FingerprinterMismatchError(
                 f"{file.path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
@@ -189,31 +223,7 @@ class FilterDirectory:
                 "another JOBDIR or BLOOM_DIR"
             )
 
-    def _divided(self, files: Sequence[_Found]) -> tuple[Sequence[_Found], Sequence[_Found]]:
-        """Those that count, and those that the newest one's header says are over.
-
-        Raises:
-            FilterFileError: they are not all of one filter, or some are missing.
-        """
-        newest = files[-1]
-        for file in files:
-            if file.header.salt != newest.header.salt:
-                raise FilterFileError(
-                    f"{file.path} and {newest.path} belong to different filters (their salts "
-                    "differ); nothing was changed: move away those that do not belong here"
-                )
-        expected = range(newest.state.oldest, newest.header.generation + 1)
-        live = [file for file in files if file.header.generation in expected]
-        named = [(file.header.generation, file.path.name) for file in live]
-        if named != [(number, file_name(number)) for number in expected]:
-            raise FilterFileError(
-                f"{self.path} does not hold all generations of the filter, numbers {expected[0]} "
-                f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
-                "move the others away to start with an empty filter"
-            )
-        return live, [file for file in files if file not in live]
-
-    def _set_aside_unclean(self, files: Sequence[_Found]) -> bool:
+    def _set_aside_unclean(self, files: Sequence[FoundFile]) -> bool:
         """Deal with a filter or job that was not closed; True if it is out of the way now."""
         is_away = self._job.recover(
             files[-1].path if files else None,

@@ -19,15 +19,19 @@ _ZEROS = bytes(1 << 20)
 
 
 class FilterFile:
-    """A filter file, mapped for reading and writing. Made by `create` or `open`."""
+    """A filter file, mapped for reading and writing. Made by `create`, `open` or `look`."""
 
-    def __init__(self, path: Path, header: Header, state: State) -> None:
+    def __init__(self, path: Path, header: Header, state: State, *, readonly: bool = False) -> None:
         self.path = path
         self.header = header
         self.state = state
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(self._fd, HEADER_BYTES + header.geometry.nbytes)
+            self._map = mmap.mmap(
+                self._fd,
+                HEADER_BYTES + header.geometry.nbytes,
+                access=mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE,
+            )
         except BaseException:
             os.close(self._fd)
             raise
@@ -58,6 +62,20 @@ class FilterFile:
                 f"{path} cannot be opened for writing: {error.strerror or error}; the crawl has to "
                 "be able to write to it"
             ) from error
+
+    @classmethod
+    def look(cls, path: Path) -> "FilterFile":
+        """Map an existing file for reading only, also while a crawl writes to it.
+
+        Raises:
+            FilterFileError: the file is truncated, foreign, damaged or of a newer format.
+            StorageError: it cannot be read.
+        """
+        header, state = read_header(path)
+        try:
+            return cls(path, header, state, readonly=True)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
     @classmethod
     def create(

@@ -1,0 +1,60 @@
+"""What else could remember a crawl's requests, in how many bytes, and how often it would err."""
+
+import math
+from dataclasses import dataclass
+
+SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
+REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
+MD5_TABLE_BYTES = 32  # 16 for a digest, in a table that is half full
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A way to remember requests.
+
+    Attributes:
+        name: of what, for people.
+        nbytes: what it takes for all requests.
+        false_drops: requests that it is expected to take for seen ones in the whole crawl.
+    """
+
+    name: str
+    nbytes: int
+    false_drops: float
+
+
+def alternatives(requests: int, nbytes: int) -> list[Alternative]:
+    """What else could be used in place of a Bloom filter.
+
+    Args:
+        requests: n, how many different ones, at least 1.
+        nbytes: the size of the filter: that of the bitmap, too.
+    """
+    return [
+        Alternative("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
+        Alternative("Redis set (scrapy-redis)", requests * REDIS_SET_BYTES, 0.0),
+        Alternative("MD5 hash table", requests * MD5_TABLE_BYTES, md5_collisions(requests)),
+        Alternative(
+            "one-hash bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)
+        ),
+    ]
+
+
+def bitmap_collisions(requests: int, num_bits: int) -> float:
+    """Requests that a bitmap with one hash takes for seen ones while it records so many.
+
+    Those that set no new bit: n - m (1 - e^(-n/m)).
+
+    >>> round(bitmap_collisions(100_000, 1_000_000))
+    4837
+    """
+    return requests + num_bits * math.expm1(-requests / num_bits)
+
+
+def md5_collisions(requests: int) -> float:
+    """The same of 128-bit digests: the pairs, n (n - 1) / 2, by the number of digests.
+
+    >>> md5_collisions(10**9) < 1e-20
+    True
+    """
+    return requests * (requests - 1) / 2 / 2**128

@@ -1,0 +1,131 @@
+"""`scrapy bloom ...`: what a person does around a crawl, from the shell.
+
+Scrapy loads this module whenever any of its commands runs. So nothing is imported here but
+Scrapy's own base class: the subcommands are imported when one of them is asked for.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from scrapy.commands import ScrapyCommand
+from scrapy.exceptions import UsageError
+
+# Each is a module here, whose docstring is its help, with SYNTAX, HELP, add_arguments and run.
+SUBCOMMANDS = ("plan",)
+
+
+class BloomCommand(ScrapyCommand):
+    """The command that Scrapy finds under the entry point `bloom`."""
+
+    requires_project = False
+    requires_crawler_process = False
+    default_settings: ClassVar[dict[str, Any]] = {"LOG_ENABLED": False}
+
+    def syntax(self) -> str:
+        """What follows `scrapy bloom` in the usage line."""
+        return "SUBCOMMAND [options]"
+
+    def short_desc(self) -> str:
+        """The line in the list that `scrapy` prints."""
+        return "Plan, look into, fill, check, merge and move Bloom filters"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Scrapy's global options, before or after the name of the subcommand, and its own."""
+        super().add_options(parser)
+        subparsers = parser.add_subparsers(
+            title="subcommands", dest="subcommand", metavar="SUBCOMMAND", required=True
+        )
+        for name in SUBCOMMANDS:
+            module = importlib.import_module(f"{__name__}.{name}")
+            sub = subparsers.add_parser(
+                name,
+                prog=f"scrapy bloom {name}",
+                usage=f"scrapy bloom {name} {module.SYNTAX}",
+                help=module.HELP,
+                description=module.__doc__,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                conflict_handler="resolve",
+            )
+            super().add_options(sub)
+            _keep_what_stands_before(sub)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run, parser=sub)
+
+    def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
+        """Refuse what nobody knows, and take the global options over into the settings."""
+        if args:
+            opts.parser.error(f"unrecognized arguments: {' '.join(args)}")
+        opts.set = [*opts.set, *getattr(opts, "set_after", [])]
+        try:
+            super().process_options(args, opts)
+        except UsageError as error:
+            opts.parser.error(str(error))
+
+    def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
+        """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
+        try:
+            with _warnings_told():
+                opts.run(opts, self.settings)
+            sys.stdout.flush()
+        except UsageError as error:
+            opts.parser.error(str(error))
+        except KeyboardInterrupt:
+            self._fail("interrupted")
+        except BrokenPipeError:
+            # Whoever read the output has enough of it. What is still to be written must not fail
+            # once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.exitcode = 1
+        except (_bloom_error(), OSError) as error:
+            self._fail(str(error))
+        except MemoryError:
+            self._fail("there is not enough memory for that")
+
+    def _fail(self, why: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.write(f"scrapy bloom: error: {why}\n")
+        self.exitcode = 1
+
+
+def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
+    """Let `scrapy bloom -s A=1 plan -s B=2` set both: a default after it would undo the first."""
+    for action in sub._actions:  # noqa: SLF001 - argparse has no other way to them
+        if action.dest == "set":
+            action.dest = "set_after"
+        action.default = argparse.SUPPRESS
+
+
+def _bloom_error() -> type[Exception]:
+    from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
+
+    return BloomError
+
+
+@contextmanager
+def _warnings_told() -> Iterator[None]:
+    """What the package warns of in a crawl's log is told here on the error output."""
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_OneLine())
+    logger = logging.getLogger("scrapy_bloom")
+    logger.addHandler(handler)
+    propagates, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
+
+
+class _OneLine(logging.Formatter):
+    _NAMES: ClassVar[Mapping[str, str]] = {"WARNING": "warning", "ERROR": "error"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = self._NAMES.get(record.levelname, record.levelname.lower())
+        return f"scrapy bloom: {level}: {record.getMessage()}"

@@ -1,0 +1,165 @@
+"""What the subcommands print: tables and progress bars for people, JSON for programs.
+
+Figures go to the standard output, all else to the error output. Where that is no terminal, a
+table is plain text: columns at fixed places, nothing cut off, no colour.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scrapy_bloom.exceptions import BloomError
+
+_ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option of each subcommand that prints figures."""
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def add_output(parser: argparse.ArgumentParser, *flags: str, what: str, **more: Any) -> None:
+    """The options of a file to write: its path, and whether one there may be replaced."""
+    parser.add_argument(*flags, type=Path, metavar="FILE", help=f"where to write {what}", **more)
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+
+
+def check_output(path: Path, *, overwrite: bool) -> None:
+    """That a file may be written: better told before the work than after it.
+
+    Raises:
+        BloomError: it exists, or its directory does not.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise BloomError(f"{path} can't be written: give a file in a directory that exists")
+    if path.exists() and not overwrite:
+        raise BloomError(f"{path} exists already; add --overwrite to replace it")
+
+
+def print_json(figures: Any) -> None:
+    """Print figures for a program."""
+    sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a line of the result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def note(text: str) -> None:
+    """Print a line about the result, beside it."""
+    sys.stderr.write(f"{text}\n")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print rows of text under their names.
+
+    Args:
+        columns: the names; one that ends with ":" is text, to the left, any other a figure.
+        rows: a text for each column.
+        title: what they are about.
+    """
+    from rich import box  # noqa: PLC0415 - only for people
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    is_plain = not sys.stdout.isatty()
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=None if is_plain else box.SIMPLE_HEAD,
+        pad_edge=False,
+        header_style="bold",
+    )
+    for name in columns:
+        is_text = name.endswith(":")
+        table.add_column(
+            name.removesuffix(":"),
+            justify="left" if is_text else "right",
+            no_wrap=is_plain,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*[_unmarked(cell) for cell in row])
+    if is_plain:
+        # As wide as it is: whoever reads a file or a pipe wants whole lines.
+        console = Console(width=100_000, color_system=None, legacy_windows=False)
+        with console.capture() as captured:
+            console.print(table)
+        lines = captured.get().splitlines()
+        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
+    else:
+        Console().print(table)
+
+
+def _unmarked(text: str) -> Any:
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    return Text(text)  # a "[" in it is no markup
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A figure for people: whole numbers with commas, others with so many digits that count.
+
+    >>> number(1_000_000), number(0.0329871), number(3.02e-7)
+    ('1,000,000', '0.033', '3.02e-07')
+    """
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+@contextmanager
+def progress(what: str, total: int | None, unit: str = "lines") -> Iterator[Callable[[int], None]]:
+    """A bar with rate and time left, on the error output if that is a terminal.
+
+    Args:
+        what: is going on.
+        total: how many there are; None if nobody knows.
+        unit: of what.
+
+    Returns:
+        A function to be told how many are done. It is cheap enough for each hundredth.
+    """
+    if not sys.stderr.isatty():
+        yield lambda done: None  # noqa: ARG005 - nobody looks
+        return
+    from rich.console import Console  # noqa: PLC0415 - only for people
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f} " + unit),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    begun = last = time.monotonic()
+    with bar:
+        task = bar.add_task(what, total=total, rate="")
+
+        def advance(done: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= _ADVANCE_SECS:
+                last = now
+                bar.update(task, completed=done, rate=f"{done / (now - begun):,.0f}/s")
+
+        yield advance

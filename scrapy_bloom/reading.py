@@ -1,0 +1,85 @@
+"""Looking at the files of a filter, also of a running crawl, without any change to them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scrapy_bloom.directory import FoundFile, divide, filter_files
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.generations import Lookup
+
+
+def filter_directory(path: Path) -> Path:
+    """Where the filter's files are, if a job directory was meant: its `bloom`, else the path."""
+    inner = path / "bloom"
+    return inner if filter_files(inner) and not filter_files(path) else path
+
+
+def found_files(path: Path) -> list[FoundFile]:
+    """The headers of a filter's live generations, oldest first, at least one.
+
+    Args:
+        path: a filter directory (a BLOOM_DIR), a job directory with one, or one file.
+
+    Raises:
+        FilterFileError: a file is unusable, or missing.
+        StorageError: there is no filter.
+    """
+    if path.is_file():
+        return [FoundFile.at(path)]
+    directory = filter_directory(path)
+    # A crawl may just remove files that are over; those that count are found the next time.
+    for is_last in (False, True):
+        found = filter_files(directory)
+        if not found:
+            break
+        try:
+            live, _ = divide(directory, [FoundFile.at(each) for each in found])
+        except StorageError:
+            if is_last:
+                raise
+        else:
+            return live
+    raise StorageError(
+        f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
+    )
+
+
+class FilterReader:
+    """A filter in files, mapped for reading only: nothing is locked, nothing changes.
+
+    Of a running crawl's filter, what is recorded later is seen, too, but in the generations of
+    now only.
+
+    Args:
+        path: see `found_files`.
+
+    Attributes:
+        files: one for each live generation, oldest first.
+
+    Raises:
+        StorageError: or one of its children: see `found_files`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
+        self._lookup = Lookup([file.filter for file in self.files])
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        return fingerprint in self._lookup
+
+    def close(self) -> None:
+        """Unmap the files."""
+        for file in self.files:
+            file.close()
+
+
+def _opened(paths: Sequence[Path]) -> list[FilterFile]:
+    opened: list[FilterFile] = []
+    try:
+        opened.extend(FilterFile.look(path) for path in paths)
+    except BaseException:
+        for each in opened:
+            each.close()
+        raise
+    return opened

@@ -1,0 +1,51 @@
+"""Running `scrapy bloom ...` as a user does: in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT = 120.0  # seconds
+SCRAPY = Path(sys.executable).with_name("scrapy")
+
+
+@dataclass
+class Ran:
+    """What a command did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """The one line of a failure."""
+        assert self.status == 1, self
+        assert "Traceback" not in self.err
+        lines = [line for line in self.err.splitlines() if "error: " in line]
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+def bloom(
+    *arguments: str | os.PathLike[str], cwd: Path, stdin: str = "", limit: float = LIMIT
+) -> Ran:
+    """Run `scrapy bloom` with these arguments."""
+    ended = subprocess.run(
+        [os.fspath(SCRAPY), "bloom", *map(os.fspath, arguments)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+        env={key: value for key, value in os.environ.items() if key != "SCRAPY_SETTINGS_MODULE"},
+    )
+    return Ran(ended.returncode, ended.stdout, ended.stderr)
