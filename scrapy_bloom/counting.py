@@ -154,7 +154,8 @@ class CountingBloomFilter(BloomFilter):
     def _viewed(block: memoryview) -> Planes:
         return _planes(block)
 
-    def _block_fills(self) -> Iterator[float]:
+    def block_fills(self) -> Iterator[float]:
+        """The share of counters that are not 0, for each block; see `BloomFilter`."""
         for block in range(self.num_blocks):
             set_counters = reduce(or_, _planes(self._place(block, block + 1)))
             yield set_counters.count() / BLOCK_BITS

@@ -2,8 +2,8 @@
 
 import math
 import secrets
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 from bitarray import bitarray
 
@@ -186,37 +186,26 @@ class BloomFilter:
     @property
     def fill_ratio(self) -> float:
         """Share of bits that are set, 0 to 1; counted now, so it takes time in a large filter."""
-        return math.fsum(self._block_fills()) / self.num_blocks
+        return Contents.of(self.block_fills(), self.num_hashes).fill_ratio
 
     @property
     def estimated_error_rate(self) -> float:
-        """False-positive rate of the filter as it is now, 0 to 1, from the bits that are set.
-
-        A fingerprint never added falls into each block with equal chance, and is taken for seen
-        if its k positions there are all set: the mean of fill^k over the blocks.
-        """
-        k = self.num_hashes
-        return math.fsum(fill**k for fill in self._block_fills()) / self.num_blocks
+        """False-positive rate of the filter as it is now, 0 to 1; see `Contents`."""
+        return Contents.of(self.block_fills(), self.num_hashes).error_rate
 
     @property
     def approximate_count(self) -> int:
-        """How many different fingerprints are in, estimated from the bits that are set.
+        """How many different fingerprints are in, estimated; see `Contents`."""
+        return Contents.of(self.block_fills(), self.num_hashes).requests
 
-        Per block, -(B/k) ln(1 - X/B) with X of B bits set (S. J. Swamidass, P. Baldi,
-        "Mathematical correction for fingerprint similarity measures to improve chemical
-        retrieval", 2007). Within about 1 % as long as the filter is not far over its capacity.
-        """
-        almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
-        total = math.fsum(-math.log1p(-min(fill, almost_full)) for fill in self._block_fills())
-        return round(total * BLOCK_BITS / self.num_hashes)
-
-    def _block_fills(self) -> Iterator[float]:
+    def block_fills(self) -> Iterator[float]:
+        """The share of set bits of each block, 0 to 1, counted as they are asked for."""
         for start in range(0, self.num_bits, BLOCK_BITS):
             yield self._bits.count(1, start, start + BLOCK_BITS) / BLOCK_BITS
 
     def is_compatible(self, other: "BloomFilter") -> bool:
         """Whether the two can be merged: same blocks, hashes and salt."""
-        return not self._differences(other)
+        return not self.differences(other)
 
     def __ior__(self, other: "BloomFilter") -> "BloomFilter":  # noqa: PYI034 - Self is in 3.11
         """Add everything that `other` holds; both must have been made alike.
@@ -226,7 +215,7 @@ class BloomFilter:
         """
         if not isinstance(other, BloomFilter):
             return NotImplemented
-        if differences := self._differences(other):
+        if differences := self.differences(other):
             raise GeometryMismatchError(
                 f"the filters cannot be merged: {', '.join(differences)}; make both with the same "
                 "capacity, error_rate and salt"
@@ -234,7 +223,8 @@ class BloomFilter:
         self._merge(0, other._buffer)
         return self
 
-    def _differences(self, other: "BloomFilter") -> list[str]:
+    def differences(self, other: "BloomFilter") -> list[str]:
+        """Why the two cannot be merged, a text for each reason; empty if they can."""
         found = []
         if self.geometry.is_counting != other.geometry.is_counting:
             found.append("one counts and the other does not")
@@ -259,7 +249,7 @@ class BloomFilter:
         size = self.geometry.block_bytes
         return self._buffer[start * size : stop * size]
 
-    def add_blocks(self, start: int, data: bytes) -> None:
+    def add_blocks(self, start: int, data: bytes | memoryview) -> None:
         """Add everything that some blocks of another filter, made alike, hold.
 
         Args:
@@ -304,6 +294,48 @@ class BloomFilter:
             f"{type(self).__name__}(capacity={self.capacity}, error_rate={self.error_rate}, "
             f"num_blocks={self.num_blocks}, num_hashes={self.num_hashes})"
         )
+
+
+class Contents(NamedTuple):
+    """What the bits of a filter tell of it, all from one look at them.
+
+    Attributes:
+        fill_ratio: share of bits that are set, 0 to 1.
+        error_rate: its false-positive rate now, 0 to 1. A fingerprint never added falls into each
+            block with equal chance, and is taken for seen if its k positions there are all set:
+            the mean of fill^k over the blocks.
+        requests: different fingerprints in it. Per block, -(B/k) ln(1 - X/B) with X of B bits set
+            (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity
+            measures to improve chemical retrieval", 2007). Within about 1 % as long as the filter
+            is not far over its capacity.
+    """
+
+    fill_ratio: float
+    error_rate: float
+    requests: int
+
+    @classmethod
+    def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
+        """The sums over all blocks.
+
+        Args:
+            block_fills: the share of set bits of each, at least one.
+            num_hashes: k.
+        """
+        blocks = 0
+        fill = rate = load = 0.0
+        for each in block_fills:
+            blocks += 1
+            fill += each
+            rate += each**num_hashes
+            load += block_load(each, num_hashes)
+        return cls(fill / blocks, rate / blocks, round(load))
+
+
+def block_load(fill: float, num_hashes: int) -> float:
+    """About how many fingerprints are in a block with that share of set bits; see `Contents`."""
+    almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
+    return -math.log1p(-min(fill, almost_full)) * BLOCK_BITS / num_hashes
 
 
 def _checked_salt(salt: bytes | None) -> bytes:

@@ -175,6 +175,14 @@ class RedisBackend:
         """
         return self._lookup.add(fingerprint)
 
+    def add_many(self, fingerprints: Sequence[bytes]) -> int:
+        """Record fingerprints, many with one round trip; see `add`.
+
+        Returns:
+            How many were new; fewer, where an answer got lost.
+        """
+        return self._lookup.add_many(fingerprints)
+
     def discard(self, fingerprint: bytes) -> bool:
         """Forget a fingerprint; see `Backend.discard`.
 

@@ -114,6 +114,57 @@ class RedisBlocks:
         bits, marks = self._bits(key, generation.packer.set(key, place, positions, marks_at))
         return 0 in bits, marks
 
+    def record_many(
+        self, generation: RedisGeneration, hashed: Sequence[tuple[int, Sequence[int]]]
+    ) -> list[tuple[bool, int]]:
+        """Record fingerprints in a generation that does not count, all at once if possible.
+
+        Args:
+            generation: the newest one.
+            hashed: for each fingerprint what `record` takes.
+
+        Returns:
+            For each what `record` returns.
+        """
+        answers = self._many(generation, hashed, generation.packer.set)
+        return [(0 in bits, marks) for *bits, marks in answers]
+
+    def look_many(
+        self, generation: RedisGeneration, hashed: Sequence[tuple[int, Sequence[int]]]
+    ) -> list[tuple[bool, int]]:
+        """Whether fingerprints are recorded, asked all at once if possible.
+
+        Args:
+            generation: any.
+            hashed: for each fingerprint what `look` takes.
+
+        Returns:
+            For each what `look` returns.
+        """
+        if generation.geometry.is_counting:
+            return [self.look(generation, *each) for each in hashed]
+        answers = self._many(generation, hashed, generation.packer.get)
+        return [(0 not in bits, marks) for *bits, marks in answers]
+
+    def _many(
+        self,
+        generation: RedisGeneration,
+        hashed: Sequence[tuple[int, Sequence[int]]],
+        pack: Callable[[bytes, int, Sequence[int], int], Packed],
+    ) -> list[Sequence[int]]:
+        commands = []
+        for block_hash, positions in hashed:
+            key, place, marks_at = self._place(generation, block_hash)
+            commands.append((key, pack(key, place, positions, marks_at)))
+
+        def do(client: Any) -> list[Sequence[int]]:
+            if hasattr(client, "execute_packed"):
+                answers: list[Sequence[int]] = client.execute_packed([each for _, each in commands])
+                return answers
+            return [client.execute_command(NAME, key, each) for key, each in commands]
+
+        return self._server.call(do)
+
     def look(
         self,
         generation: RedisGeneration,

@@ -5,7 +5,7 @@ redis-py is imported when a connection is made, not before: most crawls do witho
 
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import SettingError
@@ -48,6 +48,10 @@ class _KeepsConnection:
         if type(args[-1]) is not Packed:
             self._put_back()
             return super().execute_command(*args, **options)  # type: ignore[misc]
+        return self.execute_packed(args[-1:])[0]
+
+    def execute_packed(self, commands: Sequence[Packed]) -> list[Any]:
+        """Send commands all at once, and return their answers."""
         now = time.monotonic()
         connection = self._kept
         if connection is None or now > self._kept_until:
@@ -56,8 +60,8 @@ class _KeepsConnection:
             connection = self._kept = self.connection_pool.get_connection()  # type: ignore[attr-defined]
         self._kept_until = now + _KEEP_SECS
         try:
-            connection.send_packed_command(args[-1:])
-            return connection.read_response()
+            connection.send_packed_command(commands)
+            return [connection.read_response() for _ in commands]
         except BaseException:
             # Its answer, if there is one still to come, is none to the next command.
             connection.disconnect()
@@ -193,7 +197,7 @@ def import_redis() -> Any:
         import redis.sentinel  # noqa: PLC0415
     except ImportError as error:
         raise SettingError(
-            'BLOOM_BACKEND is "redis", and redis-py 6.1 or later is not installed: '
+            "a filter in Redis needs redis-py 6.1 or later, which is not installed: "
             "pip install 'scrapy-bloom[redis]'"
         ) from error
     return redis

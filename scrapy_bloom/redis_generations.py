@@ -154,11 +154,11 @@ class SharedGenerations:
         stored = self._store.read()
         if stored.info is not None and stored.generations:
             self._adopt(stored)
-        elif stored.info is not None and stored.info.epoch != self._info.epoch:
-            self._forget()
-            self.join()  # it was cleared
-        else:
+        elif self._is_gone(stored) or self._is_ours(stored):
             self._publish_again()
+        else:
+            self._forget()
+            self.join()  # it was cleared, or reset
 
     def _adopt(self, stored: Stored) -> None:
         """From now on, the generations are these."""
@@ -369,7 +369,7 @@ class SharedGenerations:
     def lost(self, generation: RedisGeneration, block_hash: int | None = None) -> None:
         """A key is not what we left there: it was evicted, or removed, or all is gone."""
         stored = self._store.read()
-        if stored.info is None or self._is_behind(stored, generation):
+        if self._is_gone(stored) or self._is_behind(stored, generation):
             self._publish_again()
             return
         chunk = None
@@ -389,11 +389,18 @@ class SharedGenerations:
         if [each.id for each in stored.generations] != [each.id for each in self.live]:
             self._adopt(stored)
 
+    def _is_ours(self, stored: Stored) -> bool:
+        return stored.info is not None and stored.info.epoch == self._info.epoch
+
+    @staticmethod
+    def _is_gone(stored: Stored) -> bool:
+        """Whether nothing is left, and nobody said that it should be so."""
+        return stored.info is None and not stored.was_reset
+
     def _is_behind(self, stored: Stored, generation: RedisGeneration) -> bool:
         """Whether a crawler that knows fewer generations has written back what was lost."""
-        assert stored.info is not None
         newest = stored.generations[-1].number if stored.generations else 0
-        return stored.info.epoch == self._info.epoch and generation.number > newest
+        return self._is_ours(stored) and generation.number > newest
 
     def _publish_again(self) -> None:
         """Everything is gone: write back what is known here, unless another was first."""

@@ -1,6 +1,7 @@
 """Recording and asking in a shared filter: its mirrors first, then the server."""
 
 import time
+from collections.abc import Sequence
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.hashing import block_of
@@ -10,6 +11,7 @@ from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_meta import RedisGeneration
 from scrapy_bloom.redis_store import RedisStore
 
+_BATCH = 256  # fingerprints recorded at once
 _MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 
 
@@ -54,6 +56,53 @@ class SharedLookup:
             return False
         self._shared.count()
         return True
+
+    def add_many(self, fingerprints: Sequence[bytes]) -> int:
+        """See `RedisBackend.add_many`."""
+        added = position = 0
+        while position < len(fingerprints):
+            if not self._shared.live:
+                self._shared.join()
+            newest = self._shared.newest
+            # So few that it is hardly fuller than it may be.
+            number = min(_BATCH, newest.capacity // 100)
+            if newest.geometry.is_counting or number < 2 or self._growth.is_full():
+                added += self.add(fingerprints[position])
+                position += 1
+            else:
+                added += self._add_batch(fingerprints[position : position + number])
+                position += number
+        return added
+
+    def _add_batch(self, fingerprints: Sequence[bytes]) -> int:
+        newest = self._shared.newest
+        pending = []
+        for fingerprint in fingerprints:
+            hashed = self._unless_known(fingerprint)
+            if hashed is not None and not self._is_in_older(*hashed, set()):
+                pending.append((fingerprint, *hashed))
+        if self._shared.newest is not newest or not pending:
+            return sum(self.add(fingerprint) for fingerprint, *_ in pending)
+        length = newest.geometry.num_hashes
+        hashes = [(block_hash, positions[:length]) for _, block_hash, positions in pending]
+        added = 0
+        answers = self._blocks.record_many(newest, hashes)
+        for (fingerprint, block_hash, positions), (new, marks) in zip(
+            pending, answers, strict=True
+        ):
+            if marks == ALIVE:
+                is_new = new
+                if newest.mirror is not None:
+                    newest.mirror.add_hashed(block_hash, positions[:length])
+            elif marks == SEALED and not new:
+                is_new = False
+            else:
+                # In what was sealed meanwhile, others do not look for it any more.
+                is_new = self._recorded(fingerprint, block_hash, positions, {newest.id})
+            if is_new:
+                added += 1
+                self._shared.count()
+        return added
 
     def discard(self, fingerprint: bytes) -> bool:
         """See `RedisBackend.discard`."""
@@ -139,11 +188,23 @@ class SharedLookup:
             now = time.monotonic()
             self._confirm_at = now + max(self._trust_secs, 10 * (now - begun))
 
-    def _recorded(self, fingerprint: bytes, block_hash: int, positions: list[int]) -> bool:
-        """Set the bits where they belong; False if they were set before."""
-        # Sealed generations that did not have it: bits that were set there since tell nothing,
-        # be they our own or of another crawler that came too late.
-        done: set[str] = set()
+    def _recorded(
+        self,
+        fingerprint: bytes,
+        block_hash: int,
+        positions: list[int],
+        done: set[str] | None = None,
+    ) -> bool:
+        """Set the bits where they belong; False if they were set before.
+
+        Args:
+            fingerprint: what to record.
+            block_hash: of it.
+            positions: of it.
+            done: sealed generations that did not have it: bits that were set there since tell
+                nothing, be they our own or of another crawler that came too late.
+        """
+        done = done or set()
         for _ in range(_MOST_CHANGES):
             live, newest = self._shared.live, self._shared.newest
             if self._growth.is_full():

@@ -14,6 +14,7 @@ from scrapy_bloom.redis_bitfield import BitfieldPacker
 from scrapy_bloom.sizing import Geometry
 
 FORMAT_VERSION = 1
+RESET = "reset"  # a field of the hash
 CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 
@@ -86,12 +87,15 @@ class Stored:
         generations: of its epoch, oldest first.
         left_over: generations of other epochs.
         drafts: number of keys and time for each id of keys that belong to no generation.
+        was_reset: whether somebody removed a filter on purpose: crawlers that knew it do not
+            write it back.
     """
 
     info: FilterInfo | None
     generations: Sequence[RedisGeneration]
     left_over: Mapping[str, RedisGeneration]
     drafts: Mapping[str, tuple[int, float]]
+    was_reset: bool = False
 
 
 def info_text(info: FilterInfo) -> str:
@@ -141,7 +145,7 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
     drafts = {}
     for name, value in fields.items():
         epoch, *rest = name.split(":")
-        if name == "filter" or rest[1:] == ["count"]:
+        if name in {"filter", RESET} or rest[1:] == ["count"]:
             continue
         if epoch == "draft":
             drafts[rest[0]] = tuple(json.loads(value))
@@ -171,6 +175,7 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
             if epoch != current
         },
         drafts=drafts,
+        was_reset=RESET in fields,
     )
 
 

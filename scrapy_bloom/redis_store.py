@@ -4,6 +4,7 @@
       filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
       <epoch>:<n>             JSON: generation n: its id, geometry, capacity, error rate, times
       <epoch>:<n>:count       requests recorded in it
+      reset                   when the filter was last removed on purpose
       draft:<id>              JSON: keys that belong to no generation, not yet or no more
     <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
                             one byte whose first two bits are marks. Of a generation that
@@ -32,6 +33,7 @@ from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_meta import (
+    RESET,
     FilterInfo,
     RedisGeneration,
     Stored,
@@ -83,6 +85,20 @@ class RedisStore:
                 "damaged one; it was left as it is: set BLOOM_REDIS_KEY to another name"
             ) from None
 
+    def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:
+        """The filter that is there, with at least one generation.
+
+        Raises:
+            StorageError: there is none; see `read` for more.
+        """
+        stored = self.read()
+        if stored.info is None or not stored.generations:
+            raise StorageError(
+                f"{self.server.address} has no filter {self.key!r}; check BLOOM_REDIS_KEY, with "
+                "the spider's name in it"
+            )
+        return stored.info, stored.generations
+
     def define(self, info: FilterInfo) -> None:
         """Define the filter, unless there is one."""
         self.server.call(lambda client: client.hsetnx(self.key, "filter", info_text(info)))
@@ -90,6 +106,23 @@ class RedisStore:
     def redefine(self, info: FilterInfo) -> None:
         """Begin a new epoch: from now on, the generations there are left over."""
         self.server.call(lambda client: client.hset(self.key, "filter", info_text(info)))
+
+    def reset(self) -> None:
+        """Remove the filter, for all crawlers: those that knew it begin a new one.
+
+        Raises:
+            StorageError: the server failed.
+        """
+        when = self.server.now()
+
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.hset(self.key, RESET, when)
+            pipeline.hdel(self.key, "filter")
+            pipeline.execute()
+
+        self.server.call(do)
+        self.remove_left_over(self.read())
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
         """Keep a filter under another name, and begin a new epoch under this one.

@@ -1,0 +1,59 @@
+"""Looking at a filter in Redis, also while crawlers use it, without any change to it."""
+
+from collections.abc import Sequence
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.redis_blocks import ALIVE, SEALED
+from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_store import RedisStore
+
+
+class RedisReader:
+    """A filter in Redis, as its generations are now.
+
+    Args:
+        server: the connection.
+        key: the filter's name.
+
+    Attributes:
+        store: its keys.
+        info: what all its generations have in common.
+        generations: oldest first, at least one.
+
+    Raises:
+        StorageError: there is no such filter, or the server failed.
+    """
+
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self.store = RedisStore(server, key)
+        self.info, self.generations = self.store.read_filter()
+        most = max(each.geometry.num_hashes for each in self.generations)
+        self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
+
+    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Which of some fingerprints are recorded, or seem so, at the error rate.
+
+        Raises:
+            StorageError: a key of the filter was lost, or the server failed.
+        """
+        hashed = [self._locate(each) for each in fingerprints]
+        seen = [False] * len(hashed)
+        for generation in reversed(self.generations):  # what is asked for is mostly in the newest
+            number = generation.geometry.num_hashes
+            rest = [index for index, is_seen in enumerate(seen) if not is_seen]
+            asked = [(hashed[index][0], hashed[index][1][:number]) for index in rest]
+            answers = self.store.blocks.look_many(generation, asked)
+            for index, (is_seen, marks) in zip(rest, answers, strict=True):
+                if marks not in {ALIVE, SEALED}:
+                    raise self._lost(generation)
+                seen[index] = is_seen
+        return seen
+
+    def _lost(self, generation: RedisGeneration) -> StorageError:
+        return StorageError(
+            f"{self.store.server.address} has lost keys of generation {generation.number} of the "
+            f"filter {self.store.key!r}; let a crawl that uses it go on, to mend what it knows of "
+            "them"
+        )
