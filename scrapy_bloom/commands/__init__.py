@@ -17,7 +17,18 @@ from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
 # Each is a module here, whose docstring is its help, with SYNTAX, HELP, add_arguments and run.
-SUBCOMMANDS = ("plan",)
+SUBCOMMANDS = (
+    "plan",
+    "info",
+    "import_",
+    "check",
+    "merge",
+    "push",
+    "pull",
+    "reset",
+    "compare",
+    "report",
+)
 
 
 class BloomCommand(ScrapyCommand):
@@ -41,8 +52,9 @@ class BloomCommand(ScrapyCommand):
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", required=True
         )
-        for name in SUBCOMMANDS:
-            module = importlib.import_module(f"{__name__}.{name}")
+        for each in SUBCOMMANDS:
+            module = importlib.import_module(f"{__name__}.{each}")
+            name = each.removesuffix("_")  # of a word of Python's
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",

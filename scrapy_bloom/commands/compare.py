@@ -1,0 +1,352 @@
+"""The textbook experiment on a file of URLs, one a line: who takes new URLs for seen ones?
+
+Each URL is shown to five memories:
+
+  exact set      the URLs themselves; it tells what is new
+  MD5 set        a digest of 16 bytes for each
+  bitmap         one bit for each, where a single hash says
+  Bloom filter   a classic small one
+  this package   sized for as many URLs as the file has lines, at BLOOM_ERROR_RATE
+
+A row for each tenth of the file tells how many new URLs were taken for seen ones so far, and how
+many per cent of the different URLs that is. The last table has the memory that each takes in the
+end, and what theory expects. Of 100,000 different URLs, the published figures are 4.83 % for the
+bitmap and 2.97 % for the Bloom filter of the sizes that are preset here.
+
+The URLs are taken byte for byte: none is made canonical, and there are no fingerprints as in a
+crawl. Hashes and salts are fixed, so that the same file gives the same figures.
+
+The file is read twice. The exact set and the MD5 set keep all different URLs in memory: about
+250 bytes for each, and more if they are long.
+
+Examples:
+  scrapy bloom compare urls.txt
+  scrapy bloom compare urls.txt --error-rate 1e-4 --plot compare.png
+  scrapy bloom compare urls.txt --bitmap-bits 10M --bloom-bits 4808330 --json
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from scrapy.exceptions import UsageError
+from scrapy.settings import Settings
+
+from scrapy_bloom.commands import arguments
+from scrapy_bloom.commands.output import (
+    add_json,
+    add_output,
+    check_output,
+    note,
+    number,
+    print_json,
+    print_table,
+    progress,
+)
+from scrapy_bloom.experiment import (
+    BITMAP_BITS,
+    BLOOM_BITS,
+    BLOOM_HASHES,
+    SALT,
+    Contestant,
+    Row,
+    compare,
+    contestants,
+    count_urls,
+    urls_in,
+)
+from scrapy_bloom.generations import Policy
+from scrapy_bloom.pictures import INK, OTHER, OURS, THIRD, import_pyplot
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.sizing import MAX_HASHES
+from scrapy_bloom.status import size_text
+
+SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"
+HELP = "the textbook experiment: sets, bitmap and filters on a file of URLs"
+
+_MAX_BITS = 10**12
+_FORMATS = (".png", ".svg")
+_COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
+_THEORY_STEPS = 25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument("urls", type=Path, metavar="URLFILE", help="the URLs, one a line")
+    parser.add_argument(
+        "--error-rate",
+        type=arguments.error_rate,
+        metavar="P",
+        help="of this package's filter (default: BLOOM_ERROR_RATE)",
+    )
+    parser.add_argument(
+        "--bitmap-bits",
+        type=_bits,
+        default=BITMAP_BITS,
+        metavar="N",
+        help=f"size of the bitmap (default: {BITMAP_BITS:,})",
+    )
+    parser.add_argument(
+        "--bloom-bits",
+        type=_bits,
+        default=BLOOM_BITS,
+        metavar="N",
+        help=f"size of the classic Bloom filter (default: {BLOOM_BITS:,})",
+    )
+    parser.add_argument(
+        "--bloom-hashes",
+        type=_hashes,
+        default=BLOOM_HASHES,
+        metavar="K",
+        help=f"its hashes (default: {BLOOM_HASHES})",
+    )
+    add_output(parser, "--plot", what="a picture of it, PNG or SVG by its ending")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Do the experiment, and print and draw its figures."""
+    draw = _picture(options.plot, overwrite=options.overwrite) if options.plot else None
+    bloom = BloomSettings.from_settings(settings)
+    error_rate = options.error_rate or bloom.error_rate
+    with progress("Counting the URLs", None, "URLs") as told:
+        total = count_urls(options.urls, told)
+    # As a crawl would make it that expects so many requests.
+    size = Policy(
+        expected=total, error_rate=error_rate, on_full=bloom.on_full, counting=bloom.counting
+    ).first()
+    those = contestants(
+        size.filter(SALT),
+        bitmap_bits=options.bitmap_bits,
+        bloom_bits=options.bloom_bits,
+        bloom_hashes=options.bloom_hashes,
+    )
+    with progress("Comparing", total, "URLs") as told:
+        memories = [each.memory for each in those]
+        rows = list(compare(urls_in(options.urls), total, memories, told))
+    figures = _figures(those, rows, error_rate)
+    if options.json:
+        print_json(figures)
+    else:
+        _print(figures)
+    if draw:
+        draw(those, rows)
+        note(f"The picture is in {options.plot}")
+
+
+def _bits(text: str) -> int:
+    """A size in bits: 1000000, 1M, 1_000_000."""
+    try:
+        value = arguments.requests(text)
+    except argparse.ArgumentTypeError:
+        value = 0
+    if not 1 <= value <= _MAX_BITS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of bits; allowed is a whole number from 1 to {_MAX_BITS:,}, "
+            "for example 480833, 10M or 1_000_000"
+        )
+    return value
+
+
+def _hashes(text: str) -> int:
+    """A number of hashes."""
+    if not (text.isdecimal() and len(text) <= len(str(MAX_HASHES)) and 0 < int(text) <= MAX_HASHES):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no number of hashes; allowed is a whole number from 1 to {MAX_HASHES}"
+        )
+    return int(text)
+
+
+def _figures(those: Sequence[Contestant], rows: Sequence[Row], error_rate: float) -> dict[str, Any]:
+    last = rows[-1]
+    expected = [each.theory(last.different) for each in those]
+    return {
+        "urls": last.read,
+        "different": last.different,
+        "error_rate": error_rate,
+        "rows": [
+            {
+                "read": row.read,
+                "different": row.different,
+                "wrongly_seen": {
+                    each.name: wrong for each, wrong in zip(those, row.wrong, strict=True)
+                },
+                "per_cent": {
+                    each.name: 100 * wrong / row.different
+                    for each, wrong in zip(those, row.wrong, strict=True)
+                },
+            }
+            for row in rows
+        ],
+        "contestants": [
+            {
+                "name": each.name,
+                "details": each.details,
+                "bytes": each.memory.nbytes,
+                "bytes_per_url": each.memory.nbytes / last.different,
+                "wrongly_seen": wrong,
+                "per_cent": 100 * wrong / last.different,
+                "theory_wrongly_seen": theory,
+                "theory_per_cent": 100 * theory / last.different,
+            }
+            for each, wrong, theory in zip(those, last.wrong, expected, strict=True)
+        ],
+    }
+
+
+def _print(figures: dict[str, Any]) -> None:
+    names = [each["name"] for each in figures["contestants"]]
+    print_table(
+        ["URLs read", "different", *names],
+        [
+            [
+                number(row["read"]),
+                number(row["different"]),
+                *[_wrongly_seen(row["wrongly_seen"][n], row["per_cent"][n]) for n in names],
+            ]
+            for row in figures["rows"]
+        ],
+        title="New URLs taken for seen ones, so far",
+    )
+    print_table(
+        ["memory:", "of:", "size", "bytes/URL", "wrongly seen", "%", "theory %"],
+        [
+            [
+                each["name"],
+                each["details"],
+                size_text(each["bytes"]),
+                f"{each['bytes_per_url']:,.1f}",
+                number(each["wrongly_seen"]),
+                _per_cent(each["per_cent"]),
+                _per_cent(each["theory_per_cent"]),
+            ]
+            for each in figures["contestants"]
+        ],
+        title="\nIn the end",
+    )
+
+
+def _wrongly_seen(count: int, per_cent: float) -> str:
+    return f"{number(count)} ({_per_cent(per_cent)} %)" if count else "0"
+
+
+def _per_cent(value: float) -> str:
+    """Two decimals, or the first digit that counts."""
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
+
+
+def _picture(
+    path: Path, *, overwrite: bool
+) -> Callable[[Sequence[Contestant], Sequence[Row]], None]:
+    """What draws the picture later; all that can be wrong with it is told now.
+
+    Raises:
+        UsageError: the path has another ending.
+        BloomError: it cannot be written, or matplotlib is missing.
+    """
+    kind = path.suffix.lower()
+    if kind not in _FORMATS:
+        raise UsageError(
+            f"--plot is {path}; allowed are names that end with {' or '.join(_FORMATS)}"
+        )
+    check_output(path, overwrite=overwrite)
+    plt = import_pyplot()
+
+    def draw(those: Sequence[Contestant], rows: Sequence[Row]) -> None:
+        figure, (left, right) = plt.subplots(
+            1, 2, figsize=(12, 5), gridspec_kw={"width_ratios": [3, 2]}
+        )
+        figure.get_layout_engine().set(w_pad=0.15, h_pad=0.1, wspace=0.05)
+        last = rows[-1]
+        how_many = "all" if last.different == last.read else f"{last.different:,} of them"
+        figure.suptitle(f"{last.read:,} URLs, {how_many} different", fontweight="bold")
+        _draw_errors(left, those, rows)
+        _draw_memory(right, those)
+        drawn = BytesIO()  # a failure must leave no half of a picture
+        figure.savefig(drawn, format=kind[1:], dpi=150)
+        plt.close(figure)
+        path.write_bytes(drawn.getvalue())
+
+    return draw
+
+
+def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) -> None:
+    """Wrongly seen URLs in per cent, as they were found and as theory has them."""
+    last = rows[-1].different
+    steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
+    ends = []
+    for place, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
+        found = [100 * row.wrong[place] / row.different for row in rows]
+        axes.plot(
+            [0, *[row.different for row in rows]],
+            [0, *found],
+            color=colour,
+            linewidth=2.5,
+            marker="o",
+            markersize=5,
+            clip_on=False,
+            zorder=3 + place,
+        )
+        axes.plot(
+            [0, *steps],
+            [0, *[100 * each.theory(step) / step for step in steps]],
+            color=INK,
+            linewidth=0.9,
+            linestyle=(0, (5, 4)),
+            zorder=10,
+            label=None if place else "theory",
+        )
+        ends.append((found[-1], f"{each.name}  {_per_cent(found[-1])} %", colour))
+    highest = max(axes.get_ylim()[1], 0.01)
+    axes.set_ylim(0, highest)
+    axes.set_xlim(0, last)
+    for height, (value, text, colour) in zip(
+        _apart([value for value, _, _ in ends], 0.055 * highest), ends, strict=True
+    ):
+        axes.annotate(
+            text,
+            (last, value),
+            xytext=(last * 1.035, height),
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            fontweight="bold",
+        )
+    axes.set_title("New URLs taken for seen ones")
+    axes.set_xlabel("different URLs so far")
+    axes.set_ylabel("per cent of them")
+    axes.xaxis.set_major_formatter(lambda value, _: number(value))
+    axes.legend(loc="upper left")
+
+
+def _apart(values: Sequence[float], least: float) -> list[float]:
+    """Heights for labels: each at its value, or so far above the one below that both are read."""
+    heights = list(values)
+    lowest = -0.5 * least  # half a line above the axis, and so above its figures
+    for place in sorted(range(len(values)), key=lambda each: values[each]):
+        heights[place] = lowest = max(values[place], lowest + least)
+    return heights
+
+
+def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
+    """The memory of each in the end; they differ by powers of ten."""
+    sizes = [each.memory.nbytes for each in those]
+    places = range(len(those), 0, -1)
+    axes.barh(places, sizes, color=_COLOURS, height=0.6)
+    axes.set_xscale("log")
+    axes.set_axisbelow(True)
+    low, high = min(sizes) / 4, max(sizes) * 10  # room for the figure at the longest bar
+    ticks = [4 * 16**power for power in range(2, 12) if low <= 4 * 16**power <= high]
+    axes.set_xticks(ticks, [size_text(each).replace(".0 ", " ") for each in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(low, high)
+    for place, size in zip(places, sizes, strict=True):
+        axes.annotate(
+            size_text(size), (size, place), xytext=(5, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(places, [each.name for each in those])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_title("Memory in the end (log scale)")

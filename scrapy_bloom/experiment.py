@@ -1,0 +1,311 @@
+"""The textbook experiment: the same URLs shown to five memories, and what each gets wrong.
+
+A URL is wrongly seen if it is new, as the exact set knows, and another memory says it is seen. The
+URLs are taken as they are, byte for byte: no request is made of them, and no fingerprint. So the
+figures say what the memories can do, not what a crawl with its canonical URLs would find.
+
+Hashes and salts are fixed: whoever runs it again on the same file gets the same figures.
+"""
+
+import hashlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from bitarray import bitarray
+from mmh3 import mmh3_x64_128_utupledigest
+
+from scrapy_bloom.alternatives import bitmap_collisions, md5_collisions
+from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.sizing import classic_fill_ratio, expected_false_drops
+
+# The sizes that the published figures are for: of 100,000 URLs, 4.83 % and 2.97 %.
+BITMAP_BITS = 1_000_000
+BLOOM_BITS = 480_833
+BLOOM_HASHES = 3
+
+SALT = b"an experiment..."  # of our own filter, which is random in a crawl
+
+_TELL_EVERY = 100  # URLs
+
+
+def _nobody(done: int) -> None:
+    """Is told how many URLs are done."""
+
+
+class Memory(Protocol):
+    """What can remember URLs."""
+
+    def add(self, url: bytes, /) -> bool:
+        """Record a URL; True if it was new, or seems so."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory taken now, in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One of the memories that are compared.
+
+    Attributes:
+        name: a short one, for people.
+        details: its size and kind, for people; may be empty.
+        memory: what it records in.
+        theory: from a number of different URLs to how many of them it is expected to take for
+            seen ones while it records them.
+    """
+
+    name: str
+    details: str
+    memory: Memory
+    theory: Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """How far the experiment is, and what went wrong up to there.
+
+    Attributes:
+        read: URLs shown, with the repeated ones.
+        different: how many different ones these are.
+        wrong: for each contestant, how many of the different ones it took for seen when new.
+    """
+
+    read: int
+    different: int
+    wrong: Sequence[int]
+
+
+class ExactSet:
+    """A set of the URLs themselves."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+        self._element_bytes = 0
+
+    def add(self, url: bytes, /) -> bool:
+        """Record a URL; True if it was new."""
+        before = len(self._seen)
+        self._seen.add(url)
+        if len(self._seen) == before:
+            return False
+        self._element_bytes += sys.getsizeof(url)
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """The table and the objects in it, in bytes; what the allocator rounds up is not in it."""
+        return sys.getsizeof(self._seen) + self._element_bytes
+
+
+class Md5Set(ExactSet):
+    """A set of 16-byte digests."""
+
+    def add(self, url: bytes, /) -> bool:
+        """Record a URL's digest; True if it was new."""
+        return super().add(hashlib.md5(url, usedforsecurity=False).digest())
+
+
+class ClassicFilter:
+    """A Bloom filter as it was first published: k hashes, each anywhere in one array of m bits.
+
+    With one hash it is the bitmap. The hashes are 64-bit halves of MurmurHash3 digests (x64, 128
+    bits, A. Appleby), a seed for each two, taken modulo m: none is computed from the others.
+    (Source: B. H. Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970.)
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+    """
+
+    def __init__(self, num_bits: int, num_hashes: int) -> None:
+        self._num_bits, self._num_hashes = num_bits, num_hashes
+        self._seeds = range((num_hashes + 1) // 2)
+        self._buffer = bytearray((num_bits + 7) // 8)
+        self._bits = bitarray(buffer=self._buffer)
+
+    def add(self, url: bytes, /) -> bool:
+        """Record a URL; True if at least one of its bits was not set."""
+        hashes = [half for seed in self._seeds for half in mmh3_x64_128_utupledigest(url, seed)]
+        positions = [each % self._num_bits for each in hashes[: self._num_hashes]]
+        if self._bits[positions].all():
+            return False
+        self._bits[positions] = 1
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """The array, in bytes."""
+        return len(self._buffer)
+
+
+def classic_false_drops(num_bits: int, num_hashes: int, count: int) -> float:
+    """Of so many different URLs, those that a classic filter takes for seen as it records them.
+
+    The error rate is (1 - e^(-ki/m))^k when i different URLs were shown. Those that were wrongly
+    seen count in i as well: their bits were all set before, so it is the same whether they are
+    added or not. The sum over i is the integral from 0 to n, but for half a URL, as the rate rises
+    evenly from 0 to at most 1. With t = 1 - e^(-ki/m), which runs to the final fill ratio T, it is
+
+        (m/k) * integral of t^k / (1 - t) dt  =  (m/k) (T^(k+1)/(k+1) + T^(k+2)/(k+2) + ...)
+
+    and, as all of that series from T on is -ln(1 - T) = kn/m, also n - (m/k) (T + ... + T^k/k).
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        count: n, at least 0.
+
+    Returns:
+        The expected number, from 0 to n.
+
+    >>> round(classic_false_drops(480_833, 3, 100_000))
+    2998
+    >>> round(classic_false_drops(1_000_000, 1, 100_000))  # a bitmap
+    4837
+    """
+    fill = classic_fill_ratio(num_bits, num_hashes, count)
+    share = num_bits / num_hashes
+    if fill > 0.9:
+        # The series is slow here, and what is lost below is no small part of n any more.
+        return count - share * sum(fill**j / j for j in range(1, num_hashes + 1))
+    # After these terms, each less than 0.9 times the one before, the rest is below a float's
+    # precision.
+    return share * math.fsum(fill**j / j for j in range(num_hashes + 1, num_hashes + 401))
+
+
+def contestants(
+    ours: BloomFilter,
+    *,
+    bitmap_bits: int = BITMAP_BITS,
+    bloom_bits: int = BLOOM_BITS,
+    bloom_hashes: int = BLOOM_HASHES,
+) -> list[Contestant]:
+    """The five memories, all empty; the first is the exact one.
+
+    Args:
+        ours: this package's filter, empty, under `SALT`.
+        bitmap_bits: size of the bitmap in bits, at least 1.
+        bloom_bits: size of the classic Bloom filter in bits, at least 1.
+        bloom_hashes: its hashes, at least 1.
+    """
+    blocks, hashes = ours.num_blocks, ours.num_hashes
+    places = "counters" if ours.geometry.is_counting else "bits"
+    return [
+        Contestant(name="exact set", details="", memory=ExactSet(), theory=lambda _: 0.0),
+        Contestant(name="MD5 set", details="", memory=Md5Set(), theory=md5_collisions),
+        Contestant(
+            name="bitmap",
+            details=f"{bitmap_bits:,} bits, 1 hash",
+            memory=ClassicFilter(bitmap_bits, 1),
+            theory=lambda different: bitmap_collisions(different, bitmap_bits),
+        ),
+        Contestant(
+            name="Bloom filter",
+            details=f"{bloom_bits:,} bits, {bloom_hashes} {_hashes(bloom_hashes)}",
+            memory=ClassicFilter(bloom_bits, bloom_hashes),
+            theory=lambda different: classic_false_drops(bloom_bits, bloom_hashes, different),
+        ),
+        Contestant(
+            name="this package",
+            details=f"{ours.num_bits:,} {places}, {hashes} {_hashes(hashes)}",
+            memory=ours,
+            theory=lambda different: expected_false_drops(blocks, hashes, different),
+        ),
+    ]
+
+
+def _hashes(number: int) -> str:
+    return "hash" if number == 1 else "hashes"
+
+
+def urls_in(path: Path) -> Iterator[bytes]:
+    """The lines of a file without the white space around them; empty ones are left out.
+
+    Raises:
+        BloomError: it is no regular file, or cannot be read.
+    """
+    try:
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise BloomError(
+                f"{path} can't be read twice, as a comparison has to; write the URLs to a file, "
+                "and give its path"
+            )
+        with path.open("rb") as file:
+            for line in file:
+                if url := line.strip():
+                    yield url
+    except OSError as error:
+        raise BloomError(
+            f"{path} can't be read: {error.strerror or error}; give a file of URLs, one a line"
+        ) from error
+
+
+def count_urls(path: Path, told: Callable[[int], None] = _nobody) -> int:
+    """How many URLs a file has, repeated ones included; see `urls_in`.
+
+    Args:
+        path: the file.
+        told: is told now and then how many were counted.
+
+    Raises:
+        BloomError: it can't be read, or has none.
+    """
+    count = 0
+    for count, _ in enumerate(urls_in(path), start=1):
+        if count % _TELL_EVERY == 0:
+            told(count)
+    if not count:
+        raise BloomError(f"{path} has no URLs in it: give a file of URLs, one a line")
+    return count
+
+
+def compare(
+    urls: Iterable[bytes],
+    total: int,
+    memories: Sequence[Memory],
+    told: Callable[[int], None] = _nobody,
+) -> Iterator[Row]:
+    """Show all URLs to all memories.
+
+    Args:
+        urls: at least `total` of them; what comes after that is not read.
+        total: how many, at least 1.
+        memories: all empty; the first is exact, and the others are judged by it.
+        told: is told now and then how many URLs are done.
+
+    Returns:
+        A row after each tenth of the URLs; of fewer than ten, after each.
+
+    Raises:
+        BloomError: there are fewer URLs than that.
+
+    >>> list(compare([b"a", b"b", b"a"], 3, [ExactSet(), ClassicFilter(1, 1)]))[-1]
+    Row(read=3, different=2, wrong=(0, 1))
+    """
+    ends = {total * tenth // 10 for tenth in range(1, 11)}
+    exact, *others = [each.add for each in memories]
+    wrong = [0] * len(others)
+    read = different = 0
+    for url in urls:
+        read += 1
+        is_new = exact(url)
+        different += is_new
+        for place, add in enumerate(others):
+            if not add(url) and is_new:
+                wrong[place] += 1
+        if read in ends:
+            yield Row(read, different, (0, *wrong))
+        if read % _TELL_EVERY == 0:
+            told(read)
+        if read == total:
+            return
+    raise BloomError(
+        f"the URLs ended after {read:,}, and there were {total:,} when they were counted; give a "
+        "file that nothing changes meanwhile"
+    )
