@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UncleanShutdownError,
     )
     from scrapy_bloom.filters import BloomFilter
+    from scrapy_bloom.fingerprinting import ScrapyRedisFingerprinter
 
 __all__ = [
     "Addon",
@@ -35,6 +36,7 @@ __all__ = [
     "GeometryMismatchError",
     "LockedError",
     "OutageError",
+    "ScrapyRedisFingerprinter",
     "SeenFileError",
     "SettingError",
     "StorageError",
@@ -46,6 +48,7 @@ _HOMES = {
     "BloomDupeFilter": "dupefilter",
     "BloomFilter": "filters",
     "CountingBloomFilter": "counting",
+    "ScrapyRedisFingerprinter": "fingerprinting",
 }
 
 

@@ -40,6 +40,8 @@ class LocalBackend:
             to do with a filter that its last run did not close.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
+        is_crawl: False if no crawl uses it, and so being killed leaves nothing behind that is
+            recorded but not crawled: the files are not marked as in use.
         clock: seconds since 1970, for tests.
     """
 
@@ -57,6 +59,7 @@ class LocalBackend:
         spider: str = "",
         job: Job | None = None,
         sync_secs: float = 30.0,
+        is_crawl: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = Policy(
@@ -75,7 +78,8 @@ class LocalBackend:
             place = FilterDirectory(
                 directory, fingerprinter=fingerprinter, job=job or Job(None, "keep")
             )
-            self._store = FileStore(place, sync_secs)
+            self._store = FileStore(place, sync_secs, is_crawl=is_crawl)
+        self._is_crawl = is_crawl
         self._live: list[LocalGeneration] = []
         self._lookup: Lookup
         self._newest: LocalGeneration
@@ -312,7 +316,7 @@ class LocalBackend:
             generation=number,
         )
         oldest = self._live[0].number if self._live else number
-        state = State(in_use=self._begun, open_until=open_until, oldest=oldest)
+        state = State(in_use=self._begun and self._is_crawl, open_until=open_until, oldest=oldest)
         return self._store.create(header, state, fill)
 
     def _tell_what_is_kept(self) -> None:

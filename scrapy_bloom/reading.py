@@ -1,12 +1,13 @@
 """Looking at the files of a filter, also of a running crawl, without any change to them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.generations import Lookup
+from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 
 def filter_directory(path: Path) -> Path:
@@ -45,6 +46,30 @@ def found_files(path: Path) -> list[FoundFile]:
     )
 
 
+def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterStatus:
+    """The figures of a filter, as the headers of its files have them.
+
+    Args:
+        location: where it is, for people.
+        files: one for each generation, oldest first.
+    """
+    generations = [
+        GenerationStatus(
+            number=file.header.generation,
+            geometry=file.header.geometry,
+            capacity=file.header.capacity,
+            error_rate=file.header.error_rate,
+            count=file.state.count,
+        )
+        for file in files
+    ]
+    return FilterStatus(
+        location=location,
+        generations=generations,
+        error_rate=sum(each.error_rate for each in generations),
+    )
+
+
 class FilterReader:
     """A filter in files, mapped for reading only: nothing is locked, nothing changes.
 
@@ -65,8 +90,9 @@ class FilterReader:
         self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
         self._lookup = Lookup([file.filter for file in self.files])
 
-    def __contains__(self, fingerprint: bytes) -> bool:
-        return fingerprint in self._lookup
+    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Which of some fingerprints are recorded, or seem so, at the error rate."""
+        return [each in self._lookup for each in fingerprints]
 
     def close(self) -> None:
         """Unmap the files."""

@@ -23,13 +23,17 @@ class FileStore:
         directory: where they are.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
+        is_crawl: mark the files as in use: a crawl that is killed leaves a queue that is broken.
 
     Attributes:
         errors: how often the disk failed.
     """
 
-    def __init__(self, directory: FilterDirectory, sync_secs: float) -> None:
+    def __init__(
+        self, directory: FilterDirectory, sync_secs: float, *, is_crawl: bool = True
+    ) -> None:
         self.errors = 0
+        self._is_crawl = is_crawl
         self._directory = directory
         self._sync_secs = sync_secs
         self._files: dict[int, FilterFile] = {}
@@ -88,7 +92,7 @@ class FileStore:
         self._live, newest = live, live[-1]
         self._files[newest.number].save_state(
             count=newest.count,
-            in_use=True,
+            in_use=self._is_crawl,
             open_until=newest.open_until,
             oldest=live[0].number,
         )
@@ -129,7 +133,7 @@ class FileStore:
         for number, file in sorted(self._files.items()):
             try:
                 if self._begun and failure is None:
-                    _finish(file, counts[number])
+                    _finish(file, counts[number], is_crawl=self._is_crawl)
             except StorageError as error:
                 failure = error
             finally:
@@ -191,8 +195,8 @@ class FileStore:
             self._discarded.pop().close()
 
 
-def _finish(file: FilterFile, count: int) -> None:
-    if not file.state.in_use:
+def _finish(file: FilterFile, count: int, *, is_crawl: bool) -> None:
+    if is_crawl and not file.state.in_use:
         return
     try:
         # Twice: the disk must never hold the mark of a clean close without the bits.
@@ -200,7 +204,7 @@ def _finish(file: FilterFile, count: int) -> None:
         file.save_state(count=count, in_use=False)
         file.sync()
     except OSError as error:
-        file.save_state(in_use=True)
+        file.save_state(in_use=is_crawl)
         raise StorageError(
             f"{file.path} could not be written to the disk: {error.strerror or error}; the next "
             "run will take it for not closed"

@@ -3,16 +3,18 @@
 import binascii
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitarray import bitarray
 
+from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.directory import FilterDirectory, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State, read_header
 from scrapy_bloom.job import Job
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
@@ -169,17 +171,11 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
 
 
 def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
-    stored = store.read()
-    if stored.info is None or not stored.generations:
-        raise StorageError(
-            f"{store.server.address} has no filter {store.key!r}; check BLOOM_REDIS_KEY, with the "
-            "spider's name in it"
-        )
-    info = stored.info
+    info, generations = store.read_filter()
     received = _Digest()
     files: list[FilterFile] = []
     try:
-        for each in stored.generations:
+        for each in generations:
             header = Header(
                 geometry=each.geometry,
                 capacity=each.capacity,
@@ -190,7 +186,7 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
                 created_at=each.created_at,
                 generation=each.number,
             )
-            state = State(open_until=each.open_until, oldest=stored.generations[0].number)
+            state = State(open_until=each.open_until, oldest=generations[0].number)
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
                 for chunk in range(each.num_chunks):
@@ -208,7 +204,26 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
     finally:
         for file in files:
             file.close()
-    return received.copied(stored.generations)
+    return received.copied(generations)
+
+
+def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[float]:
+    """The share of set bits of each block of a filter in Redis; see `BloomFilter.block_fills`.
+
+    Raises:
+        StorageError: parts of it were lost, or the server failed.
+    """
+    for chunk in range(generation.num_chunks):
+        geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
+        kind = CountingBloomFilter if geometry.is_counting else BloomFilter
+        part = kind.over(
+            bytearray(_chunk(store, generation, chunk)),
+            geometry,
+            capacity=generation.capacity,
+            error_rate=generation.error_rate,
+            salt=bytes(SALT_BYTES),
+        )
+        yield from part.block_fills()
 
 
 def _chunk(store: RedisStore, generation: RedisGeneration, chunk: int) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.status import FilterStatus, size_text
 
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
 
@@ -115,6 +116,38 @@ def number(value: float, digits: int = 3) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+def status_figures(status: FilterStatus) -> dict[str, Any]:
+    """What a filter is after a change, for a program."""
+    return {
+        "destination": status.location,
+        "recorded": status.count,
+        "capacity": status.capacity,
+        "bytes": status.nbytes,
+        "generations": len(status.generations),
+        "error_rate_now": status.error_rate_now,
+    }
+
+
+def status_line(status: FilterStatus) -> str:
+    """What a filter is after a change, for people."""
+    return (
+        f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
+        f"{size_text(status.nbytes)}, error rate now {status.error_rate_now:.2g}"
+    )
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something of unknown length goes on, on the error output if it is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 - only for people
+
+    with Console(stderr=True).status(what):
+        yield
 
 
 @contextmanager

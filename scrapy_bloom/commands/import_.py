@@ -1,0 +1,350 @@
+"""Record in a filter what was crawled before, so that it is not crawled again.
+
+SOURCE is one of
+  - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
+  - a file of URLs, one a line ("-": the standard input), which get the fingerprints that the
+    project's REQUEST_FINGERPRINTER_CLASS makes for plain GET requests;
+  - a redis:// URL: the set of scrapy-redis that --source-key names;
+  - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
+It is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run now, or a
+redis:// URL with --key, which crawls may use meanwhile. A new one is made with the project's
+BLOOM_* settings, for as many requests as the source has at least; one that is there grows.
+
+What was interrupted can be repeated.
+
+Examples:
+  scrapy bloom import jobs/old/requests.seen filters/shop
+  scrapy bloom import urls.txt filters/shop --expected-requests 10M --error-rate 1e-6
+  scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom import jobs/shop filters/copy
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+from scrapy.exceptions import UsageError
+from scrapy.settings import Settings
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.commands.arguments import error_rate, requests
+from scrapy_bloom.commands.output import (
+    add_json,
+    note,
+    print_json,
+    progress,
+    say,
+    status_figures,
+    status_line,
+)
+from scrapy_bloom.commands.project import (
+    Project,
+    add_key,
+    add_spider,
+    connect,
+    is_redis,
+    load_project,
+    redis_settings,
+    url_list,
+    warn_of_skipped,
+)
+from scrapy_bloom.directory import filter_files, lock_directory
+from scrapy_bloom.exceptions import BloomError, UncleanShutdownError
+from scrapy_bloom.header import MAGIC
+from scrapy_bloom.importing import SeenFile, open_seen
+from scrapy_bloom.job import Job
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.merging import check_closed, merge, merge_into
+from scrapy_bloom.reading import filter_directory, found_files
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.sources import RedisSet, UrlList
+from scrapy_bloom.status import FilterStatus
+
+SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
+HELP = "record in a filter what was crawled before"
+
+_BATCH = 1000
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
+
+
+class _Source(Protocol):
+    """Where fingerprints come from."""
+
+    def count(self) -> int | None:
+        """How many there are."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument("source", metavar="SOURCE", help="what was crawled before")
+    parser.add_argument("dest", metavar="DEST", help="the filter")
+    parser.add_argument(
+        "-n",
+        "--expected-requests",
+        type=requests,
+        metavar="N",
+        help="of a new filter (default: BLOOM_EXPECTED_REQUESTS)",
+    )
+    parser.add_argument(
+        "-p",
+        "--error-rate",
+        type=error_rate,
+        metavar="P",
+        help="of a new filter (default: BLOOM_ERROR_RATE)",
+    )
+    parser.add_argument(
+        "--counting", action="store_true", help="a new filter with counters (BLOOM_COUNTING)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=["seen", "urls"],
+        help="what SOURCE is, where its beginning does not tell",
+    )
+    parser.add_argument(
+        "--source-key",
+        metavar="NAME",
+        help="the name of scrapy-redis's set (default: with --spider, NAME:dupefilter)",
+    )
+    add_key(parser)
+    add_spider(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Record what a source holds."""
+    project = _project(options, settings)
+    if not is_redis(options.source) and _is_filter(Path(options.source)):
+        _copy(options, Path(options.source))
+        return
+    with ExitStack() as stack:
+        source = _source(options, settings, project, stack)
+        begun = time.monotonic()
+        read, added, status = _imported(options, settings, project, source)
+    figures = {
+        "source": options.source,
+        "read": read,
+        "new": added,
+        "skipped": getattr(source, "skipped", 0),
+        "seconds": time.monotonic() - begun,
+        **status_figures(status),
+    }
+    _tell_what_was_left_out(source)
+    if options.json:
+        print_json(figures)
+        return
+    rate = read / max(figures["seconds"], 1e-3)
+    say(
+        f"Read {read:,} requests in {figures['seconds']:.1f} seconds ({rate:,.0f} a second), "
+        f"{added:,} of them new"
+    )
+    say(status_line(status))
+
+
+def _project(options: argparse.Namespace, settings: Settings) -> Project:
+    more: dict[str, Any] = {}
+    if options.expected_requests is not None:
+        more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
+    if options.error_rate is not None:
+        more["BLOOM_ERROR_RATE"] = options.error_rate
+    if options.counting:
+        more["BLOOM_COUNTING"] = True
+    if is_redis(options.dest):
+        more |= redis_settings(options.dest)
+    return load_project(settings, options.spider, **more)
+
+
+def _is_filter(path: Path) -> bool:
+    if path.is_file():
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    return bool(filter_files(filter_directory(path)))
+
+
+def _source(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> _Source:
+    if is_redis(options.source):
+        return _set_in_redis(options, settings, project, stack)
+    if options.source == "-":
+        return url_list("-", project)
+    path = Path(options.source)
+    if path.is_dir():
+        path = jobdir.seen_path(path)
+        if not path.exists():
+            raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
+    kind = options.format or _kind(path)
+    if kind == "urls":
+        return url_list(str(path), project)
+    _warn_of_a_queue(path.parent, options.dest)
+    return open_seen(path)
+
+
+def _kind(path: Path) -> str:
+    """What a file is, by its first line."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(1 << 16)
+    except OSError as error:
+        raise BloomError(f"{path} cannot be read: {error.strerror or error}") from error
+    first = beginning.lstrip().split(b"\n")[0].strip()
+    if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
+        return "seen"
+    if b"://" in first or first.startswith((b"data:", b"file:")) or not beginning:
+        return "urls"
+    raise BloomError(
+        f"{path} begins with {first[:60]!r}, which is neither a URL nor a fingerprint; say what "
+        "it is with --format urls or --format seen"
+    )
+
+
+def _warn_of_a_queue(job_dir: Path, dest: str) -> None:
+    queue = jobdir.queue_path(job_dir)
+    into_itself = not is_redis(dest) and job_dir.resolve() in Path(dest).resolve().parents
+    if not into_itself and any(path.is_file() for path in queue.rglob("*")):
+        note(
+            f"scrapy bloom: warning: {queue} holds requests that are recorded in requests.seen, "
+            "too, but not crawled yet: they will look seen. Let that job finish first, or go on "
+            "with it: a crawl with BloomDupeFilter imports requests.seen by itself"
+        )
+
+
+def _set_in_redis(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> RedisSet:
+    key = options.source_key
+    if key is None:
+        if not options.spider:
+            raise UsageError("which set? Say it with --source-key, for example shop:dupefilter")
+        key = f"{options.spider}:dupefilter"
+    if not project.is_chosen:
+        raise BloomError(
+            "scrapy-redis makes fingerprints of its own, and a crawl with this project's "
+            f"{project.fingerprinter} would find none of them: set REQUEST_FINGERPRINTER_CLASS = "
+            f'"{_SCRAPY_REDIS}" in the project (or here, with -s) and keep it; or, if '
+            "the set was filled with Scrapy's own, say so: "
+            f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
+        )
+    server, _, _ = connect(settings, options.source, key="", spider=None)
+    stack.enter_context(closing(server))
+    return RedisSet(server, key)
+
+
+def _imported(
+    options: argparse.Namespace, settings: Settings, project: Project, source: _Source
+) -> tuple[int, int, FilterStatus]:
+    total = source.count()
+    backend, add_many = _destination(options, settings, project, total)
+    backend.open()
+    read = added = 0
+    try:
+        backend.begin()
+        with progress("Importing", total, "requests") as advance:
+            fingerprints = iter(source)
+            while batch := list(islice(fingerprints, _BATCH)):
+                added += add_many(batch)
+                read += len(batch)
+                advance(read)
+        return read, added, backend.status()
+    except KeyboardInterrupt:
+        note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
+        raise
+    finally:
+        backend.close()
+
+
+def _destination(
+    options: argparse.Namespace, settings: Settings, project: Project, total: int | None
+) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
+    bloom = project.bloom
+    if is_redis(options.dest):
+        server, key, _ = connect(settings, options.dest, key=options.key, spider=options.spider)
+        shared = RedisBackend(
+            server,
+            key,
+            capacity=max(bloom.expected_requests, total or 0),
+            error_rate=bloom.error_rate,
+            on_full=bloom.on_full,
+            window_secs=bloom.window_secs,
+            counting=bloom.counting,
+            salt=bloom.salt,
+            fingerprinter=project.fingerprinter,
+            spider=project.spider,
+            mirror=bloom.redis_mirror,
+        )
+        return shared, shared.add_many
+    directory = _directory(Path(options.dest))
+    _check_free(directory)
+    is_there = bool(filter_files(directory))
+    local = LocalBackend(
+        directory,
+        capacity=max(bloom.expected_requests, 0 if is_there else total or 0),
+        error_rate=bloom.error_rate,
+        on_full=bloom.on_full,
+        window_secs=bloom.window_secs,
+        counting=bloom.counting,
+        salt=bloom.salt,
+        fingerprinter=project.fingerprinter,
+        spider=project.spider,
+        job=Job(None, "stop"),
+        is_crawl=False,
+    )
+    return local, lambda batch: sum(map(local.add, batch))
+
+
+def _directory(dest: Path) -> Path:
+    """Where the files of the destination are, or go."""
+    if dest.exists() and not dest.is_dir():
+        raise BloomError(f"{dest} is a file; give the directory of the filter")
+    marks = (jobdir.seen_path, jobdir.queue_path, jobdir.mark_path)
+    if not filter_files(dest) and any(path(dest).exists() for path in marks):
+        return dest / "bloom"
+    return filter_directory(dest)
+
+
+def _check_free(directory: Path) -> None:
+    """That no crawl uses a filter, or its job, and none was killed."""
+    newest = None
+    if files := filter_files(directory):
+        lock_directory(directory).release()  # first: it says best that a crawl is running
+        check_closed(directory, [found.state for found in found_files(directory)])
+        newest = files[-1].stat().st_mtime
+    job_dir = directory.parent
+    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(newest):
+        raise UncleanShutdownError(
+            f"the crawl with the job directory {job_dir} was killed: what its queue held would "
+            "look crawled. Start it once more, and it will say what becomes of it; or import into "
+            "another directory"
+        )
+
+
+def _copy(options: argparse.Namespace, source: Path) -> None:
+    if is_redis(options.dest):
+        raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
+    target = _directory(Path(options.dest))
+    if filter_files(target):
+        _check_free(target)
+        status = merge_into(source, target)
+    else:
+        _check_free(target)
+        status = merge([source], target)
+    if options.json:
+        print_json({"source": options.source, **status_figures(status)})
+    else:
+        say(status_line(status))
+
+
+def _tell_what_was_left_out(source: object) -> None:
+    if isinstance(source, UrlList):
+        warn_of_skipped(source)
+    if isinstance(source, SeenFile) and source.truncated:
+        note(
+            f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
+            "out: its crawl was killed then, and requests that were queued will look crawled"
+        )

@@ -1,0 +1,212 @@
+"""What a filter is, and how full: each of its generations.
+
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
+locked and nothing is changed. "Not closed" means that a crawl uses it now, or was killed.
+
+What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
+bits themselves: it reads all of the filter, and tells what is really there.
+
+Examples:
+  scrapy bloom info jobs/shop
+  scrapy bloom info jobs/shop --scan --json
+  scrapy bloom info redis://localhost:6379/0 --key shop:bloom
+"""
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from scrapy.settings import Settings
+
+from scrapy_bloom.commands.output import (
+    add_json,
+    number,
+    print_json,
+    print_table,
+    progress,
+    say,
+)
+from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
+from scrapy_bloom.filters import Contents
+from scrapy_bloom.reading import FilterReader, found_files, status_of
+from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.sizing import classic_fill_ratio
+from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
+from scrapy_bloom.transfer import block_fills
+
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--json]"
+HELP = "what a filter is, and how full"
+
+_Figures = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    parser.add_argument("--scan", action="store_true", help="count the bits: reads all of it")
+    add_key(parser)
+    add_spider(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Print the figures of a filter."""
+    if is_redis(options.place):
+        figures = _in_redis(options, settings)
+    else:
+        figures = _in_files(Path(options.place), scan=options.scan)
+    if options.json:
+        print_json(figures)
+    else:
+        _print(figures)
+
+
+def _in_files(path: Path, *, scan: bool) -> _Figures:
+    found = found_files(path)
+    newest = found[-1]
+    where = newest.path.parent if len(found) > 1 else newest.path
+    figures = _figures(status_of(str(where), found))
+    figures |= {
+        "spider": newest.header.spider,
+        "fingerprinter": newest.header.fingerprinter,
+        "salt": newest.header.salt.hex(),
+        "closed": not any(each.state.in_use for each in found),
+    }
+    for each, row in zip(found, figures["generations"], strict=True):
+        row |= {
+            "file": each.path.name,
+            "created": each.header.created_at,
+            "open_until": each.state.open_until or None,
+        }
+    if scan:
+        with closing(FilterReader(path)) as reader:
+            filters = [file.filter for file in reader.files]
+            _scan(figures, [each.block_fills() for each in filters])
+    return figures
+
+
+def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
+    server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
+    with closing(server):
+        reader = RedisReader(server, key)
+        info, stored = reader.info, reader.generations
+        figures = _figures(
+            FilterStatus(
+                location=f"{server.address}, key {key}",
+                generations=[GenerationStatus.of(each) for each in stored],
+                error_rate=sum(each.error_rate for each in stored),
+            )
+        )
+        figures |= {
+            "spider": info.spider,
+            "fingerprinter": info.fingerprinter,
+            "salt": info.salt,
+            "closed": None,
+        }
+        for each, row in zip(stored, figures["generations"], strict=True):
+            row |= {"created": each.created_at, "open_until": each.open_until or None}
+        if options.scan:
+            _scan(figures, [block_fills(reader.store, each) for each in stored])
+    return figures
+
+
+def _figures(status: FilterStatus) -> _Figures:
+    return {
+        "location": status.location,
+        "recorded": status.count,
+        "capacity": status.capacity,
+        "bytes": status.nbytes,
+        "fill_ratio": status.fill_ratio,
+        "error_rate_now": status.error_rate_now,
+        "error_rate_at_capacity": status.error_rate,
+        "expected_false_drops": status.expected_false_drops,
+        "generations": [_generation(each) for each in status.generations],
+    }
+
+
+def _generation(each: GenerationStatus) -> _Figures:
+    num_blocks, num_hashes, _ = each.geometry
+    return {
+        "number": each.number,
+        "recorded": each.count,
+        "capacity": each.capacity,
+        "bytes": each.geometry.nbytes,
+        "blocks": num_blocks,
+        "hashes": num_hashes,
+        "counting": each.geometry.is_counting,
+        "fill_ratio": classic_fill_ratio(each.geometry.num_bits, num_hashes, each.count),
+        "error_rate_now": each.error_rate_now,
+        "error_rate_at_capacity": each.error_rate,
+    }
+
+
+def _scan(figures: _Figures, fills: Iterable[Iterator[float]]) -> None:
+    blocks = sum(each["blocks"] for each in figures["generations"])
+    with progress("Counting bits", blocks, "blocks") as advance:
+        done = 0
+
+        def told(each: Iterator[float]) -> Iterator[float]:
+            nonlocal done
+            for fill in each:
+                yield fill
+                done += 1
+                advance(done)
+
+        for row, each in zip(figures["generations"], fills, strict=True):
+            there = Contents.of(told(each), row["hashes"])
+            row["scan"] = {
+                "fill_ratio": there.fill_ratio,
+                "error_rate_now": there.error_rate,
+                "recorded": there.requests,
+            }
+
+
+def _print(figures: _Figures) -> None:
+    say(f"Filter in {figures['location']}")
+    states = {True: "closed", False: "not closed: in use, or its crawl was killed", None: "shared"}
+    for name, value in (
+        ("spider", figures["spider"]),
+        ("fingerprinter", figures["fingerprinter"]),
+        ("salt", figures["salt"]),
+        ("state", states[figures["closed"]]),
+        ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
+        ("size", size_text(figures["bytes"])),
+        ("fill", f"{100 * figures['fill_ratio']:.3g} % of the bits"),
+        (
+            "error rate",
+            f"{figures['error_rate_now']:.2g}; when full {figures['error_rate_at_capacity']:.2g}",
+        ),
+        ("false drops", f"{number(figures['expected_false_drops'], 2)} expected so far"),
+    ):
+        say(f"  {name + ':':<15}{value}")
+    say("")
+    is_scanned = "scan" in figures["generations"][0]
+    print_table(
+        ["generation", "created:", "recorded", "capacity", "size", "hashes", "fill", "error rate"]
+        + (["counted fill", "counted rate", "about recorded"] if is_scanned else []),
+        [_row(each) for each in figures["generations"]],
+    )
+
+
+def _row(each: _Figures) -> list[str]:
+    kind = " counting" if each["counting"] else ""
+    row = [
+        f"{each['number']}{kind}",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
+        number(each["recorded"]),
+        number(each["capacity"]),
+        size_text(each["bytes"]),
+        str(each["hashes"]),
+        f"{100 * each['fill_ratio']:.3g} %",
+        f"{each['error_rate_now']:.2g}",
+    ]
+    if scan := each.get("scan"):
+        row += [
+            f"{100 * scan['fill_ratio']:.3g} %",
+            f"{scan['error_rate_now']:.2g}",
+            number(scan["recorded"]),
+        ]
+    return row

@@ -1,0 +1,190 @@
+"""What a crawl of this project would use: its settings and its request fingerprinter."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scrapy import Request, Spider
+from scrapy.crawler import Crawler
+from scrapy.exceptions import UsageError
+from scrapy.settings import SETTINGS_PRIORITIES, Settings
+from scrapy.utils.misc import build_from_crawler, load_object
+from scrapy.utils.python import global_object_name
+
+from scrapy_bloom.commands.output import note
+from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.sources import UrlList
+
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def add_spider(parser: argparse.ArgumentParser) -> None:
+    """The option of each subcommand that makes fingerprints or filters."""
+    parser.add_argument(
+        "--spider",
+        metavar="NAME",
+        help="the spider that the filter is for: its custom_settings count, and its name in "
+        "BLOOM_REDIS_KEY",
+    )
+
+
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """The option of each subcommand that takes the URL of a Redis server."""
+    parser.add_argument(
+        "--key",
+        metavar="NAME",
+        help="the filter's name in Redis, for example shop:bloom (default: BLOOM_REDIS_KEY with "
+        "the name that --spider says)",
+    )
+
+
+def is_redis(place: str) -> bool:
+    """Whether a place is the URL of a Redis server, and no path."""
+    return place.startswith(_REDIS_SCHEMES)
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a crawl would use.
+
+    Attributes:
+        bloom: the BLOOM_* settings.
+        fingerprint: makes the fingerprint of a request.
+        fingerprinter: import path of what makes it.
+        is_chosen: whether somebody chose that fingerprinter; else it is Scrapy's default.
+        spider: the spider's name; empty if none was said.
+    """
+
+    bloom: BloomSettings
+    fingerprint: Fingerprint
+    fingerprinter: str
+    is_chosen: bool
+    spider: str
+
+    def url_fingerprint(self, url: str) -> bytes:
+        """The fingerprint of a plain request for a URL.
+
+        Raises:
+            ValueError: it is no URL.
+        """
+        return self.fingerprint(Request(url))
+
+
+def load_project(settings: Settings, spider: str | None = None, **more: Any) -> Project:
+    """What a crawl with these settings would use.
+
+    Args:
+        settings: as the command got them.
+        spider: the spider's name; in a project it must be one of its spiders.
+        more: settings that the command sets itself.
+
+    Raises:
+        SettingError: a setting is not valid.
+        BloomError: there is no such spider, or the fingerprinter cannot be made.
+    """
+    crawler = Crawler(_spider_class(settings, spider), settings)
+    try:
+        crawler.addons.load_settings(crawler.settings)
+        name = "REQUEST_FINGERPRINTER_CLASS"
+        fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
+    except BloomError:
+        raise
+    except Exception as error:
+        raise BloomError(
+            f"the project's request fingerprinter cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    for key, value in more.items():
+        crawler.settings.set(key, value, priority=max(SETTINGS_PRIORITIES.values()))
+    return Project(
+        bloom=BloomSettings.from_settings(crawler.settings),
+        fingerprint=fingerprint_function(fingerprinter),
+        fingerprinter=global_object_name(type(fingerprinter)),
+        is_chosen=(crawler.settings.getpriority(name) or 0) > SETTINGS_PRIORITIES["default"],
+        spider=spider or "",
+    )
+
+
+def connect(
+    settings: Settings, url: str, *, key: str | None, spider: str | None
+) -> tuple[RedisServer, str, BloomSettings]:
+    """The server of a URL, and the name of a filter there.
+
+    Args:
+        settings: as the command got them; BLOOM_REDIS_CLUSTER and the like count.
+        url: as in BLOOM_REDIS_URL.
+        key: as --key says.
+        spider: as --spider says, or what the filter itself says.
+
+    Raises:
+        UsageError: which filter is not said.
+        SettingError: the URL or a setting is not valid.
+    """
+    bloom = load_project(settings, **redis_settings(url)).bloom
+    if key is None:
+        if "%(spider)s" in bloom.redis_key and not spider:
+            raise UsageError(
+                f"which filter? Say it with --key, or the spider with --spider (BLOOM_REDIS_KEY is "
+                f"{bloom.redis_key!r})"
+            )
+        key = bloom.redis_key % {"spider": spider}
+    server = RedisServer(
+        url,
+        cluster=bloom.redis_cluster,
+        sentinel=bloom.redis_sentinel,
+        deadline_secs=bloom.redis_deadline_secs,
+    )
+    return server, key, bloom
+
+
+def redis_settings(url: str) -> dict[str, Any]:
+    """The settings of a crawl that uses that server, whatever else the project's are for."""
+    return {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": url,
+        "BLOOM_RECORD_ON": "scheduled",
+    }
+
+
+def redis_argument(text: str) -> str:
+    """A command-line argument that must be the URL of a Redis server.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not is_redis(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no URL of a Redis server: redis://, rediss:// or unix://"
+        )
+    return text
+
+
+def url_list(argument: str, project: Project) -> UrlList:
+    """The URLs that a command-line argument names, "-" being the standard input."""
+    return UrlList(None if argument == "-" else Path(argument), project.url_fingerprint)
+
+
+def warn_of_skipped(urls: UrlList) -> None:
+    """Say how many lines were no URLs."""
+    if urls.skipped:
+        note(
+            f"scrapy bloom: warning: {urls.skipped:,} lines are no URLs and were left out; the "
+            f"first: {urls.first_skipped}"
+        )
+
+
+def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
+    if spider is None or not settings.getlist("SPIDER_MODULES"):
+        return Spider
+    loader = load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
+    try:
+        found: type[Spider] = loader.load(spider)
+    except KeyError:
+        known = ", ".join(sorted(loader.list())) or "none"
+        raise BloomError(
+            f"--spider {spider}: this project has no such spider; it has: {known}"
+        ) from None
+    return found

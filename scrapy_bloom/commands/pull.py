@@ -1,0 +1,69 @@
+"""Copy a filter from Redis or Valkey into files, where a single crawl can go on with it.
+
+DIRECTORY becomes the BLOOM_DIR of that crawl, or is the "bloom" in its JOBDIR; it must not hold a
+filter yet. The copy is read back and compared. Crawlers may use the filter in Redis meanwhile; what
+they record then may be missing in the copy.
+
+Examples:
+  scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
+  scrapy bloom pull redis://localhost:6379/0 filters/backup --spider shop --json
+"""
+
+import argparse
+from pathlib import Path
+
+from scrapy.settings import Settings
+
+from scrapy_bloom.commands.output import add_json, print_json, say, working
+from scrapy_bloom.commands.project import add_key, add_spider, connect, redis_argument
+from scrapy_bloom.status import size_text
+from scrapy_bloom.transfer import Copied, download
+
+SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
+HELP = "copy a filter from Redis into files"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument(
+        "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
+    )
+    parser.add_argument("path", type=Path, metavar="DIRECTORY", help="where the files go")
+    add_key(parser)
+    add_spider(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Copy a filter out of Redis."""
+    server, key, bloom = connect(settings, options.url, key=options.key, spider=options.spider)
+    with working(f"Copying from {server.address}"):
+        copied = download(
+            options.url,
+            key,
+            options.path,
+            cluster=bloom.redis_cluster,
+            sentinel=bloom.redis_sentinel,
+        )
+    tell_copied(options, copied, str(options.path))
+
+
+def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
+    """Print what was copied."""
+    if options.json:
+        print_json(
+            {
+                "destination": destination,
+                "recorded": copied.requests,
+                "generations": copied.generations,
+                "bytes": copied.nbytes,
+                "bits_set": copied.bits,
+                "crc32": f"{copied.checksum:08x}",
+            }
+        )
+        return
+    say(
+        f"Copied to {destination}: {copied.requests:,} requests, {copied.generations} "
+        f"generation{'s' if copied.generations > 1 else ''}, {size_text(copied.nbytes)}; read "
+        "back and compared"
+    )

@@ -1,0 +1,49 @@
+"""Copy a filter from files into Redis or Valkey, where many crawlers then share it.
+
+PATH is a JOBDIR or BLOOM_DIR of a crawl that was closed; it is left as it is. The copy is read
+back and compared. There must not be a filter of that name in Redis yet.
+
+Examples:
+  scrapy bloom push jobs/shop redis://localhost:6379/0
+  scrapy bloom push jobs/shop redis://localhost:6379/0 --key archive:bloom --json
+"""
+
+import argparse
+from pathlib import Path
+
+from scrapy.settings import Settings
+
+from scrapy_bloom.commands.output import add_json, working
+from scrapy_bloom.commands.project import add_key, add_spider, connect, redis_argument
+from scrapy_bloom.commands.pull import tell_copied
+from scrapy_bloom.reading import filter_directory, found_files
+from scrapy_bloom.transfer import upload
+
+SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
+HELP = "copy a filter from files into Redis"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument("path", type=Path, metavar="PATH", help="the filter's directory")
+    parser.add_argument(
+        "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
+    )
+    add_key(parser)
+    add_spider(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Copy a filter into Redis; without a name, under that of the spider it was made for."""
+    spider = options.spider or found_files(options.path)[-1].header.spider
+    server, key, bloom = connect(settings, options.url, key=options.key, spider=spider)
+    with working(f"Copying to {server.address}"):
+        copied = upload(
+            filter_directory(options.path),
+            options.url,
+            key,
+            cluster=bloom.redis_cluster,
+            sentinel=bloom.redis_sentinel,
+        )
+    tell_copied(options, copied, f"{server.address}, key {key}")

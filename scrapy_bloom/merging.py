@@ -1,0 +1,192 @@
+"""Putting filters in files together: what any of them holds, the result holds."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+from scrapy_bloom.directory import FilterDirectory, filter_files
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    GeometryMismatchError,
+    StorageError,
+    UncleanShutdownError,
+)
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters import BloomFilter, Contents
+from scrapy_bloom.header import State
+from scrapy_bloom.job import Job
+from scrapy_bloom.reading import FilterReader, found_files, status_of
+from scrapy_bloom.status import FilterStatus
+
+_BLOCKS_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A generation of the result: the filters of which it is made, all alike."""
+
+    files: Sequence[FilterFile]
+
+    def check(self) -> None:
+        first, *others = self.files
+        for other in others:
+            differences = first.filter.differences(other.filter)
+            if differences:
+                raise GeometryMismatchError(
+                    f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
+                    "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
+                    "BLOOM_ON_FULL, BLOOM_COUNTING and BLOOM_SALT (as scrapy bloom info shows "
+                    "them), for example from their sources by scrapy bloom import"
+                )
+
+
+def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
+    """Make a filter that holds what any of some filters holds, and leave those as they are.
+
+    Args:
+        sources: each a filter directory, a job directory with one, or a file; all made alike.
+        target: the directory of the new filter, without one yet; made if missing.
+
+    Returns:
+        What the new filter is. What it has recorded is counted from its bits, within 1 %.
+
+    Raises:
+        GeometryMismatchError: sizes, hashes or salts differ, or a filter has a window.
+        StorageError: or one of its children: a source is unusable, in use or was not closed; the
+            target holds a filter, or has no room. What was begun is removed.
+    """
+    with ExitStack() as stack:
+        readers = [stack.enter_context(closing(FilterReader(each))) for each in sources]
+        for source, reader in zip(sources, readers, strict=True):
+            check_closed(source, [file.state for file in reader.files])
+        parts = _parts([reader.files for reader in readers])
+        directory = FilterDirectory(target, fingerprinter="", job=Job(None, "stop"))
+        directory.lock()
+        stack.callback(directory.unlock)
+        if filter_files(target):
+            raise StorageError(f"{target} holds a filter already; give another directory")
+        made: list[FilterFile] = []
+        try:
+            for number, part in enumerate(parts, 1):
+                made.append(_merged(directory, number, part))
+            return status_of(str(target), made)
+        except BaseException:
+            for file in made:
+                file.path.unlink()
+            raise
+        finally:
+            for file in made:
+                file.close()
+
+
+def merge_into(source: Path, target: Path) -> FilterStatus:
+    """Add to a filter what another one holds. Interrupted, it can be repeated.
+
+    Args:
+        source: see `merge`.
+        target: the directory of a filter, made alike.
+
+    Returns:
+        What the target is now.
+
+    Raises:
+        GeometryMismatchError: as `merge`; also if they count: what is added twice would have to
+            be forgotten twice.
+        StorageError: or one of its children: as `merge`, and for the target, too.
+    """
+    with ExitStack() as stack:
+        reader = stack.enter_context(closing(FilterReader(source)))
+        check_closed(source, [file.state for file in reader.files])
+        directory = FilterDirectory(
+            target, fingerprinter=reader.files[-1].header.fingerprinter, job=Job(None, "stop")
+        )
+        directory.lock()
+        stack.callback(directory.unlock)
+        check_closed(target, [found.state for found in found_files(target)])
+        present = directory.load()
+        for file in present:
+            stack.callback(file.close)
+        for part in _parts([present, reader.files]):
+            if part.files[0].header.geometry.is_counting:
+                raise GeometryMismatchError(
+                    f"{target} counts: if this were interrupted and repeated, requests would be "
+                    "counted twice; merge the two into a new filter: scrapy bloom merge"
+                )
+        for here, there in zip_longest(present, reader.files):
+            if here is None:
+                new = _merged(directory, len(present) + 1, _Part([there]))
+                stack.callback(new.close)
+                present.append(new)
+            elif there is not None:
+                _or(here.filter, there.filter)
+                here.save_state(count=_count(here.filter, [here, there]))
+                here.sync()
+        return status_of(str(target), present)
+
+
+def check_closed(path: Path, states: Sequence[State]) -> None:
+    """That no crawl uses a filter, and none was killed.
+
+    Raises:
+        UncleanShutdownError: not so.
+    """
+    if any(state.in_use for state in states):
+        raise UncleanShutdownError(
+            f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
+            "queued then would look crawled. Wait for the crawl to end; or start it once more, "
+            "and it will say what becomes of the filter"
+        )
+
+
+def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[_Part]:
+    """The generations of the result, checked."""
+    newest = [files[-1].header for files in filters]
+    for header in newest[1:]:
+        if header.fingerprinter != newest[0].fingerprinter:
+            raise FingerprinterMismatchError(
+                f"the filters were recorded with different REQUEST_FINGERPRINTER_CLASS: "
+                f"{newest[0].fingerprinter!r} and {header.fingerprinter!r}; only the same requests "
+                "with the same fingerprints can be merged"
+            )
+    for files in filters:
+        if any(file.state.open_until for file in files):
+            raise GeometryMismatchError(
+                f"{files[0].path.parent} has a time window (BLOOM_WINDOW_SECS): its generations "
+                "end at times of their own, and cannot be merged"
+            )
+    parts = [_Part([file for file in each if file is not None]) for each in zip_longest(*filters)]
+    for part in parts:
+        part.check()
+    return parts
+
+
+def _merged(directory: FilterDirectory, number: int, part: _Part) -> FilterFile:
+    first = part.files[0]
+    header = replace(
+        first.header,
+        generation=number,
+        created_at=min(file.header.created_at for file in part.files),
+    )
+
+    def fill(bits: BloomFilter) -> int:
+        for file in part.files:
+            _or(bits, file.filter)
+        return _count(bits, part.files)
+
+    return directory.create(header, State(), fill)
+
+
+def _or(bits: BloomFilter, other: BloomFilter) -> None:
+    for start in range(0, other.num_blocks, _BLOCKS_AT_ONCE):
+        stop = min(start + _BLOCKS_AT_ONCE, other.num_blocks)
+        bits.add_blocks(start, other.blocks(start, stop))
+
+
+def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
+    """How many requests are in what was made of some filters: at least as many as in each."""
+    counts = [file.state.count for file in files]
+    if len(counts) == 1:
+        return counts[0]
+    return max(*counts, Contents.of(bits.block_fills(), bits.num_hashes).requests)

@@ -1,0 +1,199 @@
+"""`scrapy bloom` as a whole: its examples, its failures, what every scrapy command pays for it."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import servers
+import workspace
+from cli import SCRAPY, bloom
+from scrapy_bloom.commands import SUBCOMMANDS
+from scrapy_bloom.commands.arguments import error_rate, requests, requests_or_rate
+
+EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=["in a project", "outside any project"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bloom") / "work"
+    if request.param == "in a project":
+        return workspace.start_project(path)
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_examples_of_each_help(name: str, directory: Path) -> None:
+    commands = EXAMPLE.findall(importlib.import_module(f"scrapy_bloom.commands.{name}").__doc__)
+    assert commands
+    assert all(each.split()[0] == name.removesuffix("_") for each in commands)
+    ran = workspace.run_examples(commands, directory / name)
+    for command, each in zip(commands, ran, strict=True):
+        assert each.status == 0, (command, each)
+        assert each.out, command
+        assert "Traceback" not in each.err
+        if "--json" in command:
+            assert each.json
+
+
+def test_the_help(tmp_path: Path) -> None:
+    top = bloom("--help", cwd=tmp_path)
+    assert top.status == 0
+    for name in [each.removesuffix("_") for each in SUBCOMMANDS]:
+        assert re.search(rf"^    {name} ", top.out, re.MULTILINE)
+        ran = bloom(name, "--help", cwd=tmp_path)
+        assert ran.status == 0
+        assert f"usage: scrapy bloom {name} " in ran.out
+        assert EXAMPLE.search(ran.out)
+
+
+def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
+    listed = subprocess.run(
+        [SCRAPY], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert re.search(r"^  bloom +\w", listed, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["plan", "--nonsense"],
+        ["plan", "12 apples"],
+        ["plan", "-s", "no value"],
+        ["info"],
+        ["info", "redis://localhost"],  # which filter?
+        ["check", "filter"],
+        ["check", "filter", "urls", "--new", "--seen"],
+        ["import", "only-a-source"],
+        ["merge", "a", "b"],  # -o is missing
+        ["push", "a", "b"],
+        ["pull", "a", "b"],
+        ["reset"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], tmp_path: Path) -> None:
+    ran = bloom(*arguments, cwd=tmp_path)
+    assert ran.status == 2, ran
+    assert not ran.out.startswith("Traceback")
+    assert "error: " in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plan", "1M", "-s", "BLOOM_ON_FULL=burst"], "BLOOM_ON_FULL is 'burst'; allowed is"),
+        (["info", "nowhere"], "nowhere holds no filter; give a JOBDIR"),
+        (["check", "nowhere", "urls"], "nowhere holds no filter"),
+        (["import", "nowhere", "filter"], "nowhere cannot be read"),
+        (["import", ".", "filter"], "holds neither a filter nor a requests.seen"),
+        (["merge", "x", "y", "-o", "z"], "x holds no filter"),
+        (["push", "nowhere", "redis://localhost"], "nowhere holds no filter"),
+        (["info", "redis://:secret@localhost:1x/0", "--key", "k"], "BLOOM_REDIS_URL is not valid"),
+        (["reset", "nowhere", "--yes"], "nowhere holds no filter"),
+        (["compare", "nowhere"], "nowhere"),
+        (["report", "nowhere", "-o", "report.html"], "nowhere holds no filter"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_failure_is_one_line(arguments: list[str], told: str, tmp_path: Path) -> None:
+    ran = bloom(*arguments, cwd=tmp_path)
+    assert told in ran.error
+    assert not ran.out
+    assert "secret" not in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_is_away(tmp_path: Path) -> None:
+    url = f"redis://:secret@localhost:{servers.free_port()}"
+    quick = ("-s", "BLOOM_REDIS_DEADLINE_SECS=0.5")
+    ran = bloom("info", url, "--key", "shop:bloom", *quick, cwd=tmp_path)
+    assert "cannot be used" in ran.error
+    assert "secret" not in ran.err
+
+
+def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:
+    before = ("-s", "BLOOM_EXPECTED_REQUESTS=5000")
+    ran = bloom(*before, "plan", "--json", "-s", "BLOOM_ERROR_RATE=0.5", cwd=tmp_path)
+    (plan,) = ran.json
+    assert (plan["requests"], plan["error_rate"]) == (5000, 0.5)
+
+
+def test_the_projects_settings_count(tmp_path: Path) -> None:
+    project = workspace.start_project(tmp_path / "work")
+    with (project / "shopping/settings.py").open("a") as file:
+        file.write("\nBLOOM_EXPECTED_REQUESTS = 4321\n")
+    (plan,) = bloom("plan", "--json", cwd=project).json
+    assert plan["requests"] == 4321
+
+
+def test_what_every_scrapy_command_imports() -> None:
+    code = (
+        "import sys, scrapy.cmdline\n"
+        "before = set(sys.modules)\n"
+        "from importlib.metadata import entry_points\n"
+        "(bloom,) = entry_points(group='scrapy.commands', name='bloom')\n"
+        "bloom.load()()\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    ours = {name for name in ran.stdout.split() if name.startswith("scrapy_bloom")}
+    assert ours == {"scrapy_bloom", "scrapy_bloom.commands"}
+    assert not {"redis", "rich", "matplotlib", "mmh3", "bitarray"} & set(ran.stdout.split())
+
+
+def test_a_broken_dependency_breaks_no_other_command(tmp_path: Path) -> None:
+    for name in ("mmh3", "bitarray", "redis", "rich", "matplotlib"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError({name!r})\n")
+    env = {**os.environ, "PYTHONPATH": os.fspath(tmp_path)}
+    for arguments in (["version"], ["startproject", "shopping", "project"]):
+        ran = subprocess.run(
+            [SCRAPY, *arguments],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("10k", 10_000),
+        ("5M", 5_000_000),
+        ("1e9", 10**9),
+        ("1_000_000", 10**6),
+        ("2.5B", 2_500_000_000),
+        ("1G", 10**9),
+        ("1t", 10**12),
+        ("1", 1),
+    ],
+)
+def test_numbers_of_requests(text: str, number: int) -> None:
+    assert requests(text) == requests_or_rate(text) == number
+    assert type(requests(text)) is int
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "nan", "inf", "2T", "k", "1e-6", "5 M x"])
+def test_no_number_of_requests(text: str) -> None:
+    with pytest.raises(Exception, match="allowed is a whole number from 1 to"):
+        requests(text)
+
+
+def test_error_rates() -> None:
+    assert requests_or_rate("1e-6") == error_rate("0.0001%") == pytest.approx(1e-6)
+    for text in ("0", "1", "100%", "-1e-6", "nan", "1e-20", ""):
+        with pytest.raises(Exception, match="allowed is a number between 0 and 1"):
+            error_rate(text)

@@ -1,0 +1,414 @@
+"""`scrapy bloom info, check, merge, push, pull, reset`: on filters in files and in Redis."""
+
+import os
+import pty
+import select
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import SCRAPY, bloom
+from crawls import Crawl
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis_server import RedisServer
+from sites import Site
+from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls, write_urls
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    """Each file's bytes, and when it was changed."""
+    return {
+        os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
+        for each in sorted(path.rglob("*"))
+        if each.is_file()
+    }
+
+
+@pytest.fixture
+def server() -> servers.Server:
+    return servers.shared("valkey")
+
+
+def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
+    backend = RedisBackend(
+        RedisServer(server.url),
+        key,
+        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
+    )
+    backend.open()
+    backend.begin()
+    for each in recorded:
+        backend.add(each)
+    backend.close()
+
+
+# info
+
+
+def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(500))), capacity=100, salt=SALT)
+    before = contents(tmp_path)
+    for path in ("job", "job/bloom"):
+        figures = bloom("info", path, "--json", cwd=tmp_path).json
+        assert figures["recorded"] == 500
+        assert figures["capacity"] == 100 + 200 + 400
+        assert figures["salt"] == SALT.hex()
+        assert (figures["spider"], figures["fingerprinter"]) == ("shop", FINGERPRINTER)
+        assert figures["closed"] is True
+        assert [each["recorded"] for each in figures["generations"]] == [100, 200, 200]
+        assert all(abs(each["created"] - time.time()) < 600 for each in figures["generations"])
+    one = bloom("info", "job/bloom/generation-0002.bloom", "--json", cwd=tmp_path).json
+    assert [each["number"] for each in one["generations"]] == [2]
+    text = bloom("info", "job", "--scan", cwd=tmp_path).out
+    for part in ("500 of 700", SALT.hex(), FINGERPRINTER, "closed", "generation"):
+        assert part in text
+    assert not set(text) & set("│┃━─\x1b")  # plain text, since it is no terminal
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_info_counts_the_bits(counting: bool, tmp_path: Path) -> None:
+    recorded = fingerprints(urls(range(900)))
+    make_filter(tmp_path / "filter", recorded, counting=counting, error_rate=1e-3)
+    (row,) = bloom("info", "filter", "--scan", "--json", cwd=tmp_path).json["generations"]
+    assert row["counting"] is counting
+    with_bits = FilterReader(tmp_path / "filter").files[0].filter
+    assert row["scan"]["fill_ratio"] == with_bits.fill_ratio
+    assert row["scan"]["fill_ratio"] == pytest.approx(row["fill_ratio"], rel=0.02)
+    assert row["scan"]["recorded"] == pytest.approx(900, rel=0.02)
+    assert row["scan"]["error_rate_now"] == pytest.approx(row["error_rate_now"], rel=0.2)
+
+
+def test_info_of_a_running_and_of_a_killed_crawl(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 1.0
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) > 10)
+    figures = bloom("info", "job", "--json", cwd=tmp_path).json
+    assert crawl.running()
+    assert figures["closed"] is False
+    assert figures["recorded"] >= 10
+    assert figures["spider"]
+    crawl.kill()
+    before = contents(tmp_path / "job")
+    figures = bloom("info", "job", "--json", cwd=tmp_path).json
+    assert figures["closed"] is False
+    assert "not closed" in bloom("info", "job", cwd=tmp_path).out
+    assert contents(tmp_path / "job") == before
+
+
+def test_info_of_a_damaged_filter(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", [b"x"])
+    (path,) = (tmp_path / "filter").glob("*.bloom")
+    with path.open("r+b") as file:
+        file.seek(30)
+        file.write(b"x")
+    assert "has a damaged header" in bloom("info", "filter", cwd=tmp_path).error
+
+
+def test_info_of_a_filter_with_a_window(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", [b"x"], window_secs=3600)
+    (row,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
+    assert row["open_until"] == pytest.approx(row["created"] + 900, abs=1)
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_info_of_a_filter_in_redis(counting: bool, server: servers.Server, tmp_path: Path) -> None:
+    key = f"{tmp_path.name}:bloom"
+    recorded = fingerprints(urls(range(250)))
+    shared_filter(server, key, recorded, capacity=100, counting=counting)
+    before = {each: server.client.dump(each) for each in server.client.keys(f"{key}*")}
+    ran = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path)
+    assert [each["recorded"] for each in ran.json["generations"]] == [100, 150]
+    for row in ran.json["generations"]:
+        assert row["scan"]["recorded"] == pytest.approx(row["recorded"], rel=0.03)
+        assert row["counting"] is counting
+    assert ran.json["closed"] is None
+    assert {each: server.client.dump(each) for each in server.client.keys(f"{key}*")} == before
+    text = bloom("info", server.url, "--spider", tmp_path.name, cwd=tmp_path).out
+    assert "250 of 300" in text
+    wrong = bloom("info", server.url, "--key", "nothing", cwd=tmp_path)
+    assert "has no filter 'nothing'" in wrong.error
+
+
+# check
+
+
+def test_check(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(500))), capacity=100)
+    lines = ["", *urls(range(480, 490)), "no url", "  https://shop.example/700 ", *urls([800])]
+    write_urls(tmp_path / "urls.txt", lines)
+    before = contents(tmp_path)
+    new = bloom("check", "filter", "urls.txt", cwd=tmp_path)
+    assert new.out.split() == urls([700, 800])
+    assert "12 URLs: 2 new, 10 seen" in new.err
+    assert "1 lines are no URLs and were left out; the first: line 12: " in new.err
+    assert bloom("check", "filter", "urls.txt", "--new", cwd=tmp_path).out == new.out
+    seen = bloom("check", "filter", "-", "--seen", cwd=tmp_path, stdin="\n".join(lines))
+    assert seen.out.split() == urls(range(480, 490))
+    figures = bloom("check", "filter", "urls.txt", "--json", cwd=tmp_path).json
+    assert figures == {"urls": 12, "new": 2, "seen": 10, "skipped": 1}
+    assert contents(tmp_path) == before
+
+
+def test_check_a_running_crawls_filter(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 1.0
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) > 10)
+    crawled = list(tree.hits)[1:]  # the start page is not recorded
+    write_urls(tmp_path / "urls.txt", [tree.url.replace("/p/0", path) for path in crawled])
+    figures = bloom("check", "job", "urls.txt", "--json", cwd=tmp_path).json
+    assert (figures["new"], figures["seen"]) == (0, len(crawled))
+    assert crawl.running()
+    tree.delay = 0
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
+    key = f"{tmp_path.name}:bloom"
+    shared_filter(server, key, fingerprints(urls(range(250))), capacity=100)
+    write_urls(tmp_path / "urls.txt", urls(range(200, 2000)))
+    before = {each: server.client.dump(each) for each in server.client.keys(f"{key}*")}
+    place = (server.url, "urls.txt", "--key", key)
+    assert bloom("check", *place, cwd=tmp_path).out.split() == urls(range(250, 2000))
+    assert bloom("check", *place, "--seen", cwd=tmp_path).out.split() == urls(range(200, 250))
+    assert {each: server.client.dump(each) for each in server.client.keys(f"{key}*")} == before
+    lost = next(each for each in before if each.decode().endswith(":0"))
+    server.client.unlink(lost)
+    assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
+
+
+@pytest.mark.parametrize("kind", ["cluster", "counting"])
+def test_a_reader_of_every_kind_of_filter_in_redis(
+    kind: str, server: servers.Server, tmp_path: Path
+) -> None:
+    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
+    place = servers.shared_cluster() if kind == "cluster" else server
+    options = {"cluster": True} if kind == "cluster" else {}
+    backend = RedisBackend(
+        RedisServer(place.url, **options),
+        key,
+        capacity=100,
+        error_rate=1e-6,
+        counting=kind == "counting",
+    )
+    backend.open()
+    assert backend.add_many(recorded) == 250
+    backend.close()
+    reader = RedisReader(RedisServer(place.url, **options), key)
+    assert reader.are_seen([*recorded, *fingerprints(urls(range(1000, 1100)))]) == (
+        [True] * 250 + [False] * 100
+    )
+
+
+def test_check_with_another_fingerprinter(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    other = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
+    ran = bloom("check", "filter", "urls.txt", *other, cwd=tmp_path)
+    assert f"-s REQUEST_FINGERPRINTER_CLASS={FINGERPRINTER}" in ran.error
+
+
+def test_check_as_part_of_a_pipe(tmp_path: Path) -> None:
+    """It takes and gives lines as they come, and ends quietly when nobody reads on."""
+    make_filter(tmp_path / "filter", [])
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", "check", "filter", "-"],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    lines = "".join(f"{url}\n" for url in urls(range(5000))).encode()
+    process.stdin.write(lines)
+    process.stdin.flush()
+    assert select.select([process.stdout], [], [], 60)[0]  # the input has not ended yet
+    assert process.stdout.readline().decode().strip() == urls([0])[0]
+    process.stdout.close()
+    try:
+        for _ in range(100):
+            process.stdin.write(lines)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    assert process.wait(60) == 1
+    assert process.stderr.read() == b""
+
+
+# merge
+
+
+def test_merge(tmp_path: Path) -> None:
+    for name, numbers in {"a": range(500), "b": range(400, 700)}.items():
+        make_filter(tmp_path / name, fingerprints(urls(numbers)), capacity=200, salt=SALT)
+    before = contents(tmp_path)
+    ran = bloom("merge", "a", "b", "-o", "both", "--json", cwd=tmp_path)
+    assert 700 <= ran.json["recorded"] <= 810  # what is in two generations counts in each
+    assert "scrapy bloom: warning: " in ran.err  # the first is fuller than it was made for
+    assert {name: each for name, each in contents(tmp_path).items() if "both" not in name} == before
+    backend = LocalBackend(
+        tmp_path / "both", capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
+    )
+    backend.open()
+    assert all(each in backend for each in fingerprints(urls(range(700))))
+    assert not any(each in backend for each in fingerprints(urls(range(1000, 2000))))
+    backend.close()
+    again = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path)
+    assert "both holds a filter already" in again.error
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"salt": bytes(16)}, "the salts differ"),
+        ({"capacity": 100_000}, "num_blocks is"),
+        ({"error_rate": 0.1}, "num_hashes is"),
+        ({"counting": True}, "one counts and the other does not"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> None:
+    make_filter(tmp_path / "a", fingerprints(urls(range(10))), salt=SALT)
+    make_filter(tmp_path / "b", fingerprints(urls(range(10))), **{"salt": SALT, **options})
+    error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
+    assert told in error
+    assert "with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE" in error
+    assert not list(tmp_path.glob("both/*.bloom"))
+
+
+def test_merge_what_is_in_use(tmp_path: Path) -> None:
+    for name in "ab":
+        make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=SALT)
+    backend = LocalBackend(
+        tmp_path / "b", capacity=1000, error_rate=1e-6, spider="shop", fingerprinter=FINGERPRINTER
+    )
+    backend.open()
+    backend.begin()
+    error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
+    assert "b is in use by a crawl, or was not closed" in error
+    backend.close()
+    assert bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).status == 0
+
+
+# push and pull
+
+
+def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
+    spider, recorded = tmp_path.name, fingerprints(urls(range(500)))
+    make_filter(tmp_path / "job/bloom", recorded, capacity=200, spider=spider)
+    pushed = bloom("push", "job", server.url, "--json", cwd=tmp_path)
+    assert pushed.json["recorded"] == 500
+    assert pushed.json["destination"].endswith(f"key {spider}:bloom")
+    again = bloom("push", "job", server.url, cwd=tmp_path)
+    assert f"has a filter '{spider}:bloom' already" in again.error
+    pulled = bloom("pull", server.url, "copy", "--spider", spider, "--json", cwd=tmp_path)
+    for name in ("recorded", "generations", "bytes", "bits_set", "crc32"):
+        assert pulled.json[name] == pushed.json[name]
+    for original in (tmp_path / "job/bloom").glob("*.bloom"):
+        assert (tmp_path / "copy" / original.name).read_bytes()[:4000] == (
+            original.read_bytes()[:4000]
+        )
+    assert all(FilterReader(tmp_path / "copy").are_seen(recorded))
+    full = bloom("pull", server.url, "copy", "--spider", spider, cwd=tmp_path)
+    assert "copy holds a filter already" in full.error
+
+
+# reset
+
+
+def at_a_terminal(*arguments: str, cwd: Path, answer: bytes) -> tuple[int, str]:
+    """Run a command at a terminal, and answer its question."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", *arguments], cwd=cwd, stdin=terminal, stdout=terminal, stderr=terminal
+    )
+    os.close(terminal)
+    said = b""
+    end = time.monotonic() + 60
+    try:
+        while b"[y/N]" not in said and time.monotonic() < end:
+            if select.select([controller], [], [], 1)[0]:
+                said += os.read(controller, 4096)
+        os.write(controller, answer)
+        status = process.wait(60)
+        while select.select([controller], [], [], 0.2)[0]:
+            try:
+                said += os.read(controller, 4096)
+            except OSError:  # the other side is closed
+                break
+    finally:
+        process.kill()
+        os.close(controller)
+    return status, said.decode()
+
+
+def test_reset_asks(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(300))), capacity=100)
+    (tmp_path / "job/requests.queue").mkdir()
+    (tmp_path / "job/requests.queue/active.json").write_text("[]")
+    before = contents(tmp_path)
+    nobody = bloom("reset", "job", cwd=tmp_path)
+    assert "add --yes" in nobody.error
+    status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
+    assert status == 1
+    assert "nothing was deleted" in said
+    assert contents(tmp_path) == before
+    status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
+    assert status == 0, said
+    assert "Deleted 2 file(s)" in said
+    assert set(before) - set(contents(tmp_path)) == {
+        "job/bloom/generation-0001.bloom",
+        "job/bloom/generation-0002.bloom",
+    }
+    assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+
+
+def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.05
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) > 20)
+    assert (
+        "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+    )
+    tree.delay = 0
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+    assert bloom("reset", "job", "--yes", cwd=tmp_path).status == 0
+    tree.hits.clear()
+    assert Crawl(tree.url, tmp_path, {"JOBDIR": "job"}).finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
+    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(10)))
+    shared_filter(server, key, recorded)
+    crawler = RedisBackend(
+        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
+    )
+    crawler.open()
+    crawler.begin()
+    assert not crawler.add(recorded[0])
+    assert bloom("reset", server.url, "--key", key, cwd=tmp_path).status == 1
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert server.client.keys(f"{key}*") == [key.encode()]
+    assert server.client.hkeys(key) == [b"reset"]
+    time.sleep(1)  # for so long a mirror is trusted
+    assert [crawler.add(each) for each in recorded] == [True] * 10
+    crawler.close()
+    other = RedisBackend(
+        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
+    )
+    other.open()
+    assert [each in other for each in recorded] == [True] * 10
+    other.close()
+    error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
+    assert "has no filter" in error

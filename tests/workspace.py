@@ -1,0 +1,89 @@
+"""A directory with what the examples in the help and the documents speak of."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import redis
+from scrapy import Request
+from scrapy.utils.request import RequestFingerprinter
+
+import servers
+from cli import Ran, bloom
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.transfer import upload
+
+LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
+FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
+SALT = bytes(range(16))
+
+
+def urls(numbers: Iterable[int]) -> list[str]:
+    return [f"https://shop.example/{number}" for number in numbers]
+
+
+def fingerprints(of: Iterable[str]) -> list[bytes]:
+    fingerprinter = RequestFingerprinter()
+    return [fingerprinter.fingerprint(Request(url)) for url in of]
+
+
+def write_urls(path: Path, of: Sequence[str]) -> Path:
+    path.write_text("".join(f"{url}\n" for url in of))
+    return path
+
+
+def write_seen(path: Path, of: Iterable[bytes]) -> Path:
+    """As Scrapy 2.19 writes it."""
+    path.write_bytes(b"".join(len(each).to_bytes(2, "big") + each for each in of))
+    return path
+
+
+def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
+    """A filter that a crawl has closed."""
+    options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
+    backend = LocalBackend(directory, fingerprinter=FINGERPRINTER, **options)
+    backend.open()
+    backend.begin()
+    for each in recorded:
+        backend.add(each)
+    backend.close()
+    return directory
+
+
+def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
+    """Run commands of `scrapy bloom` one after the other, where all that they need is there."""
+    url = f"{servers.shared('valkey').url.removesuffix('/0')}/9"
+    client = redis.Redis.from_url(url)
+    prepare(path, client, url)
+    ran = []
+    for command in commands:
+        arguments = shlex.split(command.replace(LOCAL_REDIS, url))
+        if arguments[0] == "push":  # where there is none yet
+            client.flushdb()
+        ran.append(bloom(*arguments, cwd=path))
+    return ran
+
+
+def prepare(path: Path, client: redis.Redis, redis_url: str) -> None:
+    """Make what the examples need."""
+    (path / "jobs/old").mkdir(parents=True)
+    (path / "filters").mkdir()
+    make_filter(path / "jobs/shop/bloom", fingerprints(urls(range(300))))
+    write_seen(path / "jobs/old/requests.seen", fingerprints(urls(range(100))))
+    write_urls(path / "urls.txt", urls(range(200, 500)))
+    write_urls(path / "yesterday.txt", urls(range(100, 300)))
+    for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
+        make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
+    client.flushdb()
+    upload(path / "jobs/shop/bloom", redis_url, "shop:bloom")
+    client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
+
+
+def start_project(path: Path) -> Path:
+    """A project as `scrapy startproject` makes it."""
+    path.mkdir()
+    command = [sys.executable, "-m", "scrapy", "startproject", "shopping", "."]
+    subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=60)
+    return path
