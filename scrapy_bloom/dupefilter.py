@@ -16,10 +16,11 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 from scrapy_bloom.backend import Backend, create_backend, shell_backend
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.endings import Endings
-from scrapy_bloom.engine import close_spider_soon, is_shell
+from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell
 from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
+from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
@@ -80,6 +81,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._logged_duplicate = self._logged_failure = False
         self._closed = False
         self._added = 0
+        self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
         self._failures = 0
         self._records_at_the_end = isinstance(backend, RecordCrawled)
         self._endings: Endings | None = None
@@ -93,6 +95,8 @@ class BloomDupeFilter(BaseDupeFilter):
         self._fullness = Fullness(on_full, close_spider, self._extra)
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
+        self._told = self._counts()  # in the log
+        self._ticker: Ticker | None = None
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -134,6 +138,9 @@ class BloomDupeFilter(BaseDupeFilter):
             )
             if new._endings is not None:
                 Outcomes(crawler, new._request_ended)
+            secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
+            if secs > 0 and not in_shell:
+                new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()
         except BloomError as error:
             _tell_at_the_start(crawler, error)
@@ -285,11 +292,12 @@ class BloomDupeFilter(BaseDupeFilter):
                 extra={"spider": spider},
             )
             self._logged_duplicate = True
+        self._duplicates += 1
         self._stats.inc_value("dupefilter/filtered")
 
     def _failed(
         self,
-        request: Request,
+        what: object,
         error: Exception,
         consequence: str = "it is crawled, whether it was seen or not",
     ) -> None:
@@ -302,7 +310,7 @@ class BloomDupeFilter(BaseDupeFilter):
             logger.error(
                 "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
                 "logged",
-                request,
+                what,
                 consequence,
                 exc_info=error,
                 extra=self._extra,
@@ -322,15 +330,33 @@ class BloomDupeFilter(BaseDupeFilter):
             what = "Requests are crawled unfiltered until it is back, and counted in bloom/errors"
         logger.error("%s. %s", error, what, extra=self._extra)
 
-    def _look(self) -> None:
+    def _look(self) -> FilterStatus:
         """Every now and then: stats, and whether the filter is full."""
         status = self.backend.status()
         self._look_at = self._added + math.ceil(min(self._fullness.look(status), _STATS_EVERY))
         self._update_stats(status)
+        return status
+
+    def _tick(self) -> None:
+        """Every LOGSTATS_INTERVAL: stats and a line in the log, if there is anything new."""
+        counts = self._counts()
+        if self._closed or counts == self._told:
+            return
+        try:
+            log_stats(self._look(), counts, self._told, self._extra)
+            self._told = counts
+        except Exception as error:  # noqa: BLE001 - it would never be called again
+            self._failed("its figures", error, "they are left out of the log")
+
+    def _counts(self) -> Counts:
+        return Counts(self._added, self._duplicates, self._forgotten)
+
+    @property
+    def _forgotten(self) -> int | None:
+        return self._endings.forgotten if self._endings is not None else None
 
     def _update_stats(self, status: FilterStatus) -> None:
-        forgotten = self._endings.forgotten if self._endings is not None else None
-        set_stats(self._stats, status, added=self._added, forgotten=forgotten)
+        set_stats(self._stats, status, added=self._added, forgotten=self._forgotten)
         self._update_errors(status.errors)
 
     def _update_errors(self, storage_errors: int) -> None:

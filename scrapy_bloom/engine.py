@@ -4,9 +4,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, cast
 
+from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
+
+try:
+    from scrapy.utils.asyncio import create_looping_call
+except ImportError:  # Scrapy 2.13, which always has a reactor
+    from twisted.internet import task
+
+    create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
 
 def is_shell(crawler: Crawler) -> bool:
@@ -50,3 +58,30 @@ def _call_soon(function: Callable[[], None]) -> None:
         cast("Any", reactor).callLater(0, function)
     else:
         asyncio.get_running_loop().call_soon(function)
+
+
+class Ticker:
+    """Calls a function every so many seconds while the spider is open, with or without a reactor.
+
+    Args:
+        crawler: before its spider is opened. Its signals keep no reference to the ticker, so that
+            something else must.
+        secs: time between the calls, and before the first one; more than 0.
+        function: it must not raise, or it is not called again.
+    """
+
+    def __init__(self, crawler: Crawler, secs: float, function: Callable[[], None]) -> None:
+        self._secs = secs
+        self._function = function
+        self._loop: Any = None
+        crawler.signals.connect(self._start, signals.spider_opened)
+        crawler.signals.connect(self._stop, signals.spider_closed)
+
+    def _start(self) -> None:
+        # Not earlier: what it is made of depends on the event loop that is running.
+        self._loop = create_looping_call(self._function)
+        self._loop.start(self._secs, now=False)
+
+    def _stop(self) -> None:
+        if self._loop is not None and self._loop.running:
+            self._loop.stop()

@@ -1,0 +1,322 @@
+"""The filter's line in the log, in real crawls: when it comes, and what it says."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import scrapy
+from scrapy.settings import default_settings
+
+import servers
+from cli import LIMIT, SCRAPY
+from crawls import SHARED_SPIDER, Crawl
+from sites import ScriptedSite, Site, tree_site
+
+PAGES = 200
+OFTEN = {"LOGSTATS_INTERVAL": 0.2}
+LINE = re.compile(
+    r"Bloom filter: ([\d,]+) requests recorded \(([+-][\d,]+)\), ([\d,]+) in all, "
+    r"(?:([\d,]+) forgotten, )?([\d,]+) filtered \(([+-][\d,]+)\), (\S+) % of the bits set, "
+    r"error rate now (\S+)$",
+    re.MULTILINE,
+)
+SCRAPYS = "[scrapy.extensions.logstats] INFO: Crawled "
+
+
+class Figures(NamedTuple):
+    recorded: int
+    newly_recorded: int
+    in_all: int
+    forgotten: int
+    filtered: int
+    newly_filtered: int
+    percent: float
+    error_rate: float
+
+
+def figures(output: str) -> list[Figures]:
+    """What all lines say."""
+    found = [[word.replace(",", "") for word in words] for words in LINE.findall(output)]
+    return [
+        Figures(*(int(word or 0) for word in words[:6]), *map(float, words[6:])) for words in found
+    ]
+
+
+def checked(output: str) -> list[Figures]:
+    """The same; each line goes on from the one before, and tells something new."""
+    lines = figures(output)
+    assert len(lines) == output.count("Bloom filter: "), output
+    recorded = filtered = 0
+    for line in lines:
+        assert line.newly_recorded == line.recorded - recorded
+        assert line.newly_filtered == line.filtered - filtered
+        recorded, filtered = line.recorded, line.filtered
+    for before, line in pairwise(lines):
+        assert line[:6] != before[:6]
+    return lines
+
+
+@pytest.fixture(scope="module")
+def tree_for_all() -> Iterator[Site]:
+    site = tree_site(PAGES)
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def site(tree_for_all: Site) -> Site:
+    tree_for_all.delay = 0.1
+    tree_for_all.forget()
+    return tree_for_all
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    server = servers.Server("valkey", "--appendonly", "yes")
+    yield server
+    server.end()
+
+
+def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> None:
+    periodic = {
+        "EXTENSIONS": '{"scrapy.extensions.periodic_log.PeriodicLog": 1}',
+        "PERIODIC_LOG_STATS": '{"include": ["bloom/added"]}',
+    }
+    crawl = Crawl(site.url, tmp_path, {**OFTEN, **periodic})
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= 2)
+    site.delay = 1.5  # nothing is answered for some intervals
+    crawl.wait_until(lambda: re.split(LINE, crawl.output)[-1].count("(at 0 pages/min)") >= 3)
+    site.delay = 0.05
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+    lines = checked(crawl.output)
+    assert all(line.in_all == line.recorded for line in lines)
+    for before, line in pairwise(lines):
+        assert line.filtered >= before.filtered
+        assert line.recorded >= before.recorded
+    assert lines[-1].recorded > lines[1].recorded  # also after the pause
+    assert lines[-1].filtered > lines[1].filtered
+    assert lines[-1].error_rate > lines[0].error_rate
+    # 1,000,000 requests have room here, and set half of the bits.
+    assert lines[-1].percent == pytest.approx(6.6e-5 * lines[-1].recorded, rel=0.05)
+    assert len(lines) < crawl.output.count(SCRAPYS) - 2
+    told = 0  # the stats are brought up to date with each line
+    *live, _ = re.findall(r'"bloom/added": (\d+)|INFO: Bloom filter: (\d+) ', crawl.output)
+    assert len(live) > 2 * len(lines)
+    for in_stats, in_line in live:
+        told = int(in_line or told)
+        assert int(in_stats or told) == told
+
+
+@pytest.mark.parametrize("reactor", ["select", "none"])
+def test_another_event_loop(reactor: str, site: Site, tmp_path: Path) -> None:
+    settings = {**OFTEN, "LOG_LEVEL": "DEBUG"}
+    if reactor == "select":
+        settings["TWISTED_REACTOR"] = "twisted.internet.selectreactor.SelectReactor"
+    elif hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
+        settings["TWISTED_REACTOR_ENABLED"] = False
+    else:
+        pytest.skip(f"Scrapy {scrapy.__version__} always has a reactor")
+    crawl = Crawl(site.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= 3)
+    assert crawl.interrupt() == 0
+    checked(crawl.output)
+    using = "Using reactor: twisted.internet.selectreactor"
+    assert (using if reactor == "select" else "Not using a Twisted reactor") in crawl.output
+    assert not crawl.lines("ERROR")
+
+
+def test_no_line_without_an_interval(site: Site, tmp_path: Path) -> None:
+    site.delay = 0.02
+    crawl = Crawl(site.url, tmp_path, {"LOGSTATS_INTERVAL": 0})
+    assert crawl.finish() == 0, crawl.output
+    assert len(site.hits) == PAGES
+    assert "Bloom filter closed: " in crawl.output
+    assert "Bloom filter: " not in crawl.output
+    assert SCRAPYS not in crawl.output
+    assert not crawl.lines("ERROR")
+
+
+def test_no_line_in_a_shell(tmp_path: Path) -> None:
+    script = (
+        "(fetch(scrapy.Request('data:,1')), fetch(scrapy.Request('data:,2')),"
+        " __import__('time').sleep(0.6), fetch(scrapy.Request('data:,3')))"
+    )
+    options = ["-s", "DUPEFILTER_CLASS=scrapy_bloom.BloomDupeFilter", "-s", "LOGSTATS_INTERVAL=0.2"]
+    output = subprocess.check_output(
+        [os.fspath(SCRAPY), "shell", "-c", script, *options],
+        cwd=tmp_path,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert "Bloom filter in memory" in output
+    assert output.count("Crawled (200)") == 3
+    assert "Bloom filter: " not in output
+
+
+def test_requests_that_are_recorded_or_forgotten_at_their_end(tmp_path: Path) -> None:
+    """What failed is forgotten; with BLOOM_RECORD_ON, the others are recorded one by one."""
+    pages = [f"/{number}" for number in range(20)]
+    settings = {
+        **OFTEN,
+        "BLOOM_COUNTING": True,
+        "BLOOM_FORGET_FAILED": True,
+        "BLOOM_DIR": "kept",
+        "CONCURRENT_REQUESTS": 2,
+        "RETRY_ENABLED": False,
+    }
+    sites, crawls = [], []
+    for record_on in ("scheduled", "crawled"):
+        failing = {page: [500] for page in pages[5:15]}
+        site = ScriptedSite({"/": [tuple(pages)], **failing})
+        site.delay = 0.15
+        sites.append(site)
+        own = {**settings, "BLOOM_RECORD_ON": record_on}
+        crawls.append(Crawl(site.url, tmp_path / record_on, own))
+    scheduled, crawled = crawls
+    for crawl in crawls:
+        assert crawl.finish() == 0, crawl.output
+        lines = checked(crawl.output)
+        assert len(lines) >= 3
+        assert 0 < lines[-1].forgotten <= 10
+    lines = checked(scheduled.output)
+    assert all(line.in_all == line.recorded - line.forgotten for line in lines)
+    assert lines[-1].recorded == 20
+    lines = checked(crawled.output)
+    assert all(line.in_all == line.recorded <= 10 for line in lines)
+    assert len({line.recorded for line in lines}) >= 3
+    for site in sites:
+        site.end()
+
+
+def test_a_filter_in_redis_through_an_outage(
+    site: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    settings = {
+        **OFTEN,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": server.url,
+        "BLOOM_REDIS_DEADLINE_SECS": 0.5,
+        "BLOOM_REDIS_ON_OUTAGE": "pass",
+        # Breadth first: unfiltered, the links back would never end.
+        "DEPTH_PRIORITY": 1,
+        "SCHEDULER_MEMORY_QUEUE": "scrapy.squeues.FifoMemoryQueue",
+    }
+    crawl = Crawl(site.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= 2)
+    server.kill()
+    # What is known here is filtered meanwhile; telling so must not need the server.
+    told = "crawled unfiltered until"
+    crawl.wait_until(lambda: len(figures(crawl.output.partition(told)[2])) >= 2)
+    recorded = figures(crawl.output)[-1].recorded
+    server.start()
+    crawl.wait_until(lambda: figures(crawl.output)[-1].recorded > recorded)
+    assert crawl.interrupt() == 0
+    assert not [line for line in crawl.told("ERROR") if told not in line]
+    assert len(checked(crawl.output)) <= crawl.output.count(SCRAPYS)
+
+
+def test_under_scrapy_rediss_scheduler(site: Site, server: servers.Server, tmp_path: Path) -> None:
+    settings = {
+        **OFTEN,
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "BLOOM_BACKEND": "redis",
+        "REDIS_URL": server.url,
+    }
+    crawl = Crawl(site.url, tmp_path, settings, spider=SHARED_SPIDER)
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= 3)
+    assert crawl.interrupt() == 0
+    assert len(checked(crawl.output)) <= crawl.output.count(SCRAPYS)
+    assert not crawl.told("ERROR")
+
+
+FAILING_STATS = """
+from scrapy.statscollectors import MemoryStatsCollector
+
+
+class FailingStats(MemoryStatsCollector):
+    def set_value(self, key, value, *args, **kwargs):
+        if key == "bloom/added" and 0 < value < 100:
+            raise OSError("no room")
+        super().set_value(key, value, *args, **kwargs)
+"""
+
+
+def test_after_a_failure_it_goes_on(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "failing_stats.py").write_text(FAILING_STATS)
+    settings = {**OFTEN, "STATS_CLASS": "failing_stats.FailingStats"}
+    crawl = Crawl(site.url, tmp_path, settings)
+    crawl.wait_until(lambda: bool(figures(crawl.output)))
+    assert crawl.interrupt() == 0
+    (error,) = crawl.lines("ERROR")
+    assert "The Bloom filter failed on its figures: they are left out of the log" in error
+    assert "OSError: no room" in crawl.output
+    assert checked(crawl.output)[0].recorded >= 100
+
+
+TWO_SPIDERS = """
+import logging
+import sys
+
+from scrapy.crawler import CrawlerProcess
+
+sys.path.insert(0, sys.argv[1])
+from link_spider import LinkSpider
+
+
+class Short(LinkSpider):
+    name = "short"
+    custom_settings = {"STATS_CLASS": "scrapy.statscollectors.DummyStatsCollector"}
+
+
+class Long(LinkSpider):
+    name = "long"
+
+
+def show(record):
+    print(record.spider.name, record.getMessage(), flush=True)
+    return True
+
+
+logging.getLogger("scrapy_bloom.logstats").addFilter(show)
+settings = {
+    "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+    "LOGSTATS_INTERVAL": 0.2,
+    "DOWNLOAD_DELAY": 0,
+    "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
+    "TELNETCONSOLE_ENABLED": False,
+    "REMOTE_CONTROL_ENABLED": False,
+}
+process = CrawlerProcess(settings)
+process.crawl(Short, url=sys.argv[2])
+process.crawl(Long, url=sys.argv[3])
+process.start()
+"""
+
+
+def test_two_spiders_in_a_process_have_a_line_each(site: Site) -> None:
+    short = tree_site(60)  # and with stats that are not kept
+    short.delay = 0.1
+    output = subprocess.check_output(
+        [sys.executable, "-c", TWO_SPIDERS, Path(__file__).parent, short.url, site.url],
+        text=True,
+        timeout=LIMIT,
+        stderr=subprocess.DEVNULL,
+    )
+    short.end()
+    of_short, of_long = (
+        checked("".join(line + "\n" for line in output.splitlines() if line.startswith(name)))
+        for name in ("short ", "long ")
+    )
+    assert len(of_short) >= 2
+    assert of_short[-1].recorded <= 61  # the start page has two addresses
+    assert of_short[-1].filtered > 0
+    assert of_long[-1].recorded > 61
+    assert output.splitlines()[-1].startswith("long ")
