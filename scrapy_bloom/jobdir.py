@@ -48,6 +48,12 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
 
 
+def has_queued(job_dir: Path) -> bool:
+    """Whether Scrapy's disk queue holds requests: the files of emptied queues are removed."""
+    files = (path for path in queue_path(job_dir).rglob("*") if path.is_file())
+    return any(path.name != "active.json" for path in files)
+
+
 def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
     """Whether Scrapy's own filter recorded something in this job after that time."""
     seen = seen_path(job_dir)

@@ -205,13 +205,13 @@ def _kind(path: Path) -> str:
 
 
 def _warn_of_a_queue(job_dir: Path, dest: str) -> None:
-    queue = jobdir.queue_path(job_dir)
-    into_itself = not is_redis(dest) and job_dir.resolve() in Path(dest).resolve().parents
-    if not into_itself and any(path.is_file() for path in queue.rglob("*")):
+    place = Path(dest).resolve()
+    into_itself = not is_redis(dest) and job_dir.resolve() in {place, place.parent}
+    if not into_itself and jobdir.has_queued(job_dir):
         note(
-            f"scrapy bloom: warning: {queue} holds requests that are recorded in requests.seen, "
-            "too, but not crawled yet: they will look seen. Let that job finish first, or go on "
-            "with it: a crawl with BloomDupeFilter imports requests.seen by itself"
+            f"scrapy bloom: warning: {jobdir.queue_path(job_dir)} holds requests that are recorded "
+            "in requests.seen, too, but not crawled yet: they will look seen. Let that job finish "
+            "first, or go on with it: a crawl with BloomDupeFilter imports requests.seen by itself"
         )
 
 

@@ -1,0 +1,383 @@
+"""`scrapy bloom import`: from everything that remembers requests, into files and into Redis."""
+
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from scrapy import Request
+from scrapy_redis.dupefilter import RFPDupeFilter
+
+import servers
+from cli import SCRAPY, bloom
+from crawls import Crawl
+from scrapy_bloom import ScrapyRedisFingerprinter
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis_server import RedisServer
+from sites import Site
+from workspace import (
+    FINGERPRINTER,
+    SALT,
+    fingerprints,
+    make_filter,
+    start_project,
+    urls,
+    write_seen,
+    write_urls,
+)
+
+SCRAPY_REDIS = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
+
+
+def is_exactly(path: Path, recorded: list[bytes]) -> bool:
+    """Whether a filter holds just these; at error rates of 1e-6 nothing else seems to be in."""
+    others = fingerprints(urls(range(10_000, 11_000)))
+    reader = FilterReader(path)
+    return all(reader.are_seen(recorded)) and not any(reader.are_seen(others))
+
+
+@pytest.fixture
+def server() -> servers.Server:
+    return servers.shared("valkey")
+
+
+# From where.
+
+
+def test_requests_seen_of_a_real_crawl(tree: Site, tmp_path: Path) -> None:
+    scrapys = {"JOBDIR": "old", "DUPEFILTER_CLASS": None}
+    assert Crawl(tree.url, tmp_path, scrapys).finish() == 0
+    assert len(tree.hits) == 150
+    ran = bloom("import", "old", "filter", "--json", cwd=tmp_path)
+    assert ran.json["read"] == ran.json["new"] == ran.json["recorded"] >= 149
+    assert not ran.err
+    tree.hits.clear()
+    assert Crawl(tree.url, tmp_path, {"BLOOM_DIR": "filter"}).finish() == 0
+    assert len(tree.hits) == 1  # the start page
+
+
+def test_requests_seen_in_both_formats(tmp_path: Path) -> None:
+    recorded = fingerprints(urls(range(300)))
+    write_seen(tmp_path / "binary", recorded)
+    (tmp_path / "text").write_text("".join(f"{each.hex()}\n" for each in recorded))
+    for name in ("binary", "text"):
+        ran = bloom("import", name, f"from-{name}", cwd=tmp_path)
+        assert "300 of them new" in ran.out
+        assert is_exactly(tmp_path / f"from-{name}", recorded)
+
+
+def test_requests_seen_that_is_cut_off(tmp_path: Path) -> None:
+    path = write_seen(tmp_path / "requests.seen", fingerprints(urls(range(300))))
+    path.write_bytes(path.read_bytes()[:-3])
+    ran = bloom("import", path, "filter", cwd=tmp_path)
+    assert "299 of them new" in ran.out
+    assert "the last request in" in ran.err
+
+
+def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
+    """What is in the queue looks seen, and would never be crawled with the new filter."""
+    (tmp_path / "old/requests.queue/0").mkdir(parents=True)
+    write_seen(tmp_path / "old/requests.seen", fingerprints(urls(range(10))))
+    (tmp_path / "old/requests.queue/0/q00000").write_bytes(b"x")
+    (tmp_path / "old/requests.queue/active.json").write_text("[0]")
+    ran = bloom("import", "old", "filter", cwd=tmp_path)
+    assert ran.status == 0
+    assert "not crawled yet: they will look seen" in ran.err
+    into_itself = bloom("import", "old", "old", cwd=tmp_path)
+    assert into_itself.status == 0
+    assert not into_itself.err
+    assert list((tmp_path / "old/bloom").glob("*.bloom"))
+
+
+def test_urls(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", ["", *urls(range(300)), "no url", *urls(range(10))])
+    ran = bloom("import", "urls.txt", "filter", cwd=tmp_path)
+    assert "Read 310 requests" in ran.out
+    assert "300 of them new" in ran.out
+    assert "the first: line 302: Missing scheme" in ran.err
+    assert is_exactly(tmp_path / "filter", fingerprints(urls(range(300))))
+    ran = bloom("import", "-", "filter", "--json", cwd=tmp_path, stdin="\n".join(urls([5, 700])))
+    assert (ran.json["read"], ran.json["new"], ran.json["recorded"]) == (2, 1, 301)
+
+
+def test_what_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("# my list\nhttps://shop.example/1\n")
+    unclear = bloom("import", "list", "filter", cwd=tmp_path)
+    assert "say what it is with --format urls or --format seen" in unclear.error
+    assert not (tmp_path / "filter").exists()
+    ran = bloom("import", "list", "filter", "--format", "urls", cwd=tmp_path)
+    assert "1 of them new" in ran.out
+    wrong = bloom("import", "list", "filter", "--format", "seen", cwd=tmp_path)
+    assert "is in neither format of Scrapy's requests.seen" in wrong.error
+
+
+def test_the_projects_fingerprinter_and_the_spiders_settings(tmp_path: Path) -> None:
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import hashlib\nimport scrapy\n"
+        "class Lower:\n"
+        "    def fingerprint(self, request):\n"
+        "        return hashlib.md5(request.url.lower().encode()).digest()\n"
+        "class Shop(scrapy.Spider):\n"
+        "    name = 'shop'\n"
+        "    custom_settings = {'REQUEST_FINGERPRINTER_CLASS': Lower, 'BLOOM_ERROR_RATE': 0.01}\n"
+    )
+    (project / "urls.txt").write_text("https://shop.example/A\nhttps://shop.example/a\n")
+    ran = bloom("import", "urls.txt", "filter", "--spider", "shop", "--json", cwd=project)
+    assert (ran.json["read"], ran.json["new"]) == (2, 1)
+    figures = bloom("info", "filter", "--json", cwd=project).json
+    assert figures["fingerprinter"] == "shopping.spiders.shop.Lower"
+    assert figures["spider"] == "shop"
+    assert figures["error_rate_at_capacity"] == 0.005
+    other = bloom("import", "urls.txt", "filter", cwd=project)
+    assert "REQUEST_FINGERPRINTER_CLASS" in other.error
+    unknown = bloom("import", "urls.txt", "filter", "--spider", "shoe", cwd=project)
+    assert "this project has no such spider; it has: shop" in unknown.error
+
+
+def test_a_set_of_scrapy_redis(server: servers.Server, tmp_path: Path) -> None:
+    """With the fingerprints that scrapy-redis itself makes."""
+    spider = tmp_path.name
+    theirs = RFPDupeFilter(redis.Redis.from_url(server.url), f"{spider}:dupefilter")
+    requests = [
+        *[Request(url) for url in urls(range(249))],
+        Request("https://shop.example/?b=2&a=%20ü#x"),
+        Request("https://shop.example/", method="POST", body=b"a=1"),
+    ]
+    for request in requests:
+        assert not theirs.request_seen(request)
+    place = ("import", server.url, "filter", "--spider", spider)
+    refused = bloom(*place, cwd=tmp_path)
+    assert 'REQUEST_FINGERPRINTER_CLASS = "scrapy_bloom.ScrapyRedisFingerprinter"' in refused.error
+    ran = bloom(*place, *SCRAPY_REDIS, "--json", cwd=tmp_path)
+    assert ran.json["new"] == 251
+    fingerprinter = ScrapyRedisFingerprinter()
+    found = FilterReader(tmp_path / "filter").are_seen(
+        [fingerprinter.fingerprint(request) for request in requests]
+    )
+    assert all(found)
+    missing = bloom(*place[:3], "--source-key", "nothing", *SCRAPY_REDIS, cwd=tmp_path)
+    assert "has no key 'nothing'" in missing.error
+    server.client.sadd(f"{spider}:other", "not hexadecimal")
+    wrong = bloom(*place[:3], "--source-key", f"{spider}:other", *SCRAPY_REDIS, cwd=tmp_path)
+    assert "which is no fingerprint" in wrong.error
+    assert theirs.server.scard(f"{spider}:dupefilter") == 251
+
+
+def test_another_filter(tmp_path: Path) -> None:
+    first, second = fingerprints(urls(range(300))), fingerprints(urls(range(200, 900)))
+    make_filter(tmp_path / "job/bloom", first, capacity=200, salt=SALT)
+    make_filter(tmp_path / "other", second, capacity=200, salt=SALT)
+    for source in ("job", "other", "other", "job"):  # again, as after an interruption
+        ran = bloom("import", source, "filter", "--json", cwd=tmp_path)
+        assert ran.json["recorded"] >= 300
+    assert is_exactly(tmp_path / "filter", [*first, *second])
+    make_filter(tmp_path / "alien", first, capacity=200)
+    assert "the salts differ" in bloom("import", "alien", "filter", cwd=tmp_path).error
+    make_filter(tmp_path / "counts", first, counting=True)
+    assert bloom("import", "counts", "copy", cwd=tmp_path).status == 0
+    assert "scrapy bloom merge" in bloom("import", "counts", "copy", cwd=tmp_path).error
+
+
+# Where to.
+
+
+def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(5000)))
+    size = ("--expected-requests", "2k", "--error-rate", "1e-3")
+    figures = bloom("import", "urls.txt", "filter", *size, "--json", cwd=tmp_path).json
+    assert (figures["capacity"], figures["generations"]) == (5000, 1)
+    figures = bloom(
+        "import",
+        "-",
+        "other",
+        *size,
+        "--counting",
+        "--json",
+        cwd=tmp_path,
+        stdin="\n".join(urls(range(5000))),
+    ).json
+    assert (figures["capacity"], figures["generations"]) == (2000 + 4000, 2)
+    assert figures["error_rate_now"] < 1e-3
+
+
+def test_a_filter_goes_on_in_a_crawl(tree: Site, tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", [f"{tree.url}p/{n}?a=2&b=1" for n in range(1, 60)])
+    assert bloom("import", "urls.txt", "filter", cwd=tmp_path).status == 0
+    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "filter"})
+    assert crawl.finish() == 0
+    assert not crawl.told("WARNING")
+    assert list(tree.hits) == ["/p/0"]  # all that it leads to is recorded
+    again = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
+    assert again.json["new"] == 0
+
+
+@pytest.mark.parametrize("kind", ["valkey", "cluster"])
+def test_into_redis(kind: str, tmp_path: Path) -> None:
+    place = servers.shared_cluster() if kind == "cluster" else servers.shared(kind)
+    options = ("-s", "BLOOM_REDIS_CLUSTER=True") if kind == "cluster" else ()
+    spider = tmp_path.name
+    write_urls(tmp_path / "urls.txt", urls(range(3000)))
+    command = ("import", "urls.txt", place.url, "--spider", spider, "-n", "1000", *options)
+    first = bloom(*command, "--json", cwd=tmp_path)
+    assert (first.json["read"], first.json["new"]) == (3000, 3000)
+    assert bloom(*command, "--json", cwd=tmp_path).json["new"] == 0
+    server = RedisServer(place.url, cluster=kind == "cluster")
+    reader = RedisReader(server, f"{spider}:bloom")
+    assert all(reader.are_seen(fingerprints(urls(range(3000)))))
+    assert not any(reader.are_seen(fingerprints(urls(range(5000, 6000)))))
+    server.close()
+    refused = bloom("import", tmp_path, place.url, "--key", "x", *options, cwd=tmp_path)
+    assert refused.status == 1
+
+
+def test_a_filter_into_redis_is_pushed(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", [b"x"])
+    ran = bloom("import", "filter", "redis://localhost", "--key", "x", cwd=tmp_path)
+    assert ran.status == 2
+    assert "scrapy bloom push" in ran.err
+
+
+def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    tree.delay = 1.0
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) > 10)
+    running = bloom("import", "urls.txt", "job", cwd=tmp_path)
+    assert "is in use by another running crawl" in running.error
+    crawl.kill()
+    before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("*") if path.is_file()}
+    killed = bloom("import", "urls.txt", "job", cwd=tmp_path)
+    assert "was not closed by its last one" in killed.error
+    assert {path: path.read_bytes() for path in before} == before
+    # The same with Scrapy's own filter: its queue is broken, and there is no filter of ours yet.
+    tree.delay = 0.5
+    tree.forget()
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
+    crawl.wait_until(lambda: len(tree.hits) > 10)
+    crawl.kill()
+    killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
+    assert "was killed: what its queue held would look crawled" in killed.error
+    assert not list((tmp_path / "old").rglob("*.bloom"))
+
+
+# Interrupted.
+
+
+def interrupted(tmp_path: Path, signal_number: int) -> int:
+    """Begin an import, and end it by a signal in the middle."""
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", "import", "urls.txt", "filter", "-n", "10k"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 60
+    while len(list(tmp_path.glob("filter/*.bloom"))) < 2 and time.monotonic() < end:
+        time.sleep(0.005)  # it has grown: it is under way
+    process.send_signal(signal_number)
+    out, err = process.communicate(timeout=60)
+    if signal_number == signal.SIGINT:
+        assert "requests are recorded; repeat the command to go on" in err
+        assert "Traceback" not in err
+    assert not out
+    return process.returncode
+
+
+def test_it_can_be_interrupted_and_repeated(tmp_path: Path) -> None:
+    write_urls(tmp_path / "few.txt", urls(range(1000)))
+    assert bloom("import", "few.txt", "filter", "-n", "10k", cwd=tmp_path).status == 0
+    write_urls(tmp_path / "urls.txt", urls(range(150_000)))
+    assert interrupted(tmp_path, signal.SIGKILL) == -signal.SIGKILL
+    figures = bloom("info", "filter", "--json", cwd=tmp_path).json
+    assert figures["closed"] is True  # no crawl has lost its queue
+    for path in sorted(tmp_path.glob("filter/generation-000[2-9].bloom")):
+        path.unlink()  # so that the next one begins to grow again
+    assert interrupted(tmp_path, signal.SIGINT) == 1
+    ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
+    assert ran.status == 0
+    assert 0 < ran.json["new"] < 150_000
+    assert is_exactly_the_first(tmp_path / "filter", 150_000)
+
+
+def is_exactly_the_first(path: Path, number: int) -> bool:
+    reader = FilterReader(path)
+    return all(
+        all(reader.are_seen(fingerprints(urls(range(start, start + 10_000)))))
+        for start in range(0, number, 10_000)
+    )
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(100)))
+    limit = 100_000
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    ran = subprocess.run(
+        [SCRAPY, "bloom", "import", "urls.txt", "filter", "-n", "1M"],
+        cwd=tmp_path,
+        preexec_fn=limited,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert "cannot be created: File too large; the filter takes" in ran.stderr
+    assert not list(tmp_path.glob("filter/*.bloom*"))
+
+
+# Memory.
+
+
+def peak_bytes(*arguments: str, cwd: Path) -> int:
+    """The most memory that a command had, as the kernel counts it."""
+    # From a small process: until it begins, a program counts as large as the one that starts it.
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=-3)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    command = [sys.executable, "-c", code, SCRAPY, "bloom", *arguments]
+    ran = subprocess.run(command, cwd=cwd, capture_output=True, timeout=100, check=True)
+    return int(ran.stdout) * 1024
+
+
+def test_the_memory_of_an_import_and_a_check_does_not_grow(tmp_path: Path) -> None:
+    """Beyond the filter, an import may take 100 MB; python -m benchmarks has 10 million."""
+    rng = random.Random(1)
+    with (tmp_path / "requests.seen").open("wb") as file:
+        file.writelines(b"\0\x14" + rng.randbytes(20) for _ in range(1_000_000))
+    peak = peak_bytes("import", "requests.seen", "filter", cwd=tmp_path)
+    size = sum(path.stat().st_size for path in (tmp_path / "filter").glob("*.bloom"))
+    assert peak - size < 100_000_000
+    write_urls(tmp_path / "urls.txt", urls(range(100_000)))
+    assert peak_bytes("check", "filter", "urls.txt", cwd=tmp_path) - size < 100_000_000
+
+
+# What a failed import leaves.
+
+
+def test_an_import_marks_nothing_as_in_use(tmp_path: Path) -> None:
+    backend = LocalBackend(
+        tmp_path, capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER, is_crawl=False
+    )
+    backend.open()
+    backend.begin()
+    for each in fingerprints(urls(range(500))):
+        backend.add(each)
+        if backend.status().count % 50 == 0:
+            assert not any(file.state.in_use for file in FilterReader(tmp_path).files)
+    assert len(FilterReader(tmp_path).files) == 3
+    backend.close()
+    assert sum(file.state.count for file in FilterReader(tmp_path).files) == 500
