@@ -87,18 +87,11 @@ class SharedLookup:
         hashes = [(block_hash, positions[:length]) for _, block_hash, positions in pending]
         added = 0
         answers = self._blocks.record_many(newest, hashes)
-        for (fingerprint, block_hash, positions), (new, marks) in zip(
-            pending, answers, strict=True
-        ):
-            if marks == ALIVE:
-                is_new = new
-                if newest.mirror is not None:
-                    newest.mirror.add_hashed(block_hash, positions[:length])
-            elif marks == SEALED and not new:
-                is_new = False
-            else:
-                # In what was sealed meanwhile, others do not look for it any more.
-                is_new = self._recorded(fingerprint, block_hash, positions, {newest.id})
+        for (fingerprint, block_hash, positions), answer in zip(pending, answers, strict=True):
+            is_new = self._settled(newest, block_hash, positions[:length], answer)
+            if is_new is None:
+                hashed = self._shared.locate(fingerprint)  # perhaps with another salt
+                is_new = self._recorded(fingerprint, *hashed, {newest.id})
             if is_new:
                 added += 1
                 self._shared.count()
@@ -228,15 +221,22 @@ class SharedLookup:
     ) -> bool | None:
         """Set the bits in the newest generation; None if another one has become the newest."""
         own = positions[: newest.geometry.num_hashes]
-        new, marks = self._blocks.record(newest, block_hash, own)
+        return self._settled(newest, block_hash, own, self._blocks.record(newest, block_hash, own))
+
+    def _settled(
+        self, newest: RedisGeneration, block_hash: int, own: list[int], answer: tuple[bool, int]
+    ) -> bool | None:
+        """What the server's answer to `record` means; None if it is to be recorded elsewhere."""
+        new, marks = answer
         if marks == SEALED:
-            if not new:
-                return False
-            self._growth.go_on(newest)
-        elif marks != ALIVE:
+            # In what is sealed, others do not look for it any more.
+            if new and self._shared.newest is newest:
+                self._growth.go_on(newest)
+            return None if new else False
+        if marks != ALIVE:
             self._shared.lost(newest, block_hash)
-        if self._shared.newest is not newest:
-            return None
+            if self._shared.newest is not newest:
+                return None
         if newest.mirror is not None:
             newest.mirror.add_hashed(block_hash, own)
         return new

@@ -116,6 +116,23 @@ def add_all(barrier, results, place, url, key, count, options) -> None:
     backend.close()
 
 
+def add_some_in_batches(barrier, results, place, url, key, count, options) -> None:
+    """Each adds all of them, in an order of its own, some alone and some in batches."""
+    backend = make(place, key, url=url, **options)
+    backend.open()
+    backend.begin()
+    rest = fps(count)
+    random.Random().shuffle(rest)
+    barrier.wait(60)
+    new = 0
+    while rest:
+        batch, rest = rest[:300], rest[300:]
+        new += sum(map(backend.add, batch[:100]))
+        new += backend.add_many(batch[100:])
+    results.put(new)
+    backend.close()
+
+
 def add_and_discard(barrier, results, place, url, key, options) -> None:
     """Add and discard at random: some that only this crawler does to, and some that all do to."""
     backend = make(place, key, url=url, counting=True, **options)
@@ -166,6 +183,31 @@ class TestManyCrawlers:
         assert len(backend.status().generations) == (1 if count == 20_000 else 4)
         assert not any(backend.add(fingerprint) for fingerprint in fps(count))
         backend.close()
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("capacity", [100_000, 1000], ids=["one generation", "growing"])
+    def test_batches_of_many_at_once(self, place: str, capacity: int, key: str) -> None:
+        count = 12_000
+        options = {"capacity": capacity}
+        told = at_once(4, add_some_in_batches, place, url_of(place), key, count, options)
+        assert sum(told) == count
+        backend = opened(place, key, capacity=capacity, mirror=False)
+        assert all(fingerprint in backend for fingerprint in fps(count))
+        assert backend.status().count == count
+        assert backend.add_many(fps(count)) == 0
+        backend.close()
+
+    @pytest.mark.parametrize("counting", [False, True])
+    def test_a_batch_after_all_was_lost(self, counting: bool, key: str) -> None:
+        backend = opened("valkey", key, counting=counting)
+        assert backend.add_many(fps(1000)) == 1000
+        client = servers.shared("valkey").client
+        client.unlink(*client.keys(f"{key}*"))
+        backend.add_many(fps(500, 1500))
+        other = opened("valkey", key, counting=counting)
+        assert all(fingerprint in other for fingerprint in fps(500, 1500))
+        for each in (backend, other):
+            each.close()
 
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize("capacity", [2000, 200], ids=["one generation", "growing"])
