@@ -1,7 +1,10 @@
 """The documents: their code blocks are run, their figures are computed again."""
 
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +12,10 @@ import pytest
 from scrapy.settings import Settings
 
 import servers
+import workspace
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom import dupefilter, redis_backend, stats
+from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_generations import MAX_MIRROR_BYTES
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS
@@ -35,7 +40,47 @@ def blocks(language: str) -> list[tuple[str, str]]:
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
     languages = [m[1] for path in DOCUMENTS for m in BLOCK.finditer(path.read_text())]
     assert len(languages) >= 6
-    assert set(languages) <= {"python", "sh"}
+    assert set(languages) <= {"python", "sh", "text"}
+
+
+COMMANDS = [ROOT / "docs/cli.md", ROOT / "docs/recipes.md"]
+
+
+@pytest.mark.parametrize("document", COMMANDS, ids=lambda path: path.name)
+def test_commands(document: Path, tmp_path: Path) -> None:
+    """Runs them in the order in which they are there; a block of text shows what they print."""
+    url = workspace.prepare(tmp_path)
+    known = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    printed = ""
+    found = BLOCK.findall(document.read_text())
+    assert len([language for language, _ in found if language == "sh"]) > 5
+    for language, code in found:
+        if language == "sh":
+            if "bloom push" in code:
+                workspace.forget_shared(url)
+            ran = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", code.replace(workspace.LOCAL_REDIS, url)],
+                cwd=tmp_path,
+                env=known,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert ran.returncode == 0, (code, ran)
+            assert "scrapy bloom" in code
+            printed = ran.stdout
+        elif language == "text":
+            assert code == printed
+
+
+def test_each_subcommand_is_described() -> None:
+    names = {name.removesuffix("_") for name in SUBCOMMANDS}
+    sections = re.findall(r"^## (.+)$", COMMANDS[0].read_text(), re.MULTILINE)
+    assert names <= {word for section in sections for word in section.split()}
+    table = (ROOT / "README.md").read_text().split("## Commands")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == names
 
 
 @pytest.mark.parametrize(("document", "code"), blocks("python"))
@@ -88,15 +133,18 @@ def test_the_readme_describes_each_setting() -> None:
         assert eval(default) == value, name
 
 
+def recipe_text(name: str) -> str:
+    return (ROOT / "docs/recipes.md").read_text().split(f"\n## {name}")[1].split("\n## ")[0]
+
+
 def size(nbytes: float) -> str:
     mib = nbytes / 2**20
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-@pytest.mark.parametrize("recipe", ["two workers, one filter", "a Redis Cluster"])
+@pytest.mark.parametrize("recipe", ["Two workers, one filter", "A Redis Cluster"])
 def test_the_recipes_for_many_crawlers(recipe: str, tree: Site, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (code,) = BLOCK.findall(readme.split(f"## Recipe: {recipe}")[1].split("## Recipe")[0])
+    (code,) = BLOCK.findall(recipe_text(recipe))
     settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)
     settings = settings.replace("redis://localhost:7000", servers.shared_cluster().url)
     settings = settings.replace("10_000_000_000", "1_000_000")  # 35 GiB are too much here
@@ -137,13 +185,8 @@ def shop() -> Iterator[ScriptedSite]:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    (spider,) = BLOCK.findall(
-        readme.split("## Recipe: always crawl list pages")[1].split("\n## ")[0]
-    )
-    recipes = BLOCK.findall(
-        readme.split("## Recipe: crawl failed pages again")[1].split("\n## ")[0]
-    )
+    (spider,) = BLOCK.findall(recipe_text("Always crawl list pages"))
+    recipes = BLOCK.findall(recipe_text("Crawl failed pages again"))
     names: dict[str, object] = {}
     exec(recipes[number][1], names)
     settings = {key: value for key, value in names.items() if key.isupper()}
@@ -198,10 +241,15 @@ def test_the_readmes_table_of_sizes() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text()):
-        if (document.parent / target).exists():
-            continue
-        raise AssertionError(f"{document.name} links to {target}")
+    for target, anchor in re.findall(
+        r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", document.read_text()
+    ):
+        other = document.parent / target if target else document
+        assert other.exists(), f"{document.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", other.read_text(), re.MULTILINE)
+            anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+            assert anchor in anchors, f"{document.name} links to {target}#{anchor}"
 
 
 def test_the_stats_in_the_readme_are_those_of_the_filter() -> None:

@@ -54,20 +54,20 @@ def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
 
 def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
     """Run commands of `scrapy bloom` one after the other, where all that they need is there."""
-    url = f"{servers.shared('valkey').url.removesuffix('/0')}/9"
-    client = redis.Redis.from_url(url)
-    prepare(path, client, url)
+    url = prepare(path)
     ran = []
     for command in commands:
         arguments = shlex.split(command.replace(LOCAL_REDIS, url))
-        if arguments[0] == "push":  # where there is none yet
-            client.flushdb()
+        if arguments[0] == "push":
+            forget_shared(url)
         ran.append(bloom(*arguments, cwd=path))
     return ran
 
 
-def prepare(path: Path, client: redis.Redis, redis_url: str) -> None:
-    """Make what the examples need."""
+def prepare(path: Path) -> str:
+    """Make what the examples need; the URL of their Redis server."""
+    url = f"{servers.shared('valkey').url.removesuffix('/0')}/9"
+    client = redis.Redis.from_url(url)
     (path / "jobs/old").mkdir(parents=True)
     (path / "filters").mkdir()
     make_filter(path / "jobs/shop/bloom", fingerprints(urls(range(300))))
@@ -77,8 +77,14 @@ def prepare(path: Path, client: redis.Redis, redis_url: str) -> None:
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
-    upload(path / "jobs/shop/bloom", redis_url, "shop:bloom")
+    upload(path / "jobs/shop/bloom", url, "shop:bloom")
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
+    return url
+
+
+def forget_shared(url: str) -> None:
+    """Before a filter is copied into Redis, there must be none."""
+    redis.Redis.from_url(url).flushdb()
 
 
 def start_project(path: Path) -> Path:
