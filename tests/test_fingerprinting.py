@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from scrapy import FormRequest, Request
 from scrapy.http import JsonRequest
 from scrapy.utils.request import RequestFingerprinter, fingerprint
+from scrapy_redis.dupefilter import RFPDupeFilter
 
+from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.fingerprinting import fingerprint_function
 
 FAST = fingerprint_function(RequestFingerprinter())
@@ -45,6 +47,17 @@ def test_the_same_as_scrapys(
     except (ValueError, UnicodeError):
         return  # Scrapy itself refuses it
     assert FAST(request) == expected
+
+
+@given(URLS, st.sampled_from(["GET", "post"]), st.one_of(st.none(), st.binary(max_size=30)))
+def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | None) -> None:
+    theirs = RFPDupeFilter(None, "key")
+    try:
+        request = Request(url, method=method, body=body)
+        expected = theirs.request_fingerprint(request)
+    except (ValueError, UnicodeError):
+        return
+    assert ScrapyRedisFingerprinter().fingerprint(request).hex() == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 import scrapy_bloom
 
-MODULES = [f"scrapy_bloom.{info.name}" for info in pkgutil.iter_modules(scrapy_bloom.__path__)]
+MODULES = [info.name for info in pkgutil.walk_packages(scrapy_bloom.__path__, "scrapy_bloom.")]
 
 
 def test_the_exported_names() -> None:
@@ -25,6 +25,7 @@ def test_the_exported_names() -> None:
         "GeometryMismatchError",
         "LockedError",
         "OutageError",
+        "ScrapyRedisFingerprinter",
         "SeenFileError",
         "SettingError",
         "StorageError",
@@ -59,7 +60,8 @@ def test_types_are_shipped() -> None:
 
 def test_importing_it_installs_no_reactor_and_needs_no_extra() -> None:
     script = (
-        "import sys, scrapy_bloom\n"
+        "import sys\n"
+        "from scrapy_bloom import *\n"
         "assert 'twisted.internet.reactor' not in sys.modules\n"
         "assert not {'redis', 'matplotlib', 'rich'} & set(sys.modules)\n"
     )
