@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks import (
     counting,
     growth,
+    importing,
     large,
     machine,
     memory,
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "counting": counting.run,
     "growth": growth.run,
     "redis": redis_backend.run,
+    "import": importing.run,
 }
 
 
