@@ -1,8 +1,16 @@
-"""What all pictures have in common: matplotlib, imported when one is drawn, and the colours."""
+"""Drawing: matplotlib in our style and colours, and the pictures of a report."""
 
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.report import Point, Spread
+from scrapy_bloom.status import size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -12,6 +20,10 @@ OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#22303c",
     "#dfe5ea",
 )
+
+_UNITS = {1024: "KiB", 1024**2: "MiB", 1024**3: "GiB", 1024**4: "TiB"}
+_METADATA = ("Creator", "Date", "Format", "Type")  # that matplotlib writes if it is not told
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def import_pyplot() -> Any:
@@ -49,3 +61,198 @@ def import_pyplot() -> Any:
         }
     )
     return plt
+
+
+def error_chart(
+    course: Sequence[Point], *, now: int, capacity: int, asked: float, narrow: bool = False
+) -> str:
+    """The error rate against the requests recorded, so far and from now on.
+
+    Args:
+        course: from 0 requests to those that are looked ahead to.
+        now: requests recorded now.
+        capacity: requests for which there is room.
+        asked: the highest rate that was asked for, 0 < p < 1.
+        narrow: for a narrow page, where letters must be larger.
+
+    Returns:
+        An SVG element.
+    """
+    so_far = [point for point in course if 0 < point.requests <= now]
+    ahead = [point for point in course if point.requests >= max(now, 1)]
+    with _axes(*((430, 350) if narrow else (920, 350))) as (figure, axes):
+        for points, style, name in (
+            (so_far, {"linestyle": "-", "linewidth": 2.2}, "so far"),
+            (ahead, {"linestyle": (0, (4, 2.5)), "linewidth": 1.8}, "forecast"),
+        ):
+            axes.plot(
+                [point.requests for point in points],
+                [max(point.error_rate, 1e-300) for point in points],
+                color=OURS,
+                label=name,
+                **style,
+            )
+        rate = so_far[-1].error_rate if so_far else 0.0
+        highest = max(asked, course[-1].error_rate)
+        lowest = min(asked * 1e-3, max(rate / 30, asked * 1e-14))
+        axes.set_yscale("log")
+        axes.set_ylim(lowest, min(highest * 30, 2.0))
+        axes.set_xlim(0, course[-1].requests)
+        axes.yaxis.set_major_formatter(_power_of_ten)
+        axes.minorticks_off()
+        axes.axhline(asked, color=LIMIT, linewidth=1.5)
+        axes.annotate(
+            f"asked for: {asked:.2g}".replace("e-0", "e-"),
+            (1, asked),
+            (-4, 4),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            color=LIMIT,
+        )
+        _mark(axes, capacity, f"capacity: {in_short(capacity)}", row=0, color=THIRD)
+        are_near = abs(now - capacity) < (0.36 if narrow else 0.18) * course[-1].requests
+        _mark(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
+        if rate >= lowest:
+            axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
+        axes.set_ylabel("error rate")
+        axes.legend(loc="lower right")
+        return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate")
+
+
+def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
+    """The filter's size against that of a set, over the requests recorded.
+
+    Args:
+        course: see `error_chart`.
+        now: requests recorded now.
+        set_bytes: what a set takes for each request.
+
+    Returns:
+        An SVG element.
+    """
+    most = max(course[-1].nbytes, course[-1].requests * set_bytes)
+    unit = max(each for each in _UNITS if each <= max(most, 1024))
+    requests = [point.requests for point in course]
+    with _axes(430, 310) as (figure, axes):
+        for sizes, color, name in (
+            ([point.requests * set_bytes for point in course], OTHER, "Scrapy's set"),
+            ([point.nbytes for point in course], OURS, "this filter"),
+        ):
+            values = [size / unit for size in sizes]
+            axes.plot(requests, values, color=color, linewidth=2.2)
+            axes.fill_between(requests, values, color=color, alpha=0.12, linewidth=0)
+            axes.annotate(
+                f"{name}: {size_text(sizes[-1])}",
+                (requests[-1], values[-1]),
+                (-4, 5),
+                textcoords="offset points",
+                ha="right",
+                color=color,
+                fontweight="bold",
+            )
+        axes.set_xlim(0, requests[-1])
+        axes.set_ylim(0, most / unit * 1.12)
+        _mark(axes, now, f"now: {in_short(now)}", row=0, color=INK)
+        axes.set_ylabel(_UNITS[unit])
+        return _svg(figure, "memory", "Memory")
+
+
+def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
+    """How many blocks hold how many fingerprints, and how many of them should.
+
+    Args:
+        loads: how many blocks hold so many fingerprints, by that number.
+        spread: what is expected.
+        name: tells the picture from others of the page; letters and digits.
+
+    Returns:
+        An SVG element.
+    """
+    reach = 3.5 * spread.deviation
+    first = min(*loads, max(0, math.floor(spread.mean - reach)))
+    last = max(*loads, math.ceil(spread.mean + reach))
+    bars = min(36, 2 * math.sqrt(sum(loads.values())) + 3)  # more of them show chance alone
+    width = math.ceil((last - first + 1) / bars)
+    starts = range(first, last + 1, width)
+    blocks = [sum(loads.get(start + step, 0) for step in range(width)) for start in starts]
+    edges = [spread.below(start - 0.5) for start in [*starts, starts[-1] + width]]
+    middles = [start + (width - 1) / 2 for start in starts]
+    with _axes(430, 310) as (figure, axes):
+        axes.bar(middles, blocks, width=0.86 * width, color=OURS, alpha=0.75, label="blocks")
+        axes.plot(
+            middles,
+            [high - low for low, high in pairwise(edges)],
+            color=OTHER,
+            linewidth=2.2,
+            marker="o" if len(starts) < 15 else "",
+            label="an even hash",
+        )
+        axes.set_xlim(middles[0] - width, middles[-1] + width)
+        axes.set_ylim(0, 1.22 * axes.get_ylim()[1])
+        axes.locator_params(integer=True, nbins=6)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("requests in a block")
+        axes.set_ylabel("blocks")
+        axes.legend(loc="upper right", ncols=2)
+        return _svg(figure, f"load-{name}", "Block load")
+
+
+def in_short(value: float) -> str:
+    """A number of requests, as it is written on the command line, too.
+
+    >>> in_short(0), in_short(1_234_567), in_short(2.5e9)
+    ('0', '1.23M', '2.5B')
+    """
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+@contextmanager
+def _axes(width: int, height: int) -> Iterator[tuple[Any, Any]]:
+    """A figure of so many units, with one pair of axes, for `_svg`."""
+    plt = import_pyplot()
+    # Text stays text: smaller, found by a search, and in the page's own type.
+    with plt.rc_context({"font.size": 12, "svg.fonttype": "none"}):
+        figure, axes = plt.subplots(figsize=(width / 72, height / 72))
+        try:
+            axes.xaxis.set_major_formatter(lambda value, _: in_short(value))
+            axes.set_axisbelow(True)
+            axes.tick_params(length=0, pad=8)
+            yield figure, axes
+        finally:
+            plt.close(figure)
+
+
+def _mark(axes: Any, requests: int, text: str, *, row: int, color: str) -> None:
+    """A vertical line, with its text in a row of its own above the axes: none hides another."""
+    is_right = requests > 0.6 * axes.get_xlim()[1]
+    axes.axvline(requests, color=color, linewidth=1.2, linestyle=(0, (1, 2)))
+    axes.annotate(
+        text,
+        (requests, 1),
+        (4 if not is_right else -4, 3 + 16 * row),
+        xycoords=("data", "axes fraction"),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        color=color,
+    )
+
+
+def _power_of_ten(value: float, _: int) -> str:
+    return "10" + str(round(math.log10(value))).translate(_RAISED) if value > 0 else ""
+
+
+def _svg(figure: Any, name: str, label: str) -> str:
+    """The figure as an element of a page, none of whose ids occurs in another."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<defs>\s*<style.*?</defs>\s*", "", text, count=1, flags=re.DOTALL)  # page-wide
+    text = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", text)
+    head = rf'<svg role="img" aria-label="{label}" \1>'
+    return re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', head, text, count=1)

@@ -361,7 +361,9 @@ def test_reset_asks(tmp_path: Path) -> None:
     status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
     assert status == 1
     assert "nothing was deleted" in said
-    assert contents(tmp_path) == before
+    after = contents(tmp_path)
+    lock = "job/bloom/lock"  # an older filelock sets its time
+    assert {**after, lock: ()} == {**before, lock: ()}
     status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
     assert status == 0, said
     assert "Deleted 2 file(s)" in said

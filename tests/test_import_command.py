@@ -17,6 +17,7 @@ import servers
 from cli import SCRAPY, bloom
 from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
+from scrapy_bloom.jobdir import has_queued
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
@@ -261,7 +262,7 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     tree.delay = 0.5
     tree.forget()
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
-    crawl.wait_until(lambda: len(tree.hits) > 10)
+    crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
     assert "was killed: what its queue held would look crawled" in killed.error

@@ -1,0 +1,285 @@
+"""The figures of a report: what is in a filter, how it came there, and what is to be expected."""
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters import Contents, block_load
+from scrapy_bloom.generations import Generation, Policy
+from scrapy_bloom.sizing import BLOCK_BITS, Geometry, block_error_rate, classic_fill_ratio
+from scrapy_bloom.status import FilterStatus, GenerationStatus
+
+_POINTS = 240  # of a curve: one for each four pixels of a wide page
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A generation whose bits were counted.
+
+    Attributes:
+        name: of its file.
+        figures: as the crawl wrote them down.
+        contents: what the bits tell.
+        loads: how many blocks hold so many fingerprints, by that (estimated) number.
+    """
+
+    name: str
+    figures: Generation
+    contents: Contents
+    loads: Mapping[int, int]
+
+    @property
+    def fill_when_full(self) -> float:
+        """The share of bits that is set at its capacity, 0 to 1."""
+        return classic_fill_ratio(
+            self.figures.geometry.num_bits, self.figures.geometry.num_hashes, self.figures.capacity
+        )
+
+
+def measure(file: FilterFile, advance: Callable[[int], None], before: int = 0) -> Measured:
+    """Count the bits of a generation, block by block: it may be larger than the memory.
+
+    Args:
+        file: its file, mapped.
+        advance: is told how many blocks are done.
+        before: that many were done before.
+    """
+    header, state = file.header, file.state
+    num_hashes = header.geometry.num_hashes
+    loads: Counter[int] = Counter()
+
+    def fills() -> Iterator[float]:
+        for done, fill in enumerate(file.filter.block_fills(), 1):
+            yield fill
+            loads[round(block_load(fill, num_hashes))] += 1
+            if done % 100 == 0 or done == header.geometry.num_blocks:
+                advance(before + done)
+
+    return Measured(
+        name=file.path.name,
+        figures=Generation(
+            number=header.generation,
+            geometry=header.geometry,
+            capacity=header.capacity,
+            error_rate=header.error_rate,
+            created_at=header.created_at,
+            open_until=state.open_until,
+            count=state.count,
+        ),
+        contents=Contents.of(fills(), num_hashes),
+        loads=loads,
+    )
+
+
+def any_errs(rates: Iterable[float]) -> float:
+    """The chance that at least one of several filters takes a request for seen.
+
+    Args:
+        rates: the error rate of each, 0 to 1.
+
+    Returns:
+        1 - (1 - p) (1 - p) ...: close to the sum, as long as that is small.
+
+    >>> any_errs([0.5, 0.5]), any_errs([1e-20, 1e-20])
+    (0.75, 2e-20)
+    """
+    return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A filter as it is, and what is asked of it.
+
+    Attributes:
+        location: where it is, for people.
+        generations: oldest first, at least one.
+        policy: how it grows, and the error rate that was asked for.
+    """
+
+    location: str
+    generations: Sequence[Measured]
+    policy: Policy
+
+    @property
+    def status(self) -> FilterStatus:
+        """The figures that follow from what the crawl wrote down."""
+        live = [each.figures for each in self.generations]
+        return FilterStatus(
+            location=self.location,
+            generations=[GenerationStatus.of(each) for each in live],
+            error_rate=max(self.policy.error_rate, math.fsum(each.error_rate for each in live)),
+        )
+
+    @property
+    def error_rate(self) -> float:
+        """The false-positive rate of all generations together, 0 to 1, by the bits that are set."""
+        return any_errs(each.contents.error_rate for each in self.generations)
+
+    @property
+    def fill_ratio(self) -> float:
+        """The share of all bits that are set, 0 to 1, counted."""
+        sizes = [each.figures.geometry.num_bits for each in self.generations]
+        fills = [each.contents.fill_ratio for each in self.generations]
+        return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
+
+    @property
+    def expected_false_drops(self) -> float:
+        """Requests expected to have been taken for seen, as the live generations filled up.
+
+        What is taken for seen would have set no new bit: the bits tell of it, and the count does
+        not. In a filter within its capacity, that is less than the error of the estimate.
+        """
+        status = self.status
+        unrecorded = sum(each.contents.requests for each in self.generations) - status.count
+        is_clear = unrecorded > 0.05 * status.count
+        return max(status.expected_false_drops, unrecorded if is_clear else 0.0)
+
+    @property
+    def full_at(self) -> int:
+        """Requests recorded when the newest generation is at its capacity."""
+        *before, newest = [each.figures for each in self.generations]
+        return sum(each.count for each in before) + newest.capacity
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the filter forgets as time goes on."""
+        return any(each.figures.open_until for each in self.generations)
+
+    def forecast(self) -> list[Generation]:
+        """The generations that there will be at four times of what is room for; see `grown`."""
+        live = [each.figures for each in self.generations]
+        count = sum(each.count for each in live)
+        return grown(live, self.policy, max(4 * self.full_at, count + count // 4))
+
+
+class Point(NamedTuple):
+    """A filter at one moment of its crawl.
+
+    Attributes:
+        requests: recorded until then.
+        error_rate: its false-positive rate then, 0 to 1.
+        nbytes: its size then.
+    """
+
+    requests: int
+    error_rate: float
+    nbytes: int
+
+
+def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Generation]:
+    """The generations that there will be when so many requests are recorded.
+
+    Args:
+        live: those that there are, oldest first, at least one; they stay as they are.
+        policy: when another must follow, and of what size.
+        until: requests recorded in all of them together.
+
+    Returns:
+        All of them, with the counts of then. None that is there loses any.
+    """
+    live = [replace(each) for each in live]
+    missing = until - sum(each.count for each in live)
+    while missing > 0:
+        newest = live[-1]
+        room = min(max(policy.grow_at(live) - newest.count, 0), missing)
+        newest.count += int(room)
+        missing -= int(room)
+        if missing > 0:
+            size = policy.next(live)
+            live.append(
+                Generation(
+                    number=newest.number + 1,
+                    geometry=size.geometry,
+                    capacity=size.capacity,
+                    error_rate=size.error_rate,
+                    created_at=newest.created_at,
+                    open_until=newest.open_until,
+                )
+            )
+    return live
+
+
+def course(generations: Sequence[Generation]) -> list[Point]:
+    """How a filter fills: one generation after the other, each up to its count.
+
+    Args:
+        generations: oldest first, with the counts at the end of the course.
+
+    Returns:
+        Points from 0 requests to all of them, close enough for a curve, and with the one before
+        and the one after each beginning of a generation.
+    """
+    ends = list(accumulate(each.count for each in generations))
+    total = ends[-1]
+    # The rate rises by many powers of ten at first.
+    at = {round(total * step / _POINTS) for step in range(_POINTS + 1)}
+    at |= {round(total * 0.97**step) for step in range(_POINTS)}
+    at |= {end + step for end in ends for step in (0, 1) if end + step <= total}
+    return [after(generations, requests) for requests in sorted(at)]
+
+
+def after(generations: Sequence[Generation], requests: int) -> Point:
+    """The filter when that many were recorded, on its course; see `course`."""
+    rates, nbytes, left = [], 0, requests
+    for each in generations:
+        if left <= 0 and nbytes:
+            break
+        num_blocks, num_hashes, _ = each.geometry
+        rates.append(block_error_rate(num_blocks, num_hashes, min(left, each.count)))
+        nbytes += each.geometry.nbytes
+        left -= each.count
+    return Point(requests, any_errs(rates), nbytes)
+
+
+class Spread:
+    """How a hash that knows no preference spreads fingerprints over blocks.
+
+    A load is binomial; and it is estimated from the bits of the block, which adds an error of its
+    own, of variance (B / k^2) (e^t - t - 1) with t = k n / B for a load of n (K.-Y. Whang,
+    B. T. Vander-Zanden, H. M. Taylor, "A linear-time probabilistic counting algorithm for database
+    applications", ACM TODS 15(2), 1990, for k = 1).
+
+    Args:
+        count: fingerprints in all blocks, at least 1.
+        geometry: blocks and hashes.
+
+    Attributes:
+        mean: load of a block.
+        deviation: standard deviation of what is estimated.
+    """
+
+    def __init__(self, count: int, geometry: Geometry) -> None:
+        num_blocks, num_hashes, _ = geometry
+        share = 1 / num_blocks
+        self.mean = count * share
+        filled = min(num_hashes * self.mean / BLOCK_BITS, 30.0)  # beyond, all bits are set anyway
+        error = BLOCK_BITS / num_hashes**2 * (math.expm1(filled) - filled)
+        variance = self.mean * (1 - share)
+        self.deviation = math.sqrt(variance + error)
+        self._num_blocks = num_blocks
+        self._error = max(math.sqrt(error), 1e-3)
+        reach = 8 * math.sqrt(variance) + 8
+        lowest, highest = max(0, int(self.mean - reach)), min(count, int(self.mean + reach))
+        self._chances = [
+            (load, math.exp(_log_binomial(count, load, share)))
+            for load in range(lowest, highest + 1)
+        ]
+
+    def below(self, load: float) -> float:
+        """How many blocks are expected to seem to hold less."""
+        scale = self._error * math.sqrt(2)
+        return self._num_blocks * math.fsum(
+            chance * (1 + math.erf((load - each) / scale)) / 2 for each, chance in self._chances
+        )
+
+
+def _log_binomial(count: int, load: int, share: float) -> float:
+    if share == 1:
+        return 0.0 if load == count else -math.inf
+    ways = math.lgamma(count + 1) - math.lgamma(load + 1) - math.lgamma(count - load + 1)
+    return ways + load * math.log(share) + (count - load) * math.log1p(-share)
