@@ -11,7 +11,13 @@ from typing import NamedTuple
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import Contents, block_load
 from scrapy_bloom.generations import Generation, Policy
-from scrapy_bloom.sizing import BLOCK_BITS, Geometry, block_error_rate, classic_fill_ratio
+from scrapy_bloom.sizing import (
+    BLOCK_BITS,
+    Geometry,
+    block_error_rate,
+    classic_fill_ratio,
+    expected_offered,
+)
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
@@ -128,18 +134,6 @@ class Report:
         return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
 
     @property
-    def expected_false_drops(self) -> float:
-        """Requests expected to have been taken for seen, as the live generations filled up.
-
-        What is taken for seen would have set no new bit: the bits tell of it, and the count does
-        not. In a filter within its capacity, that is less than the error of the estimate.
-        """
-        status = self.status
-        unrecorded = sum(each.contents.requests for each in self.generations) - status.count
-        is_clear = unrecorded > 0.05 * status.count
-        return max(status.expected_false_drops, unrecorded if is_clear else 0.0)
-
-    @property
     def full_at(self) -> int:
         """Requests recorded when the newest generation is at its capacity."""
         *before, newest = [each.figures for each in self.generations]
@@ -230,7 +224,8 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
         if left <= 0 and nbytes:
             break
         num_blocks, num_hashes, _ = each.geometry
-        rates.append(block_error_rate(num_blocks, num_hashes, min(left, each.count)))
+        came = expected_offered(each.geometry.num_bits, num_hashes, min(left, each.count))
+        rates.append(block_error_rate(num_blocks, num_hashes, came))
         nbytes += each.geometry.nbytes
         left -= each.count
     return Point(requests, any_errs(rates), nbytes)

@@ -216,6 +216,44 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     return (rates[0] + inner + rates[-1]) * step / 3
 
 
+@lru_cache(maxsize=1024)
+def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
+    """How many different fingerprints came, if so many of them were recorded.
+
+    The others were taken for seen, and are counted by nobody. While the error rate is low that
+    makes no difference; in a filter far beyond its capacity most are, and the fill, which follows
+    from all that came (who is taken for seen would have set no new bit), is higher than the
+    recorded ones tell. With n that came, r recorded and p(n) the error rate, dn/dr = 1/(1 - p(n)).
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        recorded: r, at least 0.
+
+    Returns:
+        n, at least r.
+
+    >>> expected_offered(65_536, 3, 2000)  # far from full
+    2000
+    >>> round(expected_offered(65_536, 3, 25_000) / 25_000, 2)
+    1.17
+    """
+    if classic_error_rate(num_bits, num_hashes, recorded) < 1e-3:
+        return recorded
+
+    def slope(came: float) -> float:
+        return 1 / (1 - min(classic_error_rate(num_bits, num_hashes, round(came)), 0.999))
+
+    came, step = 0.0, recorded / 256
+    for _ in range(256):  # Runge and Kutta
+        first = slope(came)
+        second = slope(came + step / 2 * first)
+        third = slope(came + step / 2 * second)
+        fourth = slope(came + step * third)
+        came += step / 6 * (first + 2 * second + 2 * third + fourth)
+    return round(came)
+
+
 def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False) -> Geometry:
     """The smallest block filter that keeps the error rate up to its capacity.
 

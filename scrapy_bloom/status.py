@@ -31,16 +31,28 @@ class GenerationStatus:
         )
 
     @property
+    def offered(self) -> int:
+        """Requests that came, with those that it is expected to have taken for seen."""
+        return sizing.expected_offered(self.geometry.num_bits, self.geometry.num_hashes, self.count)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Share of its bits that are set, 0 to 1; expected, without reading them."""
+        return sizing.classic_fill_ratio(
+            self.geometry.num_bits, self.geometry.num_hashes, self.offered
+        )
+
+    @property
     def error_rate_now(self) -> float:
         """Its false-positive rate with what is recorded now, 0 to 1."""
         num_blocks, num_hashes, _ = self.geometry
-        return sizing.block_error_rate(num_blocks, num_hashes, self.count)
+        return sizing.block_error_rate(num_blocks, num_hashes, self.offered)
 
     @property
     def expected_false_drops(self) -> float:
         """Requests that it is expected to have taken for seen as it filled."""
         num_blocks, num_hashes, _ = self.geometry
-        return sizing.expected_false_drops(num_blocks, num_hashes, self.count)
+        return sizing.expected_false_drops(num_blocks, num_hashes, self.offered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +105,7 @@ class FilterStatus:
     @property
     def fill_ratio(self) -> float:
         """Share of bits that are set, 0 to 1; expected from the counts, without reading them."""
-        set_bits = math.fsum(
-            each.geometry.num_bits
-            * sizing.classic_fill_ratio(
-                each.geometry.num_bits, each.geometry.num_hashes, each.count
-            )
-            for each in self.generations
-        )
+        set_bits = math.fsum(each.geometry.num_bits * each.fill_ratio for each in self.generations)
         return set_bits / sum(each.geometry.num_bits for each in self.generations)
 
     @property
@@ -142,3 +148,12 @@ def size_text(nbytes: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.1f} {units[0]}"
+
+
+def per_cent_text(value: float) -> str:
+    """Per cent for people: two decimals, or the first digit that counts.
+
+    >>> per_cent_text(4.837), per_cent_text(0.00031)
+    ('4.84', '0.0003')
+    """
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.sizing import (
     BLOCK_BITS,
     bits_per_element,
@@ -119,3 +120,24 @@ def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
 def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"^(capacity|error_rate) is .*(allowed|must be)"):
         choose_geometry(capacity, error_rate)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "error_rate", "number"),
+    [(1000, 1e-2, 20_000), (1000, 1e-6, 30_000), (20_000, 1e-3, 100_000)],
+)
+def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
+    capacity: int, error_rate: float, number: int
+) -> None:
+    """Also of what it has taken for seen, which nobody counts."""
+    backend = LocalBackend(None, capacity=capacity, error_rate=error_rate, on_full="warn")
+    backend.open()
+    backend.begin()
+    recorded = sum(backend.add(each.to_bytes(20, "big")) for each in range(number))
+    status = backend.status()
+    assert status.count == recorded < 0.95 * number
+    assert status.generations[0].offered == pytest.approx(number, rel=0.02)
+    assert status.expected_false_drops == pytest.approx(number - recorded, rel=0.05)
+    never_added = (each.to_bytes(21, "big") for each in range(20_000))
+    measured = sum(each in backend for each in never_added) / 20_000
+    assert status.error_rate_now == pytest.approx(measured, rel=0.07)

@@ -33,7 +33,6 @@ from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.filters import Contents
 from scrapy_bloom.reading import FilterReader, found_files, status_of
 from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.sizing import classic_fill_ratio
 from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
 from scrapy_bloom.transfer import block_fills
 
@@ -137,7 +136,7 @@ def _generation(each: GenerationStatus) -> _Figures:
         "blocks": num_blocks,
         "hashes": num_hashes,
         "counting": each.geometry.is_counting,
-        "fill_ratio": classic_fill_ratio(each.geometry.num_bits, num_hashes, each.count),
+        "fill_ratio": each.fill_ratio,
         "error_rate_now": each.error_rate_now,
         "error_rate_at_capacity": each.error_rate,
     }

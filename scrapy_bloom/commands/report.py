@@ -13,53 +13,39 @@ Examples:
 """
 
 import argparse
-import math
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from datetime import datetime, timezone
-from html import escape
-from importlib import resources
-from itertools import accumulate, starmap
+from itertools import accumulate
 from pathlib import Path
-from string import Template
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.output import add_output, check_output, progress, say
+from scrapy_bloom.commands.project import add_spider, load_project
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.generations import Policy
-from scrapy_bloom.pictures import error_chart, import_pyplot, load_chart, memory_chart
+from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.reading import FilterReader
-from scrapy_bloom.report import Measured, Report, Spread, course, measure
+from scrapy_bloom.report import Measured, Report, measure
+from scrapy_bloom.report_page import report_page
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.status import FilterStatus, size_text
+from scrapy_bloom.status import size_text
 
-SYNTAX = "PATH -o FILE [--overwrite]"
+SYNTAX = "PATH -o FILE [--overwrite] [--spider NAME]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"
-
-_HISTOGRAMS = 6  # at most, of the newest generations
-_TOLERANCE = 1.1  # what is counted scatters around what was asked for
-_WINDOW = (
-    "This filter forgets: a window of time after its end, a generation expires with all it holds."
-)
-_COLUMNS = (  # one that ends with ":" is text
-    *("Generation:", "Created (UTC):", "Recorded", "Capacity", "Size", "Hashes"),
-    *("Fill:", "Error rate", "State:"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     parser.add_argument("path", type=Path, metavar="PATH", help="where the filter is")
     add_output(parser, "-o", "--output", what="the page", required=True)
+    add_spider(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
-    bloom = BloomSettings.from_settings(settings)
+    bloom = load_project(settings, options.spider).bloom
     check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # if it is missing, that is better told before the work
     with closing(FilterReader(options.path)) as reader:
@@ -68,7 +54,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             generations=_measured(reader.files),
             policy=_policy(bloom, reader.files[-1]),
         )
-        page = _page(report, reader.files)
+        page = report_page(report, reader.files)
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
 
@@ -102,254 +88,3 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-
-
-def _page(report: Report, files: Sequence[FilterFile]) -> str:
-    status, later = report.status, report.forecast()
-    points = course(later)
-    wide, narrow = (
-        error_chart(
-            points,
-            now=status.count,
-            capacity=report.full_at,
-            asked=status.error_rate,
-            narrow=is_narrow,
-        )
-        for is_narrow in (False, True)
-    )
-    header = files[-1].header
-    mood, verdict, advice = _verdict(report)
-    template = resources.files("scrapy_bloom").joinpath("report.html").read_text("utf-8")
-    return Template(template).substitute(
-        title=escape(f"Bloom filter of {header.spider}" if header.spider else "Bloom filter"),
-        facts=_facts(report, files),
-        mood=mood,
-        verdict=escape(verdict),
-        advice=escape(advice),
-        cards="\n".join(starmap(_card, _cards(report))),
-        columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in _COLUMNS),
-        rows="\n".join(
-            _row(each, is_newest=each is report.generations[-1]) for each in report.generations
-        ),
-        window=escape(_WINDOW) if report.has_window else "",
-        error_wide=wide,
-        error_narrow=narrow,
-        forecast=escape(_forecast(report, len(later))),
-        memory=memory_chart(points, now=status.count, set_bytes=SCRAPY_SET_BYTES),
-        memory_text=escape(_memory(status)),
-        loads="\n".join(_loads(report)),
-        made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
-    )
-
-
-def _facts(report: Report, files: Sequence[FilterFile]) -> str:
-    header = files[-1].header
-    is_open = any(file.state.in_use for file in files)
-    facts = {
-        "Path": report.location,
-        "Spider": header.spider or "not said",
-        "Fingerprinter": header.fingerprinter or "not said",
-        "Created": f"{_time(files[0].header.created_at)} UTC",
-        "State": "not closed: in use by a crawl, or left by a killed one" if is_open else "closed",
-    }
-    return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-
-
-def _verdict(report: Report) -> tuple[str, str, str]:
-    """The mood of the page, what is the case, and what that means: for people."""
-    status, rate = report.status, report.error_rate
-    lost = _lost(report.expected_false_drops)
-    asked, room = _one_in(status.error_rate), _words(report.full_at)
-    if not status.count:
-        return (
-            "good",
-            "Nothing is recorded yet, so no page can be taken for seen.",
-            f"There is room for {room} requests. At most {asked} was asked for.",
-        )
-    if rate >= 0.05:
-        taken = f"{_percent(rate)} of the new requests are taken for seen"
-    else:
-        taken = f"{_one_in(rate, 'one new request in')} is taken for seen"
-    if status.count <= report.full_at:
-        verdict = f"With {_words(status.count)} of {room} requests recorded, {taken}."
-    else:
-        verdict = f"With {_words(status.count)} requests in a filter for {room}, {taken}."
-    if rate > _TOLERANCE * status.error_rate:
-        return "bad", verdict, f"{lost} At most {asked} was asked for. {_way_out(report)}"
-    return "good", verdict, f"{lost} At most {asked} was asked for."
-
-
-def _lost(drops: float) -> str:
-    if drops >= 1:
-        return f"About {_words(drops, 2)} pages are expected to have been lost so far."
-    none = 100 * math.exp(-drops)
-    chance = f"{none:.0f} %" if none < 99 else f"{none:.2f} %" if none < 99.99 else "over 99.99 %"
-    return f"Chances are {chance} that not a single page has been lost so far."
-
-
-def _way_out(report: Report) -> str:
-    if report.policy.on_full == "grow":
-        return (
-            "The next run of the crawl goes on in a further generation, so that the rate rises no "
-            "more; to get it down, start with a new filter."
-        )
-    return (
-        'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
-        "and start the crawl again; to get it down, start with a new filter."
-    )
-
-
-def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
-    status = report.status
-    count, room = status.count, report.full_at
-    yield "Recorded", f"{count:,}", f"of {room:,}: {_percent(count / room)}"
-    rate = report.error_rate
-    yield (
-        "Error rate now",
-        _percent(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
-        f"{_rate(rate)}; asked for: {_rate(status.error_rate)}",
-    )
-    drops = report.expected_false_drops
-    if 0 < drops < 0.001:
-        yield "Expected false drops", "< 0.001", f"{_rate(drops)} pages lost so far"
-    else:
-        yield "Expected false drops", _figure(drops, 2), "pages lost so far"
-    yield "Size", size_text(status.nbytes), f"Scrapy's set: {size_text(count * SCRAPY_SET_BYTES)}"
-    yield "Fill", _percent(report.fill_ratio), "of the bits are set"
-    yield (
-        "Bytes per request",
-        _figure(status.nbytes / count) if count else "none yet",
-        f"{_figure(status.nbytes / room, 2)} when full; Scrapy's set: {SCRAPY_SET_BYTES}",
-    )
-
-
-def _card(name: str, value: str, more: str) -> str:
-    more = "; ".join(f"<i>{escape(part)}</i>" for part in more.split("; "))
-    return (
-        f'<div class="card panel"><span>{name}</span><b>{escape(value)}</b>'
-        f"<span>{more}</span></div>"
-    )
-
-
-def _row(each: Measured, *, is_newest: bool) -> str:
-    figures = each.figures
-    state = "open" if is_newest else "complete"
-    if is_newest and figures.open_until:
-        state = f"<span>open until <small>{_time(figures.open_until)}</small></span>"
-    kind = ", counting" if figures.geometry.is_counting else ""
-    fill = each.contents.fill_ratio
-    bar = (
-        f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
-        f'<u style="left:{100 * each.fill_when_full:.2f}%"></u></span>'
-        f'<span class="share">{_percent(fill)}</span></span>'
-    )
-    cells = (
-        f"{figures.number}{kind}<small>{escape(each.name)}</small>",
-        _time(figures.created_at),
-        f"{figures.count:,}",
-        f"{figures.capacity:,}",
-        size_text(figures.geometry.nbytes),
-        str(figures.geometry.num_hashes),
-        bar,
-        _rate(each.contents.error_rate),
-        state,
-    )
-    return "".join(
-        ["<tr>"]
-        + [
-            f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
-            for name, cell in zip(_COLUMNS, cells, strict=True)
-        ]
-        + ["</tr>"]
-    )
-
-
-def _kind(name: str) -> str:
-    return ' class="text"' if name.endswith(":") else ""
-
-
-def _forecast(report: Report, generations: int) -> str:
-    on_full = report.policy.on_full
-    text = f'The forecast is for BLOOM_ON_FULL = "{on_full}": '
-    if generations > len(report.generations):
-        text += (
-            "a full generation is followed by a larger one with a lower error rate of its own, so "
-            "the sum levels off."
-        )
-    elif on_full == "close":
-        text += "the spider is closed at capacity, and this is what it is spared."
-    else:
-        text += "no generation follows a full one, and the rate goes on rising."
-    if report.has_window:
-        text += " It takes the generations as they are now: none expires meanwhile."
-    if report.error_rate > 1.25 * report.status.error_rate_now:
-        text += " What is taken for seen is not counted: now, the bits tell of a higher rate."
-    return text
-
-
-def _memory(status: FilterStatus) -> str:
-    ours, count = status.nbytes, status.count
-    others = count * SCRAPY_SET_BYTES
-    text = f"Now: {size_text(ours)}; Scrapy's set would take {size_text(others)}"
-    if others > ours:
-        return f"{text}, {_words(others / ours, 2)} times as much."
-    return (
-        f"{text}. The filter takes all its space at once, and is the smaller one from "
-        f"{_words(ours / SCRAPY_SET_BYTES)} requests on."
-    )
-
-
-def _loads(report: Report) -> Iterator[str]:
-    shown = [
-        each
-        for each in report.generations[-_HISTOGRAMS:]
-        if each.figures.geometry.num_blocks > 1 and each.contents.requests
-    ]
-    for each in shown:
-        name, blocks = str(each.figures.number), each.figures.geometry.num_blocks
-        spread = Spread(each.contents.requests, each.figures.geometry)
-        squares = sum(there * (load - spread.mean) ** 2 for load, there in each.loads.items())
-        here = math.sqrt(squares / blocks)
-        yield (
-            f'<figure class="panel"><h3>Requests in each block, generation {name}</h3>'
-            f"{load_chart(each.loads, spread, name)}<figcaption>"
-            f"{blocks:,} blocks hold {_figure(spread.mean)} ±\u00a0{_figure(here)} each; a hash "
-            f"that prefers none gives ±\u00a0{_figure(spread.deviation)}.</figcaption></figure>"
-        )
-    if not shown:
-        yield (
-            '<figure class="panel short"><h3>Requests in each block</h3><figcaption>There is '
-            "nothing to spread: no request is recorded yet, or each generation is a single block."
-            "</figcaption></figure>"
-        )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share < 0.9995 else f"{100 * share:,.0f} %"
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M}"
-
-
-def _rate(value: float) -> str:
-    return f"{value:.{3 if value > 0.01 else 2}g}".replace("e-0", "e-")
-
-
-def _one_in(rate: float, start: str = "one in", less: str = "less than") -> str:
-    if rate < 1e-15:
-        return f"{less} {start} 1,000 trillion"
-    return f"{start} {_words(1 / rate, 2)}"
-
-
-def _words(value: float, digits: int = 3) -> str:
-    """A large number for people: 1.2 million."""
-    value = float(f"{value:.{digits}g}")
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if value >= unit:
-            return f"{_figure(value / unit, digits)} {name}"
-    return _figure(value, digits)
-
-
-def _figure(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}g}" if value < 100 else f"{value:,.0f}"

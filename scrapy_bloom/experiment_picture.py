@@ -1,0 +1,122 @@
+"""The picture of `scrapy bloom compare`."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import Any
+
+from scrapy_bloom.experiment import Contestant, Row
+from scrapy_bloom.pictures import INK, OTHER, OURS, THIRD, import_pyplot
+from scrapy_bloom.status import per_cent_text, size_text
+
+_COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
+_THEORY_STEPS = 25
+
+
+def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> bytes:
+    """Who took how many new URLs for seen, and in how much memory.
+
+    Args:
+        those: the contestants.
+        rows: the course of the experiment, at least one.
+        kind: "png" or "svg".
+
+    Returns:
+        The content of an image file.
+
+    Raises:
+        BloomError: matplotlib is missing.
+    """
+    plt = import_pyplot()
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(12, 5), gridspec_kw={"width_ratios": [3, 2]}
+    )
+    figure.get_layout_engine().set(w_pad=0.15, h_pad=0.1, wspace=0.05)
+    last = rows[-1]
+    how_many = "all" if last.different == last.read else f"{last.different:,} of them"
+    figure.suptitle(f"{last.read:,} URLs, {how_many} different", fontweight="bold")
+    _draw_errors(left, those, rows)
+    _draw_memory(right, those)
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, dpi=150)
+    plt.close(figure)
+    return drawn.getvalue()
+
+
+def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) -> None:
+    """Wrongly seen URLs in per cent, as they were found and as theory has them."""
+    last = rows[-1].different
+    steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
+    ends = []
+    for place, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
+        found = [100 * row.wrong[place] / row.different for row in rows]
+        axes.plot(
+            [0, *[row.different for row in rows]],
+            [0, *found],
+            color=colour,
+            linewidth=2.5,
+            marker="o",
+            markersize=5,
+            clip_on=False,
+            zorder=3 + place,
+        )
+        axes.plot(
+            [0, *steps],
+            [0, *[100 * each.theory(step) / step for step in steps]],
+            color=INK,
+            linewidth=0.9,
+            linestyle=(0, (5, 4)),
+            zorder=10,
+            label=None if place else "theory",
+        )
+        ends.append((found[-1], f"{each.name}  {per_cent_text(found[-1])} %", colour))
+    highest = max(axes.get_ylim()[1], 0.01)
+    axes.set_ylim(0, highest)
+    axes.set_xlim(0, last)
+    for height, (value, text, colour) in zip(
+        _apart([value for value, _, _ in ends], 0.055 * highest), ends, strict=True
+    ):
+        axes.annotate(
+            text,
+            (last, value),
+            xytext=(last * 1.035, height),
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            fontweight="bold",
+        )
+    axes.set_title("New URLs taken for seen ones")
+    axes.set_xlabel("different URLs so far")
+    axes.set_ylabel("per cent of them")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.legend(loc="upper left")
+
+
+def _apart(values: Sequence[float], least: float) -> list[float]:
+    """Heights for labels: each at its value, or so far above the one below that both are read."""
+    heights = list(values)
+    lowest = -0.5 * least  # half a line above the axis, and so above its figures
+    for place in sorted(range(len(values)), key=lambda each: values[each]):
+        heights[place] = lowest = max(values[place], lowest + least)
+    return heights
+
+
+def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
+    """The memory of each in the end; they differ by powers of ten."""
+    sizes = [each.memory.nbytes for each in those]
+    places = range(len(those), 0, -1)
+    axes.barh(places, sizes, color=_COLOURS, height=0.6)
+    axes.set_xscale("log")
+    axes.set_axisbelow(True)
+    low, high = min(sizes) / 4, max(sizes) * 10  # room for the figure at the longest bar
+    ticks = [4 * 16**power for power in range(2, 12) if low <= 4 * 16**power <= high]
+    axes.set_xticks(ticks, [size_text(each).replace(".0 ", " ") for each in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(low, high)
+    for place, size in zip(places, sizes, strict=True):
+        axes.annotate(
+            size_text(size), (size, place), xytext=(5, 0), textcoords="offset points", va="center"
+        )
+    axes.set_yticks(places, [each.name for each in those])
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_title("Memory in the end (log scale)")
