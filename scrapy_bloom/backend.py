@@ -1,5 +1,6 @@
 """Where a filter is kept: what every place must offer, and which one the settings ask for."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -73,26 +74,45 @@ def create_backend(
             sentinel=settings.redis_sentinel,
             deadline_secs=settings.redis_deadline_secs,
         )
-        return RedisBackend(
-            server,
-            settings.redis_key % {"spider": spider},
-            capacity=settings.expected_requests,
-            error_rate=settings.error_rate,
-            on_full=settings.on_full,
-            window_secs=settings.window_secs,
-            counting=settings.counting,
-            salt=settings.salt,
-            fingerprinter=fingerprinter,
-            spider=spider,
-            mirror=settings.redis_mirror,
-            flush=settings.redis_flush,
-            job=job,
+        key = settings.redis_key % {"spider": spider}
+        return redis_backend(
+            settings, server, key, spider=spider, fingerprinter=fingerprinter, job=job
         )
-    error_rate = settings.error_rate / 2 if only_crawled else settings.error_rate
-    stored = LocalBackend(
+    if only_crawled:
+        settings = replace(settings, error_rate=settings.error_rate / 2)
+    stored = local_backend(
+        settings,
         settings.directory(job_dir, spider),
+        spider=spider,
+        fingerprinter=fingerprinter,
+        job=job,
+    )
+    if not only_crawled:
+        return stored
+    volatile = LocalBackend(
+        None,
         capacity=settings.expected_requests,
-        error_rate=error_rate,
+        error_rate=settings.error_rate,
+        window_secs=settings.window_secs,
+        counting=settings.counting,
+    )
+    return RecordCrawled(stored, volatile)
+
+
+def local_backend(
+    settings: BloomSettings,
+    directory: Path | None,
+    *,
+    spider: str,
+    fingerprinter: str,
+    job: Job,
+    is_crawl: bool = True,
+) -> LocalBackend:
+    """A filter in a directory, with these settings; see `LocalBackend`."""
+    return LocalBackend(
+        directory,
+        capacity=settings.expected_requests,
+        error_rate=settings.error_rate,
         on_full=settings.on_full,
         window_secs=settings.window_secs,
         counting=settings.counting,
@@ -101,17 +121,35 @@ def create_backend(
         spider=spider,
         job=job,
         sync_secs=settings.sync_secs,
+        is_crawl=is_crawl,
     )
-    if not only_crawled:
-        return stored
-    volatile = LocalBackend(
-        None,
+
+
+def redis_backend(
+    settings: BloomSettings,
+    server: RedisServer,
+    key: str,
+    *,
+    spider: str,
+    fingerprinter: str,
+    job: Job,
+) -> RedisBackend:
+    """A filter in Redis, with these settings; see `RedisBackend`."""
+    return RedisBackend(
+        server,
+        key,
         capacity=settings.expected_requests,
-        error_rate=error_rate,
+        error_rate=settings.error_rate,
+        on_full=settings.on_full,
         window_secs=settings.window_secs,
         counting=settings.counting,
+        salt=settings.salt,
+        fingerprinter=fingerprinter,
+        spider=spider,
+        mirror=settings.redis_mirror,
+        flush=settings.redis_flush,
+        job=job,
     )
-    return RecordCrawled(stored, volatile)
 
 
 def shell_backend(job_dir: str | None) -> Backend:

@@ -270,12 +270,13 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
 def test_one_crawl_at_a_time_in_a_job_directory(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    tree.delay = 0.05
+    tree.delay = 1.0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     first = Crawl(tree.url, tmp_path, settings)
     first.wait_until(lambda: tree.total() >= 10)
     second = Crawl(tree.url, tmp_path, settings)
     assert second.finish() != 0
+    tree.delay = 0
     assert "in use by another running crawl" in second.told("ERROR")[0]
     assert first.finish() == 0
     assert len(tree.hits) == 150

@@ -23,6 +23,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom import jobdir
+from scrapy_bloom.backend import local_backend, redis_backend
 from scrapy_bloom.commands.arguments import error_rate, requests
 from scrapy_bloom.commands.output import (
     add_json,
@@ -262,39 +264,20 @@ def _imported(
 def _destination(
     options: argparse.Namespace, settings: Settings, project: Project, total: int | None
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
-    bloom = project.bloom
+    made_for = {"spider": project.spider, "fingerprinter": project.fingerprinter}
+    settings_of_all = replace(
+        project.bloom, expected_requests=max(project.bloom.expected_requests, total or 0)
+    )
     if is_redis(options.dest):
         server, key, _ = connect(settings, options.dest, key=options.key, spider=options.spider)
-        shared = RedisBackend(
-            server,
-            key,
-            capacity=max(bloom.expected_requests, total or 0),
-            error_rate=bloom.error_rate,
-            on_full=bloom.on_full,
-            window_secs=bloom.window_secs,
-            counting=bloom.counting,
-            salt=bloom.salt,
-            fingerprinter=project.fingerprinter,
-            spider=project.spider,
-            mirror=bloom.redis_mirror,
-        )
+        bloom = replace(settings_of_all, redis_flush=False)
+        shared = redis_backend(bloom, server, key, **made_for, job=Job(None, "keep"))
         return shared, shared.add_many
     directory = _directory(Path(options.dest))
     _check_free(directory)
-    is_there = bool(filter_files(directory))
-    local = LocalBackend(
-        directory,
-        capacity=max(bloom.expected_requests, 0 if is_there else total or 0),
-        error_rate=bloom.error_rate,
-        on_full=bloom.on_full,
-        window_secs=bloom.window_secs,
-        counting=bloom.counting,
-        salt=bloom.salt,
-        fingerprinter=project.fingerprinter,
-        spider=project.spider,
-        job=Job(None, "stop"),
-        is_crawl=False,
-    )
+    # What is there grows when it is full, and not before.
+    bloom = project.bloom if filter_files(directory) else settings_of_all
+    local = local_backend(bloom, directory, **made_for, job=Job(None, "stop"), is_crawl=False)
     return local, lambda batch: sum(map(local.add, batch))
 
 
