@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from scrapy_bloom.filters import BloomFilter
     from scrapy_bloom.fingerprinting import ScrapyRedisFingerprinter
+    from scrapy_bloom.scheduler import CrashSafeScheduler
 
 __all__ = [
     "Addon",
@@ -31,6 +32,7 @@ __all__ = [
     "BloomError",
     "BloomFilter",
     "CountingBloomFilter",
+    "CrashSafeScheduler",
     "FilterFileError",
     "FingerprinterMismatchError",
     "GeometryMismatchError",
@@ -48,6 +50,7 @@ _HOMES = {
     "BloomDupeFilter": "dupefilter",
     "BloomFilter": "filters",
     "CountingBloomFilter": "counting",
+    "CrashSafeScheduler": "scheduler",
     "ScrapyRedisFingerprinter": "fingerprinting",
 }
 

@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from scrapy_bloom import jobdir
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
 
@@ -49,7 +51,12 @@ class Backend(Protocol):
 
 
 def create_backend(
-    settings: BloomSettings, *, job_dir: str | None, spider: str, fingerprinter: str
+    settings: BloomSettings,
+    *,
+    job_dir: str | None,
+    spider: str,
+    fingerprinter: str,
+    crash_safe: bool = False,
 ) -> Backend:
     """The backend that the settings ask for, not yet opened.
 
@@ -58,13 +65,20 @@ def create_backend(
         job_dir: Scrapy's job directory, None without one.
         spider: the spider's name.
         fingerprinter: import path of the request fingerprinter's class.
+        crash_safe: the scheduler is CrashSafeScheduler.
+
+    Raises:
+        StorageError: the job directory is one of another scheduler.
     """
     only_crawled = settings.record_on == "crawled"
     job = Job(
         Path(job_dir) if job_dir else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
+        crash_safe=crash_safe,
     )
+    if job.path is not None and not crash_safe:
+        _check_queue(job.path)
     if settings.backend == "redis":
         assert settings.redis_url is not None
         server = RedisServer(
@@ -97,6 +111,17 @@ def create_backend(
         counting=settings.counting,
     )
     return RecordCrawled(stored, volatile)
+
+
+def _check_queue(job_dir: Path) -> None:
+    """That no requests wait in a queue that this crawl would not look into, and that look seen."""
+    database = jobdir.database_path(job_dir)
+    if database.exists() and (waiting := sum(read_counts(database))):
+        raise StorageError(
+            f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
+            'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
+            "the crawl another JOBDIR"
+        )
 
 
 def local_backend(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
@@ -124,6 +125,9 @@ class BloomDupeFilter(BaseDupeFilter):
                     job_dir=job_dir(crawler.settings),
                     spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
                     fingerprinter=global_object_name(type(fingerprinter)),
+                    crash_safe=getattr(
+                        load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False
+                    ),
                 )
             new = cls(
                 backend,
@@ -196,7 +200,9 @@ class BloomDupeFilter(BaseDupeFilter):
         )
         self._update_stats(status)
 
-    def request_seen(self, request: Request) -> bool:
+    def request_seen(
+        self, request: Request, *, before_recording: Callable[[], bool] | None = None
+    ) -> bool:
         """Whether the request was seen before; a new one is recorded.
 
         With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
@@ -204,27 +210,44 @@ class BloomDupeFilter(BaseDupeFilter):
 
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
+
+        Args:
+            request: from the scheduler.
+            before_recording: called when a request is new, and before it is recorded: a scheduler
+                whose process may die at any instant stores it then. If it returns False, the
+                request is not recorded, and True is returned.
         """
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            meta = request.meta
-            if self._endings is not None and self._endings.is_dead(fingerprint):
-                return self._filtered(request, fingerprint)
-            if "bloom_record" in meta and not meta["bloom_record"]:
-                return bool(meta.get("bloom_filter", True)) and fingerprint in self.backend
-            if self._add(fingerprint):
-                if not self._records_at_the_end:
-                    self._count_added()
-            elif meta.get("bloom_filter", True):
-                return self._endings is None or self._filtered(request, fingerprint)
-            if self._endings is not None:
-                self._endings.scheduled(request, fingerprint)
+            return self._is_seen(request, fingerprint, before_recording)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failed(request, error)
             if self._endings is not None and fingerprint is not None:
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
                     self._endings.scheduled(request, fingerprint)
+        return False
+
+    def _is_seen(
+        self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
+    ) -> bool:
+        meta = request.meta
+        if self._endings is not None and self._endings.is_dead(fingerprint):
+            return self._filtered(request, fingerprint)
+        if "bloom_record" in meta and not meta["bloom_record"]:
+            return bool(meta.get("bloom_filter", True)) and fingerprint in self.backend
+        if before_recording is not None and fingerprint not in self.backend:
+            if self._endings is not None:
+                self._endings.mark(request, fingerprint)  # it goes into the queue, too
+            if not before_recording():
+                return True
+        if self._add(fingerprint):
+            if not self._records_at_the_end:
+                self._count_added()
+        elif meta.get("bloom_filter", True):
+            return self._endings is None or self._filtered(request, fingerprint)
+        if self._endings is not None:
+            self._endings.scheduled(request, fingerprint)
         return False
 
     def _count_added(self) -> None:

@@ -42,9 +42,14 @@ class Endings:
 
     def scheduled(self, request: Request, fingerprint: bytes) -> None:
         """A request was let pass, and is recorded, or shall be at its end."""
-        mark(request, fingerprint)
+        self.mark(request, fingerprint)
         if self._forgetting is not None:
             self._forgetting.scheduled(fingerprint)
+
+    def mark(self, request: Request, fingerprint: bytes) -> None:
+        """Note in a request that it stands for a fingerprint, once."""
+        if fingerprint not in marked(request)[-1:]:
+            mark(request, fingerprint)
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
         """A request was filtered. What was redirected to it, if anything, has ended with that.

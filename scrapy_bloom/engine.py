@@ -47,10 +47,10 @@ def close_spider_soon(crawler: Crawler, reason: str) -> None:
         else:  # Scrapy 2.13
             engine.close_spider(crawler.spider, reason)
 
-    _call_soon(close)
+    call_soon(close)
 
 
-def _call_soon(function: Callable[[], None]) -> None:
+def call_soon(function: Callable[[], None]) -> None:
     """Call a function from the event loop, with or without a Twisted reactor."""
     if is_reactor_installed():
         from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one

@@ -19,16 +19,25 @@ class Job:
             (set it aside together with Scrapy's queue), "stop" with an error, or "auto": reset if
             there is a job directory, else keep.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
+        crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
     """
 
     def __init__(
-        self, path: Path | None, on_unclean_shutdown: str, *, only_crawled: bool = False
+        self,
+        path: Path | None,
+        on_unclean_shutdown: str,
+        *,
+        only_crawled: bool = False,
+        crash_safe: bool = False,
     ) -> None:
         self.path = path
+        # A mark without that queue is of a run under another scheduler.
+        crash_safe = crash_safe and path is not None and jobdir.database_path(path).exists()
+        self._crash_safe = crash_safe
         self._marked: str | None = None
         self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":
-            on_unclean_shutdown = "reset" if path else "keep"
+            on_unclean_shutdown = "reset" if path and not crash_safe else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
 
     def begin(self, filter_id: str = "") -> None:
@@ -54,6 +63,8 @@ class Job:
         """
         assert self.path is not None
         self._stop_if_asked(self._what(None))
+        if self._is_kept_whole:
+            return
         if (queue := jobdir.queue_path(self.path)).exists():
             logger.warning(
                 "The last run with %s was killed, and its queue is broken: it was set aside as %s. "
@@ -114,11 +125,19 @@ class Job:
         """
         what = self._what(place)
         self._stop_if_asked(what)
+        if self._is_kept_whole:
+            logger.info(
+                "%s. Its queue survives that: nothing is lost, and what was under way then is "
+                "crawled again",
+                what,
+            )
+            return False
         moved = []
         # The queue first, and what bears the mark last: if we die in between, the mark is still
         # there, and the next run goes on with this.
-        if self.path is not None and (queue := jobdir.queue_path(self.path)).exists():
-            moved.append(str(jobdir.set_aside(queue)))
+        if self.path is not None:
+            queues = (jobdir.queue_path(self.path), jobdir.database_path(self.path))
+            moved += [str(jobdir.set_aside(queue)) for queue in queues if queue.exists()]
         if self._on_unclean_shutdown == "keep" and self._only_crawled:
             logger.warning(
                 "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
@@ -144,11 +163,16 @@ class Job:
         logger.warning(
             "%s, so the requests that were queued then are lost but would look seen. The crawl "
             "starts over with an empty filter, and pages are crawled again rather than lost. Set "
-            "aside, not deleted: %s",
+            "aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
+            "survives that",
             what,
             ", ".join(moved),
         )
         return True
+
+    @property
+    def _is_kept_whole(self) -> bool:
+        return self._crash_safe and self._on_unclean_shutdown == "keep"
 
     def _what(self, place: Path | str | None) -> str:
         place = place or self.path or ""

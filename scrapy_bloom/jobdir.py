@@ -21,6 +21,11 @@ def seen_path(job_dir: Path) -> Path:
     return job_dir / "requests.seen"
 
 
+def database_path(job_dir: Path) -> Path:
+    """The queue of CrashSafeScheduler, a SQLite database."""
+    return job_dir / "requests.sqlite"
+
+
 def mark_path(job_dir: Path) -> Path:
     """Our mark that a crawl with a Bloom filter runs in this job, or did and was not closed.
 
@@ -98,6 +103,10 @@ def set_aside(path: Path) -> Path:
     while target.exists():
         target = path.with_name(f"{path.name}{SET_ASIDE}{stamp}-{number}")
         number += 1
+    for more in ("-wal", "-shm"):  # beside a SQLite database, of which they are a part
+        part = path.with_name(path.name + more)
+        if part.exists():
+            part.rename(target.with_name(target.name + more))
     return path.rename(target)
 
 

@@ -20,6 +20,7 @@ def test_the_exported_names() -> None:
         "BloomError",
         "BloomFilter",
         "CountingBloomFilter",
+        "CrashSafeScheduler",
         "FilterFileError",
         "FingerprinterMismatchError",
         "GeometryMismatchError",

@@ -1,0 +1,257 @@
+"""The requests of a job that are not done yet, in a SQLite database: pending, in flight, or gone.
+
+Each change is a transaction of its own, and survives the death of the process at any instant.
+Against a power loss, SQLite's write-ahead log keeps the database whole; the last seconds may be
+missing.
+"""
+
+import contextlib
+import pickle
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scrapy_bloom.exceptions import StorageError
+
+APPLICATION_ID = 0x626C6F6D  # "bloom"
+FORMAT_VERSION = 1
+
+# A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
+# `position`. Those in flight are in no index of what is next.
+_TABLES = """
+    CREATE TABLE requests (
+        id INTEGER PRIMARY KEY,
+        slot TEXT NOT NULL,
+        priority INTEGER NOT NULL,
+        is_start INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        in_flight INTEGER NOT NULL,
+        request BLOB NOT NULL
+    )
+"""
+_INDEXES = {
+    True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, is_start, position) "
+    "WHERE in_flight = 0",
+    False: "CREATE INDEX next_of_all ON requests (priority DESC, is_start, position) "
+    "WHERE in_flight = 0",
+}
+
+
+_NEXT = """
+    SELECT id, request FROM requests WHERE in_flight = 0
+    ORDER BY priority DESC, is_start, position LIMIT 1
+"""
+_NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
+
+
+class Taken(NamedTuple):
+    """A request that is in flight from now on.
+
+    Attributes:
+        id: its row.
+        request: as `RequestDatabase.push` got it.
+    """
+
+    id: int
+    request: Mapping[str, Any]
+
+
+class RequestDatabase:
+    """The requests of a job that are not done yet.
+
+    Args:
+        path: the file; made if missing.
+        by_slot: requests are taken slot by slot, see `take`; else by priority alone.
+
+    Attributes:
+        pending: how many wait to be taken.
+        resumed: how many were there when it was opened, those in flight at that time with them.
+        were_in_flight: how many were in flight when its last process died.
+
+    Raises:
+        StorageError: it is damaged, foreign, of a newer format, or cannot be read or written. It is
+            then as it was.
+    """
+
+    def __init__(self, path: Path, *, by_slot: bool) -> None:
+        self.path = path
+        self._by_slot = by_slot
+        self._last_slot = ""
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                self._open()
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as error:
+            raise _unusable(path, error) from error
+
+    def _open(self) -> None:
+        run = self._db.execute
+        is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if is_new:
+            run("PRAGMA journal_mode = WAL")
+        else:
+            self._check()
+        run("PRAGMA synchronous = NORMAL")
+        run("BEGIN IMMEDIATE")
+        if is_new:
+            run(f"PRAGMA application_id = {APPLICATION_ID}")
+            run(f"PRAGMA user_version = {FORMAT_VERSION}")
+            run(_TABLES)
+        indexes = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        for by_slot, index in _INDEXES.items():
+            name = index.split()[2]
+            if (by_slot == self._by_slot) != (name in indexes):
+                run(index if by_slot == self._by_slot else f"DROP INDEX {name}")
+        self.were_in_flight = run("UPDATE requests SET in_flight = 0 WHERE in_flight").rowcount
+        run("COMMIT")
+        self.pending, last = run("SELECT count(*), max(id) FROM requests").fetchone()
+        self.resumed = self.pending
+        self._last_id = last or 0
+
+    def _check(self) -> None:
+        if self._db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+            raise StorageError(
+                f"{self.path} is a database of something else; it was left as it is: move it away, "
+                "or give the crawl another JOBDIR"
+            )
+        if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION:
+            raise StorageError(
+                f"{self.path} has format version {version}, and this scrapy_bloom knows versions "
+                f"up to {FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
+            )
+
+    def push(
+        self,
+        request: Mapping[str, Any],
+        *,
+        slot: str,
+        priority: int,
+        rank: int,
+        newest_first: bool,
+    ) -> int:
+        """Add a pending request.
+
+        Args:
+            request: as `Request.to_dict` makes it.
+            slot: of the downloader.
+            priority: higher ones are taken first.
+            rank: within a priority, lower ones are taken first.
+            newest_first: among those alike, the last one is taken first; else the first one.
+
+        Returns:
+            Its row.
+
+        Raises:
+            ValueError: it cannot be serialized.
+            sqlite3.Error: the disk is full, or fails.
+        """
+        try:
+            data = pickle.dumps(request, protocol=4)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(str(error)) from error
+        row = self._last_id + 1
+        self._db.execute(
+            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, 0, ?)",
+            (row, slot, priority, rank, -row if newest_first else row, data),
+        )
+        self._last_id = row
+        self.pending += 1
+        return row
+
+    def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
+        """Take the next request: from now on, it is in flight.
+
+        By slots, that is one of the slot with the fewest downloads: of several, the one after
+        that which was served last, in the order of their names.
+
+        Args:
+            active: how many downloads a slot has now.
+
+        Returns:
+            None if none is pending.
+
+        Raises:
+            sqlite3.Error: the disk fails.
+        """
+        if not self.pending:
+            return None
+        if self._by_slot:
+            self._last_slot = self._next_slot(active)
+            row = self._db.execute(_NEXT_OF_SLOT, (self._last_slot,)).fetchone()
+        else:
+            row = self._db.execute(_NEXT).fetchone()
+        self._db.execute("UPDATE requests SET in_flight = 1 WHERE id = ?", row[:1])
+        self.pending -= 1
+        return Taken(row[0], pickle.loads(row[1]))  # noqa: S301 - our own file
+
+    def _next_slot(self, active: Callable[[str], int]) -> str:
+        """See `take`. Mostly, the very next slot has no downloads."""
+        best, fewest = "", -1
+        slot = first = self._slot_after(self._last_slot)
+        while True:
+            number = active(slot)
+            if fewest < 0 or number < fewest:
+                best, fewest = slot, number
+            if number == 0:
+                return best
+            slot = self._slot_after(slot)
+            if slot == first:
+                return best
+
+    def _slot_after(self, slot: str) -> str:
+        """The next slot with a pending request, in the order of names, and round again."""
+        query = "SELECT slot FROM requests WHERE in_flight = 0 {} ORDER BY slot LIMIT 1"
+        row = self._db.execute(query.format("AND slot > ?"), (slot,)).fetchone()
+        found: str = (row or self._db.execute(query.format("")).fetchone())[0]
+        return found
+
+    def remove(self, row: int, *, was_pending: bool = False) -> None:
+        """A request is done, and gone.
+
+        Raises:
+            sqlite3.Error: the disk fails.
+        """
+        self._db.execute("DELETE FROM requests WHERE id = ?", (row,))
+        self.pending -= was_pending
+
+    def newest(self) -> Mapping[str, Any] | None:
+        """The request that was added last, if it is not gone."""
+        row = self._db.execute("SELECT request FROM requests ORDER BY id DESC LIMIT 1").fetchone()
+        return pickle.loads(row[0]) if row else None  # noqa: S301 - our own file
+
+    def close(self) -> None:
+        """Close the file; what is pending stays. It may fail without harm."""
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+
+def read_counts(path: Path) -> tuple[int, int]:
+    """How many requests are pending, and in flight, also while a crawl uses the file.
+
+    Raises:
+        StorageError: it cannot be read, or is damaged.
+    """
+    try:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+            counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
+    except sqlite3.Error as error:
+        raise _unusable(path, error) from error
+    return counts.get(0, 0), counts.get(1, 0)
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a database that exist: it, its log, and the index of that."""
+    names: Iterable[str] = ("", "-wal", "-shm")
+    return [each for name in names if (each := path.with_name(path.name + name)).exists()]
+
+
+def _unusable(path: Path, error: sqlite3.Error) -> StorageError:
+    return StorageError(
+        f"{path} cannot be used: {error}; it was left as it is. If it is damaged, restore it from "
+        "a backup, or move it away, with the filter beside it, to start the job over"
+    )

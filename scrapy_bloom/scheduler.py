@@ -1,0 +1,379 @@
+"""A scheduler whose requests survive the death of the process, at any instant."""
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from queuelib.queue import FifoDiskQueue, LifoDiskQueue
+from scrapy import Request, Spider
+from scrapy.core.scheduler import BaseScheduler
+from scrapy.crawler import Crawler
+from scrapy.dupefilters import BaseDupeFilter
+from scrapy.pqueues import ScrapyPriorityQueue
+from scrapy.squeues import FifoMemoryQueue
+from scrapy.statscollectors import StatsCollector
+from scrapy.utils.job import job_dir
+from scrapy.utils.misc import build_from_crawler, load_object
+from scrapy.utils.request import request_from_dict
+from twisted.internet.defer import Deferred
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.dupefilter import BloomDupeFilter
+from scrapy_bloom.engine import close_spider_soon, is_shell
+from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
+from scrapy_bloom.inflight import InFlight
+from scrapy_bloom.requestdb import RequestDatabase
+
+logger = logging.getLogger(__name__)
+
+
+class CrashSafeScheduler(BaseScheduler):
+    """Scrapy's scheduler with a queue that survives `kill -9`: `SCHEDULER` in the settings.
+
+    With a JOBDIR, requests are kept in a SQLite database there, from before they are recorded in
+    the duplicate filter until all that they led to is scheduled and their items are through. A
+    process that dies leaves them pending or in flight; the next run with the same job directory
+    crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
+
+    Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
+    the order counts.
+
+    Args:
+        crawler: with its settings, stats and, from `open` on, its engine.
+        dupefilter: told of each request that is to be filtered.
+        job: the job directory, None without one.
+    """
+
+    is_crash_safe = True
+
+    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
+        settings = crawler.settings
+        assert crawler.stats is not None
+        self.df = dupefilter
+        self.crawler = crawler
+        self.stats: StatsCollector = crawler.stats
+        self.spider: Spider
+        self._job = job
+        self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
+        self._pqclass = load_object(settings["SCHEDULER_PRIORITY_QUEUE"])
+        self._newest_first = _is_lifo("SCHEDULER_DISK_QUEUE", settings["SCHEDULER_DISK_QUEUE"])
+        start = settings["SCHEDULER_START_DISK_QUEUE"]
+        self._start_newest_first = _is_lifo("SCHEDULER_START_DISK_QUEUE", start) if start else None
+        self._memory: Any = None
+        self._database: RequestDatabase | None = None
+        self._in_flight: InFlight | None = None
+        self._start_rank = 0
+        self._active: Callable[[str], int] = lambda _: 0
+        self._slot_of: Callable[[Request], str] = lambda _: ""
+        self._has_failed = False
+        self._lock: FileLock | None = None
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
+        """Build it, with the duplicate filter of the settings.
+
+        Raises:
+            BloomError: the job directory is one of Scrapy's own scheduler, or a setting is not
+                valid. It is logged as well, because Scrapy buries it under an error of its own.
+        """
+        path = job_dir(crawler.settings)
+        job = Path(path) if path and not is_shell(crawler) else None
+        try:
+            if job is not None:
+                _check_queue(job)
+            dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+            return cls(crawler, build_from_crawler(dupefilter, crawler), job)
+        except SettingError as error:
+            _tell_at_the_start(crawler, error)
+            raise
+        except StorageError as error:
+            # The filter has told of its own errors.
+            if isinstance(error, _QueueError):
+                _tell_at_the_start(crawler, error)
+            raise
+
+    def open(self, spider: Spider) -> Deferred[None] | None:
+        """Open the queues, and the duplicate filter.
+
+        Raises:
+            StorageError: the database cannot be used.
+        """
+        self.spider = spider
+        self._memory = self._memory_queue()
+        if self._job is not None:
+            try:
+                self._open_database(self._job)
+            except BloomError as error:
+                _tell_at_the_start(self.crawler, error)
+                raise
+        opened: Deferred[None] | None = self.df.open()
+        if self._database is not None and (newest := self._database.newest()) is not None:
+            self._record(newest)
+        return opened
+
+    def _open_database(self, job: Path) -> None:
+        engine: Any = self.crawler.engine
+        by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
+        self._lock = _locked(jobdir.database_path(job))
+        self._start_rank = _start_rank(self.crawler)
+        self._database = RequestDatabase(jobdir.database_path(job), by_slot=by_slot)
+        if by_slot:
+            self._slot_of = engine.downloader.get_slot_key
+            slots = engine.downloader.slots
+            self._active = lambda slot: len(slots[slot].active) if slot in slots else 0
+        self._in_flight = InFlight(engine, self._done)
+        if self._database.resumed:
+            again = ""
+            if self._database.were_in_flight:
+                again = (
+                    f", {self._database.were_in_flight:,} of them in flight when the last run "
+                    "was killed"
+                )
+            logger.info(
+                "Resuming crawl (%s requests scheduled%s)",
+                f"{self._database.resumed:d}",
+                again,
+                extra={"spider": self.spider},
+            )
+
+    def _record(self, newest: Any) -> None:
+        """Record what was added last: the process may have died before that was done."""
+        try:
+            request = request_from_dict(newest, spider=self.spider)
+        except Exception:  # noqa: BLE001 - it will be told of when it is taken
+            return
+        if not request.dont_filter:
+            self.df.request_seen(request)
+
+    def close(self, reason: str) -> Deferred[None] | None:
+        """Close the queue, as it is, and the duplicate filter."""
+        if self._in_flight is not None:
+            self._in_flight.settle()
+        if self._database is not None:
+            self._database.close()
+        if self._lock is not None:
+            self._lock.release()
+        return self.df.close(reason)
+
+    def has_pending_requests(self) -> bool:
+        """Whether there is a request to take."""
+        return len(self) > 0
+
+    def __len__(self) -> int:
+        on_disk = self._database.pending if self._database is not None else 0
+        # What can't be read any more must not keep the spider open.
+        return len(self._memory) + (0 if self._has_failed else on_disk)
+
+    def enqueue_request(self, request: Request) -> bool:
+        """Store a request, unless the duplicate filter has it; whether it was stored.
+
+        It is stored before it is recorded in the filter: so there is no instant at which it looks
+        seen, and is nowhere queued.
+        """
+        if self._has_failed:
+            return False  # what led to it is in flight for ever, that is, until the next run
+        queued: list[int | None] = []
+
+        def queue() -> bool:
+            if not queued:
+                queued.append(self._push(request))
+            return not self._has_failed
+
+        if not request.dont_filter and self._is_seen(request, queue):
+            if queued and queued[0] is not None and not self._has_failed:
+                self._attempt(self._remove_pending, queued[0])
+            if not self._has_failed:
+                self.df.log(request, self.spider)
+            return False
+        if not queue():
+            return False
+        if queued[0] is None:
+            self._memory.push(request)
+        kind = "memory" if queued[0] is None else "disk"
+        self.stats.inc_value(f"scheduler/enqueued/{kind}")
+        self.stats.inc_value("scheduler/enqueued")
+        return True
+
+    def _is_seen(self, request: Request, queue: Callable[[], bool]) -> bool:
+        if self._database is None:
+            return self.df.request_seen(request)
+        if isinstance(self.df, BloomDupeFilter):
+            return self.df.request_seen(request, before_recording=queue)
+        # Another filter can't be asked without being told.
+        return not queue() or self.df.request_seen(request)
+
+    def next_request(self) -> Request | None:
+        """The next request, which is in flight from now on; None if there is none."""
+        request: Request | None = self._memory.pop()
+        kind = "memory"
+        if request is None and not self._has_failed:
+            request, kind = self._taken(), "disk"
+        if request is not None:
+            self.stats.inc_value(f"scheduler/dequeued/{kind}")
+            self.stats.inc_value("scheduler/dequeued")
+        return request
+
+    def _taken(self) -> Request | None:
+        assert self._database is None or self._in_flight is not None
+        while self._database is not None and self._database.pending:
+            taken = self._attempt(self._database.take, self._active)
+            if taken is None:
+                return None
+            try:
+                request = request_from_dict(taken.request, spider=self.spider)
+            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+                logger.error(  # noqa: TRY400 - one line
+                    "A request of the job cannot be made again, and is left in %s: %s: %s",
+                    self._database.path,
+                    type(error).__name__,
+                    error,
+                    extra={"spider": self.spider},
+                )
+                continue
+            assert self._in_flight is not None
+            self._in_flight.add(request, taken.id)
+            return request
+        return None
+
+    def _push(self, request: Request) -> int | None:
+        """The row of a request that was stored; None if it is for the memory."""
+        if self._database is None:
+            return None
+        is_start = bool(request.meta.get("is_start_request")) and (
+            self._start_newest_first is not None
+        )
+        newest_first = self._start_newest_first if is_start else self._newest_first
+        try:
+            data = request.to_dict(spider=self.spider)
+            row: int | None = self._attempt(
+                self._database.push,
+                data,
+                slot=self._slot_of(request),
+                priority=request.priority,
+                rank=self._start_rank if is_start else 0,
+                newest_first=bool(newest_first),
+            )
+        except ValueError as error:
+            self._tell_of_unserializable(request, error)
+            return None
+        return row
+
+    def _remove_pending(self, row: int) -> None:
+        assert self._database is not None
+        self._database.remove(row, was_pending=True)
+
+    def _done(self, row: int) -> None:
+        """All that a request led to is scheduled."""
+        # If something was not, it has to be in flight for the next run.
+        if not self._has_failed:
+            assert self._database is not None
+            self._attempt(self._database.remove, row)
+
+    def _attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Change the database; if that fails, the crawl is over. None then."""
+        try:
+            return function(*args, **options)
+        except sqlite3.Error as error:
+            self._has_failed = True
+            assert self._database is not None
+            logger.error(  # noqa: TRY400 - one line
+                "The queue in %s cannot be written or read: %s. The spider is closed (reason "
+                "bloom_queue_failed), and nothing is lost: make room, or repair the disk, and "
+                "start the crawl again",
+                self._database.path,
+                error,
+                extra={"spider": self.spider},
+            )
+            close_spider_soon(self.crawler, "bloom_queue_failed")
+            return None
+
+    def _tell_of_unserializable(self, request: Request, error: ValueError) -> None:
+        if self._logs_unserializable:
+            logger.warning(
+                "Unable to serialize request: %(request)s - reason: %(reason)s - no more "
+                "unserializable requests will be logged (stats being collected)",
+                {"request": request, "reason": error},
+                exc_info=error,
+                extra={"spider": self.spider},
+            )
+            self._logs_unserializable = False
+        self.stats.inc_value("scheduler/unserializable")
+
+    def _memory_queue(self) -> Any:
+        settings = self.crawler.settings
+        start = settings["SCHEDULER_START_MEMORY_QUEUE"]
+        return build_from_crawler(
+            self._pqclass,
+            self.crawler,
+            downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
+            key="",
+            start_queue_cls=load_object(start) if start else None,
+        )
+
+
+class _QueueError(StorageError):
+    """The job's queue cannot be used."""
+
+
+def _check_queue(job: Path) -> None:
+    """That a job directory is not one of Scrapy's own scheduler.
+
+    Raises:
+        StorageError: it is, and its queue holds requests, or was broken by a kill.
+    """
+    queue = jobdir.queue_path(job)
+    if queue.exists() and (jobdir.has_queued(job) or not jobdir.was_closed_by_scrapy(job)):
+        raise _QueueError(
+            f"{job} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does not "
+            'know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or give '
+            f"the crawl another JOBDIR; or move {queue} away, and the filter beside it, to start "
+            "the job over"
+        )
+
+
+def _locked(database: Path) -> FileLock:
+    lock = FileLock(f"{database}.lock", timeout=0, thread_local=False)
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise LockedError(
+            f"{database} is in use by another running crawl; wait for it to end, or give this one "
+            "another JOBDIR"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"{database.parent} cannot be written to: {error.strerror or error}; give the crawl "
+            "the right to write there, or another JOBDIR"
+        ) from error
+    return lock
+
+
+def _is_lifo(name: str, path: Any) -> bool:
+    queue = load_object(path)
+    for kind, is_lifo in ((LifoDiskQueue, True), (FifoDiskQueue, False)):
+        if isinstance(queue, type) and issubclass(queue, kind):
+            return is_lifo
+    raise SettingError(
+        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
+        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and what is made of them'
+    )
+
+
+def _start_rank(crawler: Crawler) -> int:
+    """1 if start requests go after others of their priority, -1 if before: Scrapy changed it."""
+    queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
+    queue.push(Request("data:,other"))
+    queue.push(Request("data:,start", meta={"is_start_request": True}))
+    first = queue.pop()
+    return -1 if first is not None and first.url == "data:,start" else 1
+
+
+def _tell_at_the_start(crawler: Crawler, error: BloomError) -> None:
+    logger.error("%s", error, extra={"spider": crawler.spider})
+    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
+    crawler.spider = None
