@@ -21,6 +21,7 @@ from typing import Any
 
 from scrapy.settings import Settings
 
+from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import (
     add_json,
     number,
@@ -33,6 +34,7 @@ from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.filters import Contents
 from scrapy_bloom.reading import FilterReader, found_files, status_of
 from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
 from scrapy_bloom.transfer import block_fills
 
@@ -73,6 +75,7 @@ def _in_files(path: Path, *, scan: bool) -> _Figures:
         "fingerprinter": newest.header.fingerprinter,
         "salt": newest.header.salt.hex(),
         "closed": not any(each.state.in_use for each in found),
+        "queue": _queue(path),
     }
     for each, row in zip(found, figures["generations"], strict=True):
         row |= {
@@ -85,6 +88,15 @@ def _in_files(path: Path, *, scan: bool) -> _Figures:
             filters = [file.filter for file in reader.files]
             _scan(figures, [each.block_fills() for each in filters])
     return figures
+
+
+def _queue(path: Path) -> _Figures | None:
+    """How many requests of a job wait in CrashSafeScheduler's database; None if there is none."""
+    for job_dir in (path, path.parent):
+        if (database := jobdir.database_path(job_dir)).exists():
+            pending, in_flight = read_counts(database)
+            return {"pending": pending, "in_flight": in_flight}
+    return None
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
@@ -181,6 +193,8 @@ def _print(figures: _Figures) -> None:
         ("false drops", f"{number(figures['expected_false_drops'], 2)} expected so far"),
     ):
         say(f"  {name + ':':<15}{value}")
+    if queue := figures.get("queue"):
+        say(f"  queue:         {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
     say("")
     is_scanned = "scan" in figures["generations"][0]
     print_table(

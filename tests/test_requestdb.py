@@ -1,0 +1,243 @@
+"""The database of a job's requests: its order, its crashes, its refusals."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from scrapy_bloom import StorageError
+from scrapy_bloom.requestdb import RequestDatabase, files_of, read_counts
+
+
+def push(database: RequestDatabase, name: str, **options) -> int:
+    values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
+    return database.push({"name": name}, **values)
+
+
+def names(database: RequestDatabase, number: int) -> list[str]:
+    return [taken.request["name"] for _ in range(number) if (taken := database.take())]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "requests.sqlite"
+
+
+def test_priorities_ranks_and_positions(path: Path) -> None:
+    database = RequestDatabase(path, by_slot=False)
+    push(database, "start 1", rank=1, newest_first=False)
+    push(database, "start 2", rank=1, newest_first=False)
+    for name in ("old", "new"):
+        push(database, name)
+    push(database, "urgent", priority=5)
+    push(database, "late", priority=-5)
+    assert names(database, 9) == ["urgent", "new", "old", "start 1", "start 2", "late"]
+    database.close()
+
+
+def test_slots_take_turns(path: Path) -> None:
+    """The next slot in the order of names that has the fewest downloads."""
+    database = RequestDatabase(path, by_slot=True)
+    for number in range(3):
+        for slot in "abc":
+            push(database, f"{slot}{number}", slot=slot, newest_first=False)
+    downloads: dict[str, int] = defaultdict(int)
+    order = []
+    for _ in range(6):
+        taken = database.take(downloads.__getitem__)
+        assert taken
+        order.append(taken.request["name"])
+        downloads[order[-1][0]] += 1
+    assert order == ["a0", "b0", "c0", "a1", "b1", "c1"]
+    downloads.update(a=5, b=1, c=1)
+    taken = database.take(downloads.__getitem__)
+    assert taken
+    assert taken.request["name"] == "b2"  # after c comes a, but that is busy
+    database.close()
+
+
+def test_a_million_hosts_take_no_time(path: Path) -> None:
+    """The next slot is looked up, not searched for."""
+    database = RequestDatabase(path, by_slot=True)
+    for number in range(2000):
+        push(database, str(number), slot=f"host-{number:04}")
+    steps = []
+    database._db.set_progress_handler(lambda: steps.append(1), 10)
+    for _ in range(100):
+        database.take(lambda _: 0)
+    assert len(steps) < 100 * 20
+    database.close()
+
+
+def test_what_was_in_flight_is_pending_again(path: Path) -> None:
+    database = RequestDatabase(path, by_slot=False)
+    rows = {name: push(database, name) for name in "abc"}
+    taken = database.take()
+    assert taken == (rows["c"], {"name": "c"})
+    assert read_counts(path) == (2, 1)
+    database.remove(rows["a"], was_pending=True)
+    database.close()
+    again = RequestDatabase(path, by_slot=True)  # the order may change between runs
+    assert (again.pending, again.resumed, again.were_in_flight) == (2, 2, 1)
+    assert names(again, 3) == ["c", "b"]
+    again.close()
+
+
+def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
+    """Each change is in the file before the call returns."""
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from scrapy_bloom.requestdb import RequestDatabase\n"
+        "database = RequestDatabase(Path(sys.argv[1]), by_slot=True)\n"
+        "rows = [database.push({'n': n}, slot='', priority=0, rank=0, newest_first=False)\n"
+        "        for n in range(1000)]\n"
+        "taken = [database.take() for _ in range(10)]\n"
+        "database.remove(taken[0].id)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, path], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert read_counts(path) == (990, 9)
+    database = RequestDatabase(path, by_slot=True)
+    assert (database.pending, database.were_in_flight) == (999, 9)
+    assert [database.take().request["n"] for _ in range(999)] == list(range(1, 1000))
+    database.close()
+
+
+def test_a_kill_while_it_is_made(path: Path) -> None:
+    path.touch()
+    database = RequestDatabase(path, by_slot=True)
+    push(database, "a")
+    database.close()
+    assert read_counts(path) == (1, 0)
+
+
+def test_what_cannot_be_serialized(path: Path) -> None:
+    database = RequestDatabase(path, by_slot=True)
+    with pytest.raises(ValueError, match="pickle"):
+        database.push({"x": lambda: 0}, slot="", priority=0, rank=0, newest_first=True)
+    assert database.pending == 0
+    assert database.take() is None
+    database.close()
+
+
+@pytest.mark.parametrize("damage", ["foreign", "of another", "newer", "cut off", "zeros"])
+def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
+    if damage == "foreign":
+        path.write_text("https://example.com/\n" * 100)
+    elif damage == "of another":
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE requests (id INTEGER)")
+        other.close()
+    else:
+        database = RequestDatabase(path, by_slot=True)
+        for number in range(500):
+            push(database, str(number) * 50)
+        database.close()
+        if damage == "newer":
+            with sqlite3.connect(path) as newer:
+                newer.execute("PRAGMA user_version = 99")
+            newer.close()
+        elif damage == "cut off":
+            os.truncate(path, path.stat().st_size // 2)
+        else:
+            with path.open("r+b") as file:
+                file.seek(4096)
+                file.write(bytes(8 * 4096))
+    before = {each.name: each.read_bytes() for each in files_of(path)}
+    with pytest.raises(StorageError) as error:
+        RequestDatabase(path, by_slot=True)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert {each.name: each.read_bytes() for each in files_of(path)} == before
+
+
+class Jobs(RuleBasedStateMachine):
+    """Against a plain list, with kills in between: what is in flight is pending again after one."""
+
+    @initialize(by_slot=st.booleans())
+    def begin(self, by_slot: bool) -> None:
+        import tempfile
+
+        self.directory = Path(tempfile.mkdtemp())
+        self.path = self.directory / "requests.sqlite"
+        self.by_slot = by_slot
+        self.database = RequestDatabase(self.path, by_slot=by_slot)
+        self.pending: dict[int, tuple] = {}
+        self.in_flight: dict[int, tuple] = {}
+
+    @rule(
+        slot=st.sampled_from("ab"),
+        priority=st.integers(-2, 2),
+        is_start=st.booleans(),
+        newest_first=st.booleans(),
+    )
+    def push(self, slot: str, priority: int, is_start: bool, newest_first: bool) -> None:
+        row = push(
+            self.database,
+            "x",
+            slot=slot,
+            priority=priority,
+            rank=int(is_start),
+            newest_first=newest_first,
+        )
+        assert row not in self.pending
+        assert row not in self.in_flight
+        position = -row if newest_first else row
+        self.pending[row] = (slot, (-priority, is_start, position))
+
+    @rule()
+    def take(self) -> None:
+        taken = self.database.take()
+        if not self.pending:
+            assert taken is None
+            return
+        assert taken
+        slot, order = self.pending.pop(taken.id)
+        rivals = [
+            each for there, each in self.pending.values() if there == slot or not self.by_slot
+        ]
+        assert all(order < each for each in rivals)
+        self.in_flight[taken.id] = (slot, order)
+
+    @rule(data=st.data())
+    def done(self, data: st.DataObject) -> None:
+        if self.in_flight:
+            row = data.draw(st.sampled_from(sorted(self.in_flight)))
+            self.database.remove(row)
+            del self.in_flight[row]
+
+    @rule()
+    def killed(self) -> None:
+        copy = Path(f"{self.directory}-copy")  # as the files are at this instant
+        shutil.copytree(self.directory, copy)
+        self.database.close()
+        shutil.rmtree(self.directory)
+        copy.rename(self.directory)
+        self.database = RequestDatabase(self.path, by_slot=self.by_slot)
+        assert self.database.were_in_flight == len(self.in_flight)
+        self.pending |= self.in_flight
+        self.in_flight.clear()
+
+    @invariant()
+    def counts(self) -> None:
+        assert self.database.pending == len(self.pending)
+        assert read_counts(self.path) == (len(self.pending), len(self.in_flight))
+
+    def teardown(self) -> None:
+        self.database.close()
+        shutil.rmtree(self.directory)
+
+
+TestJobs = Jobs.TestCase
+TestJobs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,0 +1,401 @@
+"""CrashSafeScheduler: real crawls that are killed in every way, and go on."""
+
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from scrapy.settings import default_settings
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom.jobdir import database_path
+from scrapy_bloom.requestdb import read_counts
+from sites import ScriptedSite, Site
+
+PAGES = 150
+CONCURRENT = 16
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
+BY_SLOT = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.DownloaderAwarePriorityQueue"}
+
+
+def crawled_twice(site: Site) -> int:
+    """The start page does not count: it is asked for by each run, as Scrapy does not filter it."""
+    return sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
+
+
+def end(crawl: Crawl, how: str) -> None:
+    """End a crawl as `how` says; it has died when this returns."""
+    if how == "SIGTERM twice":
+        crawl._process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        crawl._process.send_signal(signal.SIGTERM)
+    else:
+        crawl._process.send_signal(getattr(signal, how))
+    crawl.finish()
+
+
+def finished(site: Site, path: Path, settings: dict) -> Crawl:
+    """The crawl that goes on after a kill, and ends well."""
+    crawl = Crawl(site.url, path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    return crawl
+
+
+# Killed.
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM twice", "SIGHUP"])
+@pytest.mark.parametrize("hits", [5, 70, 140])
+def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: tree.total() >= hits)
+    end(crawl, how)
+    assert len(tree.hits) < PAGES
+    tree.delay = 0
+    finished(tree, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= CONCURRENT
+    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+
+
+@pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
+def test_five_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    settings = {**SAFE, **queue}
+    for number in range(1, 6):
+        crawl = Crawl(tree.url, tmp_path, settings)
+        crawl.wait_until(lambda: len(tree.hits) >= 20 * number)  # noqa: B023 - waits here
+        crawl.kill()
+        queue_now = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
+        assert queue_now["pending"] + queue_now["in_flight"] > 0
+        assert 0 < queue_now["in_flight"] <= 2 * CONCURRENT
+    tree.delay = 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= 5 * CONCURRENT
+
+
+def test_a_kill_while_it_is_opened(tree: Site, tmp_path: Path) -> None:
+    for number in range(4):
+        crawl = Crawl(tree.url, tmp_path, SAFE)
+        crawl.wait_until(lambda: database_path(tmp_path / "job").exists())
+        time.sleep(0.02 * number)
+        crawl.kill()
+    tree.forget()
+    finished(tree, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+
+
+@pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
+def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    end_of_wait = time.monotonic() + 60
+    while line not in crawl.output and time.monotonic() < end_of_wait:
+        time.sleep(0.001)
+    crawl.kill()
+    assert len(tree.hits) == PAGES
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+
+
+def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
+    if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
+        pytest.skip("this version of Scrapy always has a reactor")
+    settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= CONCURRENT
+
+
+@pytest.mark.parametrize("counting", [False, True])
+def test_with_a_filter_in_redis(counting: bool, tree: Site, tmp_path: Path) -> None:
+    settings = {
+        **SAFE,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": servers.shared("valkey").url,
+        "BLOOM_REDIS_KEY": tmp_path.name,
+        "BLOOM_COUNTING": counting,
+        "BLOOM_FORGET_FAILED": counting,
+    }
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= CONCURRENT
+
+
+def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Path) -> None:
+    links = ["/ok", "/retried", "/redirected", "/failing", "/dropped", "/missing"]
+    site = ScriptedSite(
+        {
+            "/": [tuple(links)],
+            "/retried": [503, 503, ("/found-late",)],
+            "/redirected": ["/target"],
+            "/target": [("/found-behind",)],
+            "/failing": [503],
+            "/dropped": [None],
+            "/missing": [404],
+        }
+    )
+    crawl = Crawl(site.url, tmp_path, SAFE)
+    assert crawl.finish() == 0
+    assert not crawl.told("ERROR")
+    for path in (*links, "/found-late", "/target", "/found-behind"):
+        assert site.hits[path], path
+    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+    site.end()
+
+
+# Paused, as with Scrapy's scheduler.
+
+
+def test_a_pause(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.interrupt()
+    pending, in_flight = read_counts(database_path(tmp_path / "job"))
+    assert pending
+    assert not in_flight
+    tree.delay = 0
+    crawl = finished(tree, tmp_path, SAFE)
+    assert f"Resuming crawl ({pending} requests scheduled)" in crawl.output
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+
+
+@pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
+@pytest.mark.parametrize(
+    "order",
+    [
+        {},
+        {"DEPTH_PRIORITY": 1, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"},
+        {"SCHEDULER_START_DISK_QUEUE": ""},
+    ],
+    ids=["newest first", "oldest first", "no start queue"],
+)
+def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
+    queue: dict, order: dict, tree: Site, tmp_path: Path
+) -> None:
+    settings = {**queue, **order, "JOBDIR": "job", "CONCURRENT_REQUESTS": 1}
+    orders, stats = [], []
+    for scheduler in (None, SAFE["SCHEDULER"]):
+        tree.hits.clear()
+        crawl = Crawl(tree.url, tmp_path / str(scheduler), {**settings, "SCHEDULER": scheduler})
+        assert crawl.finish() == 0
+        orders.append(list(tree.hits))
+        lines = [line.split("'")[1:] for line in crawl.output.splitlines()]
+        stats.append([line for line in lines if line and line[0].startswith("scheduler/")])
+    assert len(orders[0]) == PAGES
+    assert orders[0] == orders[1]
+    assert stats[0] == stats[1]
+    assert len(stats[0]) == 4
+
+
+def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
+    assert crawl.finish() == 0
+    assert len(tree.hits) == PAGES
+    assert "'scheduler/enqueued/memory'" in crawl.output
+    assert not list(tmp_path.glob("*.sqlite"))
+
+
+def test_with_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
+    assert crawl.finish() == 0
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+
+
+def test_what_cannot_be_serialized_is_kept_in_memory(tree: Site, tmp_path: Path) -> None:
+    spider = tmp_path / "spider.py"
+    spider.write_text(
+        "import scrapy\n"
+        "class Unserializable(scrapy.Spider):\n"
+        "    name = 'links'\n"
+        "    def __init__(self, url): self.start_urls = [url]\n"
+        "    def parse(self, response):\n"
+        "        for link in response.css('a::attr(href)').getall():\n"
+        "            yield response.follow(link, callback=lambda r: self.parse(r))\n"
+    )
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "SCHEDULER_DEBUG": True}, spider=spider)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == PAGES
+    warnings = [line for line in crawl.lines("WARNING") if "Unable to serialize request" in line]
+    assert len(warnings) == 1
+    assert "'scheduler/unserializable': " in crawl.output
+    assert "'scheduler/enqueued/memory': " in crawl.output
+
+
+# Trouble.
+
+
+def test_a_full_disk(tree: Site, tmp_path: Path) -> None:
+    limit = ("prlimit", "--fsize=90000")  # of each file
+    settings = {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000, "LOG_LEVEL": "WARNING"}
+    crawl = Crawl(tree.url, tmp_path, settings, prefix=limit)
+    crawl.finish()
+    (line,) = crawl.told("ERROR")
+    assert "The queue in job/requests.sqlite cannot be written or read" in line
+    assert "make room" in line
+    assert "bloom_queue_failed" in line
+    assert len(tree.hits) < PAGES
+    finished(tree, tmp_path, {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000})
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= 2 * CONCURRENT
+
+
+def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.interrupt()
+    before = sorted((tmp_path / "job").rglob("*"))
+    refused = Crawl(tree.url, tmp_path, SAFE)
+    assert refused.finish() != 0
+    (line,) = refused.told("ERROR")
+    assert "job is a job of Scrapy's own scheduler" in line
+    assert "another JOBDIR" in line
+    assert sorted((tmp_path / "job").rglob("*")) == before
+    tree.delay = 0
+    finished(tree, tmp_path, {"JOBDIR": "job"})
+    assert len(tree.hits) == PAGES
+    # What is finished is no obstacle.
+    assert Crawl(tree.url, tmp_path, SAFE).finish() == 0
+
+
+def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.interrupt()
+    refused = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert refused.finish() != 0
+    (line,) = refused.told("ERROR")
+    assert "requests of the job wait in job/requests.sqlite" in line
+    tree.delay = 0
+    finished(tree, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+
+
+def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.interrupt()
+    path = database_path(tmp_path / "job")
+    good = path.read_bytes()
+    path.write_bytes(b"x" * 5000)
+    refused = Crawl(tree.url, tmp_path, SAFE)
+    assert refused.finish() != 0
+    (line,) = refused.told("ERROR")
+    assert (
+        "job/requests.sqlite cannot be used: file is not a database; it was left as it is" in line
+    )
+    assert path.read_bytes() == b"x" * 5000
+    path.write_bytes(good)
+    tree.delay = 0
+    finished(tree, tmp_path, SAFE)
+    assert len(tree.hits) == PAGES
+
+
+def test_one_crawl_at_a_time(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 1.0
+    first = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
+    first.wait_until(lambda: tree.total() > 5)
+    second = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
+    assert second.finish() != 0
+    assert "is in use by another running crawl" in second.told("ERROR")[0]
+    tree.delay = 0
+    assert first.finish() == 0
+    assert len(tree.hits) == PAGES
+
+
+def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.LifoMemoryQueue"}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() != 0
+    assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.told("ERROR")[0]
+
+
+def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    tree.forget()
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
+    assert crawl.finish() == 0
+    (line,) = crawl.told("WARNING")
+    assert "Set aside, not deleted: job/requests.sqlite.set-aside-" in line
+    assert len(tree.hits) == PAGES
+    (aside,) = [
+        path
+        for path in (tmp_path / "job").glob("requests.sqlite.set-aside-*")
+        if not path.name.endswith(("-wal", "-shm"))
+    ]
+    with sqlite3.connect(aside) as database:
+        assert database.execute("SELECT count(*) FROM requests").fetchone()[0] > 0
+    database.close()
+
+
+def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0
+    (line,) = crawl.told("WARNING")
+    assert "scrapy_bloom.CrashSafeScheduler" in line
+
+
+def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
+    spider = tmp_path / "spider.py"
+    code = (
+        "import scrapy\n"
+        "class Renamed(scrapy.Spider):\n"
+        "    name = 'links'\n"
+        "    def __init__(self, url): self.start_urls = [url]\n"
+        "    def parse(self, response):\n"
+        "        for link in response.css('a::attr(href)').getall():\n"
+        "            yield response.follow(link, callback=self.parse_page)\n"
+        "    def parse_page(self, response):\n"
+        "        yield from self.parse(response)\n"
+    )
+    spider.write_text(code)
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    spider.write_text(code.replace("parse_page", "parse_other"))
+    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
+    crawl.finish()
+    assert "A request of the job cannot be made again" in crawl.told("ERROR")[0]
+    left = sum(read_counts(database_path(tmp_path / "job")))
+    assert left > 0
+    spider.write_text(code)
+    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
+    assert crawl.finish() == 0
+    assert len(tree.hits) == PAGES
+    assert not (tmp_path / "job/bloom.in-use").exists()
