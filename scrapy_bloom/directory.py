@@ -16,6 +16,7 @@ from scrapy_bloom.exceptions import (
     FingerprinterMismatchError,
     LockedError,
     StorageError,
+    UncleanShutdownError,
 )
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
@@ -42,6 +43,54 @@ def filter_files(path: Path) -> list[Path]:
         if (match := _FILE_NAME.fullmatch(each.name))
     ]
     return [each for _, each in sorted(numbered)]
+
+
+def check_free(directory: Path) -> None:
+    """That no crawl uses a filter or its job, and none was killed.
+
+    Args:
+        directory: of the filter; it need not exist.
+
+    Raises:
+        LockedError: a crawl runs.
+        UncleanShutdownError: one was killed: what its queue held would look crawled.
+        StorageError: a file is unusable.
+    """
+    newest = None
+    if files := filter_files(directory):
+        lock_directory(directory).release()  # first: it says best that a crawl is running
+        check_closed(directory, [FoundFile.at(path).state for path in files])
+        newest = files[-1].stat().st_mtime
+    job_dir = directory.parent
+    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(newest):
+        raise UncleanShutdownError(
+            f"the crawl with the job directory {job_dir} was killed: what its queue held would "
+            "look crawled. Start it once more, and it will say what becomes of it; or take "
+            "another directory"
+        )
+
+
+def check_closed(path: Path, states: Sequence[State]) -> None:
+    """That no crawl uses a filter, and none was killed.
+
+    Raises:
+        UncleanShutdownError: not so.
+    """
+    if any(state.in_use for state in states):
+        raise UncleanShutdownError(
+            f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
+            "queued then would look crawled. Wait for the crawl to end; or start it once more, "
+            "and it will say what becomes of the filter"
+        )
+
+
+def set_changed_at(path: Path, when: float = 0.0) -> None:
+    """Set the time at which a crawl has last written to a filter's file; 0: none has yet.
+
+    A job's last run is known by it: see `Job.was_killed`.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(path, (when, when))
 
 
 def lock_directory(path: Path) -> FileLock:

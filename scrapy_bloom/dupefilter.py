@@ -142,7 +142,9 @@ class BloomDupeFilter(BaseDupeFilter):
             )
             if new._endings is not None:
                 Outcomes(crawler, new._request_ended)
-            secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
+            secs = 0.0
+            with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
+                secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
             if secs > 0 and not in_shell:
                 new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()

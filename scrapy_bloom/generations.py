@@ -17,6 +17,7 @@ error rate.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.filters import BloomFilter
@@ -48,6 +49,9 @@ class Generation:
     created_at: float
     open_until: float = 0.0
     count: int = 0
+
+
+_G = TypeVar("_G", bound=Generation)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -206,6 +210,22 @@ class Policy:
             error_rate=max(error_rate, SMALLEST_ERROR_RATE),
             counting=self.counting,
         )
+
+
+def still_counting(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
+    """Those whose requests are still remembered, though no crawl has removed the others yet.
+
+    Args:
+        live: the generations of a filter, oldest first, at least one.
+        now: seconds since 1970.
+        window: BLOOM_WINDOW_SECS; 0: as the filter itself tells.
+    """
+    newest = live[-1]
+    if not newest.open_until:
+        return list(live)
+    window = window or ROTATIONS * (newest.open_until - newest.created_at)
+    ends = [_end(each, following) for each, following in pairwise(live)] + [newest.open_until]
+    return [each for each, end in zip(live, ends, strict=True) if now <= end + window]
 
 
 def _end(each: Generation, following: Generation) -> float:

@@ -6,18 +6,23 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-from scrapy_bloom.directory import FilterDirectory, filter_files
+from scrapy_bloom.directory import (
+    FilterDirectory,
+    check_closed,
+    check_free,
+    filter_files,
+    set_changed_at,
+)
 from scrapy_bloom.exceptions import (
     FingerprinterMismatchError,
     GeometryMismatchError,
     StorageError,
-    UncleanShutdownError,
 )
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter, Contents
 from scrapy_bloom.header import State
 from scrapy_bloom.job import Job
-from scrapy_bloom.reading import FilterReader, found_files, status_of
+from scrapy_bloom.reading import FilterReader, status_of
 from scrapy_bloom.status import FilterStatus
 
 _BLOCKS_AT_ONCE = 128
@@ -62,6 +67,7 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         for source, reader in zip(sources, readers, strict=True):
             check_closed(source, [file.state for file in reader.files])
         parts = _parts([reader.files for reader in readers])
+        check_free(target)
         directory = FilterDirectory(target, fingerprinter="", job=Job(None, "stop"))
         directory.lock()
         stack.callback(directory.unlock)
@@ -70,7 +76,11 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         made: list[FilterFile] = []
         try:
             for number, part in enumerate(parts, 1):
-                made.append(_merged(directory, number, part))
+                made.append(_merged(directory, number, part, in_use=True))
+            # Not before: should we be killed, what there is is no filter.
+            for file in made:
+                file.save_state(in_use=False)
+                file.sync()
             return status_of(str(target), made)
         except BaseException:
             for file in made:
@@ -79,6 +89,7 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         finally:
             for file in made:
                 file.close()
+                set_changed_at(file.path)
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
@@ -99,12 +110,13 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
     with ExitStack() as stack:
         reader = stack.enter_context(closing(FilterReader(source)))
         check_closed(source, [file.state for file in reader.files])
+        check_free(target)
+        changed_at = filter_files(target)[-1].stat().st_mtime
         directory = FilterDirectory(
             target, fingerprinter=reader.files[-1].header.fingerprinter, job=Job(None, "stop")
         )
         directory.lock()
         stack.callback(directory.unlock)
-        check_closed(target, [found.state for found in found_files(target)])
         present = directory.load()
         for file in present:
             stack.callback(file.close)
@@ -123,21 +135,8 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 _or(here.filter, there.filter)
                 here.save_state(count=_count(here.filter, [here, there]))
                 here.sync()
+        stack.callback(set_changed_at, present[-1].path, changed_at)
         return status_of(str(target), present)
-
-
-def check_closed(path: Path, states: Sequence[State]) -> None:
-    """That no crawl uses a filter, and none was killed.
-
-    Raises:
-        UncleanShutdownError: not so.
-    """
-    if any(state.in_use for state in states):
-        raise UncleanShutdownError(
-            f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
-            "queued then would look crawled. Wait for the crawl to end; or start it once more, "
-            "and it will say what becomes of the filter"
-        )
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[_Part]:
@@ -162,7 +161,9 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[_Part]:
     return parts
 
 
-def _merged(directory: FilterDirectory, number: int, part: _Part) -> FilterFile:
+def _merged(
+    directory: FilterDirectory, number: int, part: _Part, *, in_use: bool = False
+) -> FilterFile:
     first = part.files[0]
     header = replace(
         first.header,
@@ -175,7 +176,7 @@ def _merged(directory: FilterDirectory, number: int, part: _Part) -> FilterFile:
             _or(bits, file.filter)
         return _count(bits, part.files)
 
-    return directory.create(header, State(), fill)
+    return directory.create(header, State(in_use=in_use), fill)
 
 
 def _or(bits: BloomFilter, other: BloomFilter) -> None:

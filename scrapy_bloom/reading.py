@@ -1,19 +1,32 @@
 """Looking at the files of a filter, also of a running crawl, without any change to them."""
 
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.generations import Lookup
+from scrapy_bloom.generations import LocalGeneration, Lookup, still_counting
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 
 def filter_directory(path: Path) -> Path:
-    """Where the filter's files are, if a job directory was meant: its `bloom`, else the path."""
+    """Where the filter's files are, if a job directory was meant: its `bloom`, else the path.
+
+    Raises:
+        StorageError: there are two of them.
+    """
     inner = path / "bloom"
-    return inner if filter_files(inner) and not filter_files(path) else path
+    if not filter_files(inner):
+        return path
+    if filter_files(path):
+        raise StorageError(
+            f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "
+            f"{path} is its BLOOM_DIR, the second one if that is its JOBDIR. Say {inner}, or move "
+            "the one away that is not used"
+        )
+    return inner
 
 
 def found_files(path: Path) -> list[FoundFile]:
@@ -78,6 +91,7 @@ class FilterReader:
 
     Args:
         path: see `found_files`.
+        window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
 
     Attributes:
         files: one for each live generation, oldest first.
@@ -86,13 +100,25 @@ class FilterReader:
         StorageError: or one of its children: see `found_files`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, window: float = 0.0) -> None:
         self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
-        self._lookup = Lookup([file.filter for file in self.files])
+        generations = [
+            LocalGeneration.of(
+                file.filter,
+                number=file.header.generation,
+                created_at=file.header.created_at,
+                open_until=file.state.open_until,
+            )
+            for file in self.files
+        ]
+        counting = still_counting(generations, time.time(), window)
+        bits = [each.filter for each in generations if each in counting]
+        self._lookup = Lookup(bits) if bits else None
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Which of some fingerprints are recorded, or seem so, at the error rate."""
-        return [each in self._lookup for each in fingerprints]
+        lookup = self._lookup
+        return [lookup is not None and each in lookup for each in fingerprints]
 
     def close(self) -> None:
         """Unmap the files."""

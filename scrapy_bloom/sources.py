@@ -1,5 +1,6 @@
 """What a filter can be filled from, beside requests.seen: a list of URLs, a set in Redis."""
 
+import codecs
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,8 +45,8 @@ class UrlList:
         Raises:
             StorageError: it cannot be read.
         """
-        if self._path is None:
-            return None
+        if self._path is None or (self._path.exists() and not self._path.is_file()):
+            return None  # a pipe can be read once only
         with self._opened(self._path) as file:
             chunk, lines = b"\n", 0
             while more := file.read(_CHUNK_BYTES):
@@ -56,7 +57,7 @@ class UrlList:
     def __iter__(self) -> Iterator[bytes]:
         return (fingerprint for _, fingerprint in self.pairs())
 
-    def pairs(self) -> Iterator[tuple[str, bytes]]:
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
         """Each URL, as it is in the file, and its fingerprint.
 
         Raises:
@@ -69,14 +70,13 @@ class UrlList:
             with self._opened(self._path) as file:
                 yield from self._pairs(file)
 
-    def _pairs(self, file: BinaryIO) -> Iterator[tuple[str, bytes]]:
+    def _pairs(self, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
         for number, line in enumerate(file, 1):
-            raw = line.strip()
+            raw = line.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else line.strip()
             if not raw:
                 continue
             try:
-                url = raw.decode()
-                fingerprint = self._fingerprint(url)
+                fingerprint = self._fingerprint(raw.decode())
             except ValueError as error:
                 self.skipped += 1
                 if self.skipped == 1:
@@ -87,7 +87,12 @@ class UrlList:
                     f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            yield url, fingerprint
+            if not isinstance(fingerprint, bytes):
+                raise BloomError(
+                    "the project's request fingerprinter returns "
+                    f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
+                )
+            yield raw, fingerprint
 
     @staticmethod
     def _opened(path: Path) -> BinaryIO:

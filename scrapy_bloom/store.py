@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.directory import FilterDirectory
+from scrapy_bloom.directory import FilterDirectory, set_changed_at
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
@@ -34,6 +34,7 @@ class FileStore:
     ) -> None:
         self.errors = 0
         self._is_crawl = is_crawl
+        self._changed_at = 0.0  # by a crawl
         self._directory = directory
         self._sync_secs = sync_secs
         self._files: dict[int, FilterFile] = {}
@@ -49,6 +50,8 @@ class FileStore:
         self._directory.lock()
         try:
             live = [self._added(file) for file in self._directory.load()]
+            if live:
+                self._changed_at = self._newest(live).path.stat().st_mtime
         except BaseException:
             self._directory.unlock()
             raise
@@ -138,6 +141,8 @@ class FileStore:
                 failure = error
             finally:
                 file.close()
+                if not self._is_crawl:
+                    set_changed_at(file.path, self._changed_at)
         self._files.clear()
         self._close_discarded()
         if self._begun and failure is None:

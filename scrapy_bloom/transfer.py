@@ -10,7 +10,12 @@ from pathlib import Path
 from bitarray import bitarray
 
 from scrapy_bloom.counting import CountingBloomFilter
-from scrapy_bloom.directory import FilterDirectory, filter_files
+from scrapy_bloom.directory import (
+    FilterDirectory,
+    check_free,
+    filter_files,
+    set_changed_at,
+)
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
@@ -48,6 +53,7 @@ def upload(
     *,
     cluster: bool = False,
     sentinel: str | None = None,
+    deadline_secs: float = 30.0,
 ) -> Copied:
     """Copy the filter of a closed crawl into Redis, where crawlers then share it.
 
@@ -58,6 +64,7 @@ def upload(
             be a filter yet.
         cluster: as in BLOOM_REDIS_CLUSTER.
         sentinel: as in BLOOM_REDIS_SENTINEL.
+        deadline_secs: as in BLOOM_REDIS_DEADLINE_SECS.
 
     Returns:
         What was copied, after it was read back and compared.
@@ -76,7 +83,7 @@ def upload(
         fingerprinter=read_header(found[-1])[0].fingerprinter,
         job=Job(None, "stop"),
     )
-    server = RedisServer(url, cluster=cluster, sentinel=sentinel)
+    server = RedisServer(url, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs)
     source.lock()
     try:
         files = source.load()
@@ -97,6 +104,7 @@ def download(
     *,
     cluster: bool = False,
     sentinel: str | None = None,
+    deadline_secs: float = 30.0,
 ) -> Copied:
     """Save a filter in Redis to a directory, where a single crawl can go on with it.
 
@@ -108,6 +116,7 @@ def download(
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
         cluster: as in BLOOM_REDIS_CLUSTER.
         sentinel: as in BLOOM_REDIS_SENTINEL.
+        deadline_secs: as in BLOOM_REDIS_DEADLINE_SECS.
 
     Returns:
         What was copied, after the files were read back and compared.
@@ -117,8 +126,9 @@ def download(
             lost; the directory holds one, or has no room. Files that were begun are removed.
     """
     path = Path(directory)
+    check_free(path)
     target = FilterDirectory(path, fingerprinter="", job=Job(None, "stop"))
-    server = RedisServer(url, cluster=cluster, sentinel=sentinel)
+    server = RedisServer(url, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs)
     target.lock()
     try:
         if filter_files(path):
@@ -186,7 +196,8 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
                 created_at=each.created_at,
                 generation=each.number,
             )
-            state = State(open_until=each.open_until, oldest=generations[0].number)
+            # In use, until all are there: should we be killed, what there is is no filter.
+            state = State(in_use=True, open_until=each.open_until, oldest=generations[0].number)
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
                 for chunk in range(each.num_chunks):
@@ -197,6 +208,9 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
 
             files.append(target.create(header, state, fill))
         _compare(received, _Digest.of_filters(file.filter for file in files), str(target.path))
+        for file in files:
+            file.save_state(in_use=False)
+            file.sync()
     except BaseException:
         for file in files:
             file.path.unlink()
@@ -204,6 +218,7 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
     finally:
         for file in files:
             file.close()
+            set_changed_at(file.path)
     return received.copied(generations)
 
 

@@ -135,6 +135,49 @@ def test_the_projects_settings_count(tmp_path: Path) -> None:
     assert plan["requests"] == 4321
 
 
+def test_closed_streams_and_texts_that_cannot_be_shown(tmp_path: Path) -> None:
+    write = tmp_path / "ü.txt"
+    write.write_text("https://shop.example/ü\n")
+    for redirection in (">&-", "2>&-", "<&-", ">/dev/null"):
+        command = f"PYTHONIOENCODING=ascii {SCRAPY} bloom import ü.txt ü {redirection}"
+        ran = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60, check=False
+        )
+        assert ran.returncode == 0, ran
+        assert b"Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nothing_of_that_name\n",
+        """
+class Shop(scrapy.Spider):
+    name = "shop"
+    def update_settings(settings):
+        raise ValueError("mine")
+""",
+        """
+class Bad:
+    def fingerprint(self, request):
+        return "text"
+class Shop(scrapy.Spider):
+    name = "shop"
+    custom_settings = {"REQUEST_FINGERPRINTER_CLASS": Bad}
+""",
+    ],
+    ids=["import", "settings", "fingerprint"],
+)
+def test_a_broken_project_is_one_line(code: str, tmp_path: Path) -> None:
+    project = workspace.start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(f"import scrapy\n{code}")
+    workspace.write_urls(project / "urls.txt", workspace.urls(range(3)))
+    ran = bloom("import", "urls.txt", "filter", "--spider", "shop", cwd=project)
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    assert "project's" in ran.err
+
+
 def test_what_every_scrapy_command_imports() -> None:
     code = (
         "import sys, scrapy.cmdline\n"

@@ -15,10 +15,20 @@ from crawls import Crawl
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_meta import FilterInfo
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_store import RedisStore
 from sites import Site
-from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls, write_urls
+from workspace import (
+    FINGERPRINTER,
+    SALT,
+    fingerprints,
+    make_filter,
+    start_project,
+    urls,
+    write_urls,
+)
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
@@ -207,6 +217,25 @@ def test_a_reader_of_every_kind_of_filter_in_redis(
     )
 
 
+def test_check_when_the_window_is_over(tmp_path: Path) -> None:
+    """As a crawl would at this time, though none has removed the old files yet."""
+    clock = Clock(time.time() - 24 * 3600)
+    options = {"window_secs": 3600, "clock": clock}
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))), **options)
+    write_urls(tmp_path / "urls.txt", urls(range(50)))
+    assert bloom("check", "filter", "urls.txt", "--json", cwd=tmp_path).json["new"] == 50
+    make_filter(tmp_path / "now", fingerprints(urls(range(50))), window_secs=3600)
+    assert bloom("check", "now", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 50
+
+
+class Clock:
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_check_with_another_fingerprinter(tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
     write_urls(tmp_path / "urls.txt", urls(range(10)))
@@ -285,6 +314,39 @@ def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> No
     assert not list(tmp_path.glob("both/*.bloom"))
 
 
+def test_a_url_where_a_path_is_meant(tmp_path: Path) -> None:
+    ran = bloom("merge", "a", "b", "-o", "redis://me:secret@localhost:6379/0", cwd=tmp_path)
+    assert ran.status == 2
+    assert "a path is meant here" in ran.err
+    assert "secret" not in ran.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_filters_for_one_path(tmp_path: Path) -> None:
+    """One of a BLOOM_DIR, one of a JOBDIR: nobody can know which one is meant."""
+    for path in ("job", "job/bloom"):
+        make_filter(tmp_path / path, fingerprints(urls(range(10))))
+    assert "Say job/bloom" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+    assert "Say job/bloom" in bloom("info", "job", cwd=tmp_path).error
+    assert bloom("info", "job/bloom", cwd=tmp_path).status == 0
+
+
+def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl.wait_until(lambda: len(tree.hits) > 40)
+    crawl.interrupt()
+    key = ("--key", f"{tmp_path.name}:bloom")
+    for command in (
+        ("push", "job", servers.shared("valkey").url, *key),
+        ("import", "job", "copy"),
+        ("merge", "job", "job", "-o", "merged"),
+    ):
+        ran = bloom(*command, cwd=tmp_path)
+        assert ran.status == 0
+        assert "wait in the queue of job, and are not crawled yet" in ran.err
+
+
 def test_merge_what_is_in_use(tmp_path: Path) -> None:
     for name in "ab":
         make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=SALT)
@@ -311,6 +373,7 @@ def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
     again = bloom("push", "job", server.url, cwd=tmp_path)
     assert f"has a filter '{spider}:bloom' already" in again.error
     pulled = bloom("pull", server.url, "copy", "--spider", spider, "--json", cwd=tmp_path)
+    assert pulled.status == 0, pulled
     for name in ("recorded", "generations", "bytes", "bits_set", "crc32"):
         assert pulled.json[name] == pushed.json[name]
     for original in (tmp_path / "job/bloom").glob("*.bloom"):
@@ -414,3 +477,25 @@ def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
     other.close()
     error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
     assert "has no filter" in error
+
+
+def test_the_spiders_own_key(server: servers.Server, tmp_path: Path) -> None:
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\n"
+        "class Shop(scrapy.Spider):\n"
+        f"    name = {tmp_path.name!r}\n"
+        "    custom_settings = {'BLOOM_REDIS_KEY': 'mine:%(spider)s'}\n"
+    )
+    shared_filter(server, f"mine:{tmp_path.name}", fingerprints(urls(range(10))))
+    ran = bloom("info", server.url, "--spider", tmp_path.name, "--json", cwd=project)
+    assert ran.json["recorded"] == 10
+
+
+def test_a_definition_without_a_filter_can_be_reset(server: servers.Server, tmp_path: Path) -> None:
+    key = f"{tmp_path.name}:bloom"
+    info = FilterInfo(salt=SALT.hex(), fingerprinter="x", spider="", created_at=0.0)
+    RedisStore(RedisServer(server.url), key).define(info)
+    assert server.client.hkeys(key) == [b"filter"]
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert server.client.hkeys(key) == [b"reset"]

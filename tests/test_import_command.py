@@ -1,10 +1,12 @@
 """`scrapy bloom import`: from everything that remembers requests, into files and into Redis."""
 
+import os
 import random
 import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import servers
 from cli import SCRAPY, bloom
 from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
+from scrapy_bloom.job import Job
 from scrapy_bloom.jobdir import has_queued
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
@@ -82,19 +85,51 @@ def test_requests_seen_that_is_cut_off(tmp_path: Path) -> None:
     assert "the last request in" in ran.err
 
 
+def paused(path: Path, *, killed: bool = False) -> None:
+    """What Scrapy's own scheduler leaves of a job that was paused, or then killed."""
+    (path / "requests.queue/0").mkdir(parents=True)
+    write_seen(path / "requests.seen", fingerprints(urls(range(10))))
+    (path / "requests.queue/0/q00000").write_bytes(b"x")
+    (path / "requests.queue/active.json").write_text("[0]")
+    if killed:  # resumed, and then: the state is older than the queue
+        for file in [path / "requests.queue/active.json"]:
+            os.utime(file, (0, 0))
+
+
 def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
     """What is in the queue looks seen, and would never be crawled with the new filter."""
-    (tmp_path / "old/requests.queue/0").mkdir(parents=True)
-    write_seen(tmp_path / "old/requests.seen", fingerprints(urls(range(10))))
-    (tmp_path / "old/requests.queue/0/q00000").write_bytes(b"x")
-    (tmp_path / "old/requests.queue/active.json").write_text("[0]")
-    ran = bloom("import", "old", "filter", cwd=tmp_path)
-    assert ran.status == 0
-    assert "not crawled yet: they will look seen" in ran.err
+    paused(tmp_path / "old")
+    refused = bloom("import", "old", "filter", cwd=tmp_path)
+    assert "and would look crawled" in refused.error
+    assert "copy the file to another directory" in refused.error
+    assert not (tmp_path / "filter").exists()
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    other_first = bloom("import", "urls.txt", "old", cwd=tmp_path)
+    assert "first run scrapy bloom import old old" in other_first.error
     into_itself = bloom("import", "old", "old", cwd=tmp_path)
     assert into_itself.status == 0
     assert not into_itself.err
     assert list((tmp_path / "old/bloom").glob("*.bloom"))
+    assert bloom("import", "urls.txt", "old", cwd=tmp_path).status == 0
+
+
+@pytest.mark.parametrize("command", ["import", "merge", "pull"])
+def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
+    """Nothing that is put into its directory may hide that its queue is broken."""
+    paused(tmp_path / "job", killed=True)
+    make_filter(tmp_path / "other", fingerprints(urls(range(5))))
+    refused = {
+        "import": ("import", "job", "elsewhere"),
+        "merge": ("merge", "other", "other", "-o", "job/bloom"),
+        "pull": ("pull", servers.shared("valkey").url, "job/bloom", "--key", "nothing"),
+    }[command]
+    assert "was killed" in bloom(*refused, cwd=tmp_path).error
+    assert not list((tmp_path / "job").rglob("*.bloom"))
+    # A filter elsewhere is no proof that a crawl has run with it.
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    assert bloom("import", "urls.txt", "elsewhere", cwd=tmp_path).status == 0
+    (newest,) = (tmp_path / "elsewhere").glob("*.bloom")
+    assert Job(tmp_path / "job", "stop").was_killed(newest.stat().st_mtime)
 
 
 def test_urls(tmp_path: Path) -> None:
@@ -315,6 +350,80 @@ def is_exactly_the_first(path: Path, number: int) -> bool:
         all(reader.are_seen(fingerprints(urls(range(start, start + 10_000)))))
         for start in range(0, number, 10_000)
     )
+
+
+def test_a_pipe_is_read_once(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for command in (("import", "fifo", "filter", "--json"), ("check", "filter", "fifo", "--seen")):
+        writer = threading.Thread(target=lambda: write_urls(fifo, urls(range(100))))
+        writer.start()
+        ran = bloom(*command, cwd=tmp_path)
+        writer.join(30)
+        assert ran.status == 0
+        assert (ran.json["read"] == 100) if command[0] == "import" else len(ran.out.split()) == 100
+
+
+@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
+def test_it_grows_whatever_a_crawl_would_do(on_full: str, tmp_path: Path) -> None:
+    lines = "\n".join(urls(range(5000)))
+    options = ("-n", "1000", "-s", f"BLOOM_ON_FULL={on_full}", "--json")
+    figures = bloom("import", "-", "filter", *options, cwd=tmp_path, stdin=lines).json
+    assert figures["error_rate_now"] <= 1e-6
+    assert figures["generations"] > 1
+
+
+def test_no_room_to_grow(tmp_path: Path) -> None:
+    """A filter that is full by far would take most pages for seen."""
+    write_urls(tmp_path / "urls.txt", urls(range(60_000)))
+    ran = subprocess.run(
+        ["prlimit", "--fsize=100000", SCRAPY, "bloom", "import", "-", "filter", "-n", "2000"],
+        cwd=tmp_path,
+        input="\n".join(urls(range(60_000))),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "the filter is full, and there is no room for more of it" in ran.stderr
+    assert "repeat the command to go on" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    figures = bloom("info", "filter", "--json", cwd=tmp_path).json
+    assert figures["error_rate_now"] < 1e-4
+    assert bloom("import", "urls.txt", "filter", cwd=tmp_path).status == 0
+
+
+def test_a_window_is_not_ended(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    window = ("-s", "BLOOM_WINDOW_SECS=3600")
+    assert bloom("import", "urls.txt", "filter", *window, cwd=tmp_path).status == 0
+    assert "BLOOM_WINDOW_SECS" in bloom("import", "urls.txt", "filter", cwd=tmp_path).error
+    place = servers.shared("valkey").url
+    into_redis = ("import", "urls.txt", place, "--key", tmp_path.name)
+    assert bloom(*into_redis, *window, cwd=tmp_path).status == 0
+    assert "BLOOM_WINDOW_SECS" in bloom(*into_redis, cwd=tmp_path).error
+
+
+def test_a_server_that_goes_away(tmp_path: Path) -> None:
+    server, quick = servers.Server(), ("-s", "BLOOM_REDIS_DEADLINE_SECS=1")
+    write_urls(tmp_path / "urls.txt", urls(range(200_000)))
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", "import", "urls.txt", server.url, "--key", "x", *quick],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 60
+    while not server.client.exists("x") and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    server.end()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.count("\n") == 1
+    assert "cannot be used" in err
+    assert "repeat the command to go on" in err
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

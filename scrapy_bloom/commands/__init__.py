@@ -9,9 +9,9 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
@@ -68,6 +68,7 @@ class BloomCommand(ScrapyCommand):
             _keep_what_stands_before(sub)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run, parser=sub)
+            sub.error = _without_passwords(sub.error)  # type: ignore[assignment,method-assign]
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse what nobody knows, and take the global options over into the settings."""
@@ -81,6 +82,7 @@ class BloomCommand(ScrapyCommand):
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
+        _mend_streams()
         try:
             with _warnings_told():
                 opts.run(opts, self.settings)
@@ -100,8 +102,10 @@ class BloomCommand(ScrapyCommand):
             self._fail("there is not enough memory for that")
 
     def _fail(self, why: str) -> None:
+        from scrapy_bloom.commands.output import masked  # noqa: PLC0415 - see above
+
         sys.stdout.flush()
-        sys.stderr.write(f"scrapy bloom: error: {why}\n")
+        sys.stderr.write(f"scrapy bloom: error: {masked(why)}\n")
         self.exitcode = 1
 
 
@@ -111,6 +115,27 @@ def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
         if action.dest == "set":
             action.dest = "set_after"
         action.default = argparse.SUPPRESS
+
+
+def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoReturn]:
+    """What argparse says of an argument repeats it."""
+
+    def masked_error(message: str) -> NoReturn:
+        from scrapy_bloom.commands.output import masked  # noqa: PLC0415 - see above
+
+        error(masked(message))
+
+    return masked_error
+
+
+def _mend_streams() -> None:
+    """Streams that were closed by whoever started us; texts that a terminal cannot show."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - for good
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _bloom_error() -> type[Exception]:

@@ -24,6 +24,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import add_json, note, print_json, progress
 from scrapy_bloom.commands.project import (
+    Project,
     add_key,
     add_spider,
     connect,
@@ -59,11 +60,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the URLs that are asked for."""
     project = load_project(settings, options.spider)
     urls = url_list(options.urls, project)
-    write = None if options.json else sys.stdout.write
+    write = None if options.json else sys.stdout.buffer.write
     read = seen = 0
     with (
-        _opened(options, settings, project.fingerprinter) as are_seen,
-        progress("Checking", urls.count(), "lines") as advance,
+        _opened(options, settings, project) as are_seen,
+        # A bar between the URLs would be in their way.
+        progress("Checking", urls, "lines", shown=not sys.stdout.isatty()) as advance,
     ):
         pairs = urls.pairs()
         while batch := list(islice(pairs, _BATCH)):
@@ -71,7 +73,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             if write is not None:
                 for (url, _), is_seen in zip(batch, answers, strict=True):
                     if is_seen is options.seen:
-                        write(f"{url}\n")
+                        write(url + b"\n")
             read += len(batch)
             seen += sum(answers)
             advance(read)
@@ -84,18 +86,19 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 @contextmanager
 def _opened(
-    options: argparse.Namespace, settings: Settings, fingerprinter: str
+    options: argparse.Namespace, settings: Settings, project: Project
 ) -> Iterator[Callable[[Sequence[bytes]], list[bool]]]:
     """A function that says which of some fingerprints are seen."""
     if is_redis(options.place):
         server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
         with closing(server):
-            shared = RedisReader(server, key)
-            _check_fingerprinter(shared.info.fingerprinter, fingerprinter)
+            shared = RedisReader(server, key, window=project.bloom.window_secs)
+            _check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
             yield shared.are_seen
     else:
-        with closing(FilterReader(Path(options.place))) as reader:
-            _check_fingerprinter(reader.files[-1].header.fingerprinter, fingerprinter)
+        window = project.bloom.window_secs
+        with closing(FilterReader(Path(options.place), window=window)) as reader:
+            _check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
             yield reader.are_seen
 
 

@@ -20,6 +20,9 @@ Examples:
 """
 
 import argparse
+import contextlib
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -36,12 +39,14 @@ from scrapy_bloom.backend import local_backend, redis_backend
 from scrapy_bloom.commands.arguments import error_rate, requests
 from scrapy_bloom.commands.output import (
     add_json,
+    masked,
     note,
     print_json,
     progress,
     say,
     status_figures,
     status_line,
+    warn_of_overfull,
 )
 from scrapy_bloom.commands.project import (
     Project,
@@ -51,18 +56,22 @@ from scrapy_bloom.commands.project import (
     is_redis,
     load_project,
     redis_settings,
+    say_where,
     url_list,
+    warn_of_queue,
     warn_of_skipped,
 )
-from scrapy_bloom.directory import filter_files, lock_directory
-from scrapy_bloom.exceptions import BloomError, UncleanShutdownError
+from scrapy_bloom.directory import check_free, filter_files
+from scrapy_bloom.exceptions import BloomError, OutageError, StorageError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.importing import SeenFile, open_seen
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.merging import check_closed, merge, merge_into
+from scrapy_bloom.merging import merge, merge_into
 from scrapy_bloom.reading import filter_directory, found_files
 from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sources import RedisSet, UrlList
 from scrapy_bloom.status import FilterStatus
 
@@ -130,7 +139,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         begun = time.monotonic()
         read, added, status = _imported(options, settings, project, source)
     figures = {
-        "source": options.source,
+        "source": masked(options.source),
         "read": read,
         "new": added,
         "skipped": getattr(source, "skipped", 0),
@@ -147,6 +156,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         f"{added:,} of them new"
     )
     say(status_line(status))
+    if not is_redis(options.dest):
+        say_where(_directory(Path(options.dest)))
 
 
 def _project(options: argparse.Namespace, settings: Settings) -> Project:
@@ -175,16 +186,21 @@ def _source(
     if is_redis(options.source):
         return _set_in_redis(options, settings, project, stack)
     if options.source == "-":
+        if options.format == "seen":
+            raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
         return url_list("-", project)
     path = Path(options.source)
     if path.is_dir():
         path = jobdir.seen_path(path)
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
-    kind = options.format or _kind(path)
+    is_pipe = path.exists() and not path.is_file()  # it can be read once only
+    kind = options.format or ("urls" if is_pipe else _kind(path))
     if kind == "urls":
         return url_list(str(path), project)
-    _warn_of_a_queue(path.parent, options.dest)
+    if is_pipe:
+        raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
+    _check_queue(path.parent, options.dest)
     return open_seen(path)
 
 
@@ -206,14 +222,28 @@ def _kind(path: Path) -> str:
     )
 
 
-def _warn_of_a_queue(job_dir: Path, dest: str) -> None:
-    place = Path(dest).resolve()
-    into_itself = not is_redis(dest) and job_dir.resolve() in {place, place.parent}
-    if not into_itself and jobdir.has_queued(job_dir):
-        note(
-            f"scrapy bloom: warning: {jobdir.queue_path(job_dir)} holds requests that are recorded "
-            "in requests.seen, too, but not crawled yet: they will look seen. Let that job finish "
-            "first, or go on with it: a crawl with BloomDupeFilter imports requests.seen by itself"
+def _check_queue(job_dir: Path, dest: str) -> None:
+    """That nothing in a job's requests.seen is still to be crawled.
+
+    Raises:
+        BloomError: it is.
+    """
+    if not is_redis(dest):
+        place = Path(dest).resolve()
+        if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):
+            return  # the crawl goes on with both
+    way_out = "to import it all the same, copy the file to another directory"
+    if not jobdir.was_closed_by_scrapy(job_dir):
+        raise BloomError(
+            f"the crawl with the job directory {job_dir} was killed: what it had queued then is "
+            "recorded in requests.seen, too, and would look crawled. Start it once more, with "
+            f"BloomDupeFilter, which says what becomes of it; {way_out}"
+        )
+    if jobdir.has_queued(job_dir):
+        raise BloomError(
+            f"{jobdir.queue_path(job_dir)} holds requests that are recorded in requests.seen, too, "
+            "and would look crawled. Let that job finish first, or go on with it (a crawl with "
+            f"BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
 
 
@@ -243,42 +273,106 @@ def _imported(
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
     backend, add_many = _destination(options, settings, project, total)
+    # That it cannot grow is no warning here, but the end.
+    logging.getLogger("scrapy_bloom.generation_log").disabled = True
     backend.open()
     read = added = 0
-    try:
+    with ExitStack() as stack:
+        stack.callback(_close, backend)
         backend.begin()
-        with progress("Importing", total, "requests") as advance:
-            fingerprints = iter(source)
-            while batch := list(islice(fingerprints, _BATCH)):
+        at_once = max(1, min(_BATCH, backend.status().capacity // 20))
+        advance = stack.enter_context(progress("Importing", total, "requests"))
+        fingerprints = iter(source)
+        try:
+            while batch := list(islice(fingerprints, at_once)):
                 added += add_many(batch)
                 read += len(batch)
                 advance(read)
-        return read, added, backend.status()
-    except KeyboardInterrupt:
-        note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
-        raise
-    finally:
+                _check_room(backend)
+            return read, added, backend.status()
+        except KeyboardInterrupt:
+            note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
+            raise
+        except (OutageError, StorageError) as error:
+            raise BloomError(
+                f"{error} ({read:,} requests are recorded; when that is mended, repeat the command "
+                "to go on)"
+            ) from error
+
+
+def _check_room(backend: LocalBackend | RedisBackend) -> None:
+    if backend.status().errors:
+        raise StorageError("the filter is full, and there is no room for more of it")
+
+
+def _close(backend: LocalBackend | RedisBackend) -> None:
+    """Close it; what fails then has mostly failed before."""
+    if sys.exc_info()[0] is None:
         backend.close()
+    else:
+        with contextlib.suppress(BloomError):
+            backend.close()
 
 
 def _destination(
     options: argparse.Namespace, settings: Settings, project: Project, total: int | None
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
+    if total is None:
+        total = 0
     made_for = {"spider": project.spider, "fingerprinter": project.fingerprinter}
     settings_of_all = replace(
-        project.bloom, expected_requests=max(project.bloom.expected_requests, total or 0)
+        project.bloom,
+        expected_requests=max(project.bloom.expected_requests, total),
+        on_full="grow",  # nobody is there to raise the expectation
     )
     if is_redis(options.dest):
         server, key, _ = connect(settings, options.dest, key=options.key, spider=options.spider)
         bloom = replace(settings_of_all, redis_flush=False)
+        live = RedisStore(server, key).read().generations
+        if live:
+            _check_window(live[-1].open_until, bloom)
         shared = redis_backend(bloom, server, key, **made_for, job=Job(None, "keep"))
         return shared, shared.add_many
     directory = _directory(Path(options.dest))
-    _check_free(directory)
+    check_free(directory)
     # What is there grows when it is full, and not before.
-    bloom = project.bloom if filter_files(directory) else settings_of_all
+    is_there = bool(filter_files(directory))
+    if is_there:
+        _check_window(found_files(directory)[-1].state.open_until, project.bloom)
+    if not is_there and directory.name == "bloom":
+        _check_seen(directory.parent, options.source)
+    bloom = replace(project.bloom, on_full="grow") if is_there else settings_of_all
     local = local_backend(bloom, directory, **made_for, job=Job(None, "stop"), is_crawl=False)
     return local, lambda batch: sum(map(local.add, batch))
+
+
+def _check_window(open_until: float, bloom: BloomSettings) -> None:
+    """That an import does not end the window of a filter.
+
+    Raises:
+        BloomError: it would.
+    """
+    if open_until and not bloom.window_secs:
+        raise BloomError(
+            "the filter has a time window, and these settings have none: what it holds would be "
+            "remembered for longer. Run this in the project (with --spider, if the spider sets "
+            "it), or with -s BLOOM_WINDOW_SECS=..."
+        )
+
+
+def _check_seen(job_dir: Path, source: str) -> None:
+    """That a job's own requests.seen is imported first: a crawl does that for a new filter only.
+
+    Raises:
+        BloomError: another source is to be imported before it.
+    """
+    seen = jobdir.seen_path(job_dir)
+    own = {seen.resolve(), job_dir.resolve()}
+    if seen.exists() and seen.stat().st_size and Path(source).resolve() not in own:
+        raise BloomError(
+            f"{seen} holds what this job has recorded so far, and a crawl imports it only into a "
+            f"filter that is new: first run scrapy bloom import {job_dir} {job_dir}"
+        )
 
 
 def _directory(dest: Path) -> Path:
@@ -291,36 +385,23 @@ def _directory(dest: Path) -> Path:
     return filter_directory(dest)
 
 
-def _check_free(directory: Path) -> None:
-    """That no crawl uses a filter, or its job, and none was killed."""
-    newest = None
-    if files := filter_files(directory):
-        lock_directory(directory).release()  # first: it says best that a crawl is running
-        check_closed(directory, [found.state for found in found_files(directory)])
-        newest = files[-1].stat().st_mtime
-    job_dir = directory.parent
-    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(newest):
-        raise UncleanShutdownError(
-            f"the crawl with the job directory {job_dir} was killed: what its queue held would "
-            "look crawled. Start it once more, and it will say what becomes of it; or import into "
-            "another directory"
-        )
-
-
 def _copy(options: argparse.Namespace, source: Path) -> None:
     if is_redis(options.dest):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
     target = _directory(Path(options.dest))
     if filter_files(target):
-        _check_free(target)
+        check_free(target)
         status = merge_into(source, target)
     else:
-        _check_free(target)
+        check_free(target)
         status = merge([source], target)
+    warn_of_overfull(status)
+    warn_of_queue(filter_directory(source))
     if options.json:
         print_json({"source": options.source, **status_figures(status)})
     else:
         say(status_line(status))
+        say_where(target)
 
 
 def _tell_what_was_left_out(source: object) -> None:

@@ -9,19 +9,20 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import (
     add_json,
-    note,
     print_json,
     say,
     status_figures,
     status_line,
+    warn_of_overfull,
 )
+from scrapy_bloom.commands.project import path_argument, say_where, warn_of_queue
 from scrapy_bloom.merging import merge
+from scrapy_bloom.reading import filter_directory
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
 HELP = "make one filter of several that were made alike"
@@ -29,12 +30,12 @@ HELP = "make one filter of several that were made alike"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("first", type=Path, metavar="A", help="a filter")
-    parser.add_argument("others", type=Path, nargs="+", metavar="B", help="more of them")
+    parser.add_argument("first", type=path_argument, metavar="A", help="a filter")
+    parser.add_argument("others", type=path_argument, nargs="+", metavar="B", help="more of them")
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=path_argument,
         required=True,
         metavar="DIRECTORY",
         help="where the new filter goes: a directory without one",
@@ -44,15 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG001 - needs none
     """Merge filters."""
-    status = merge([options.first, *options.others], options.output)
+    sources = [options.first, *options.others]
+    status = merge(sources, options.output)
+    for source in sources:
+        warn_of_queue(filter_directory(source))
     if options.json:
         print_json(status_figures(status))
     else:
         say(status_line(status))
-    if overfull := [each for each in status.generations if each.count > each.capacity]:
-        note(
-            f"scrapy bloom: warning: {overfull[0].count:,} requests are in a generation that was "
-            f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
-            f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
-            "for the requests of all of them together"
-        )
+        say_where(options.output)
+    warn_of_overfull(status)

@@ -6,17 +6,34 @@ table is plain text: columns at fixed places, nothing cut off, no colour.
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.status import FilterStatus, size_text
 
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
+
+
+class Countable(Protocol):
+    """What can say how long it is, which may take a while."""
+
+    def count(self) -> int | None:
+        """How many; None if nobody knows."""
+
+
+def masked(text: str) -> str:
+    """A text without the user and password of any URL in it.
+
+    >>> masked("redis://me:secret@host/0 is away")
+    'redis://***@host/0 is away'
+    """
+    return re.sub(r"(?<=//)[^/@\s]*@", "***@", text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +71,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a line about the result, beside it."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{masked(text)}\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
@@ -69,7 +86,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    is_plain = not sys.stdout.isatty()
+    widths = [max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True)]
+    # Where it is too narrow, a line that the terminal wraps can be read, cells of one letter can't.
+    is_plain = not sys.stdout.isatty() or sum(widths) > Console().width
     table = Table(
         title=title or None,
         title_justify="left",
@@ -130,6 +149,17 @@ def status_figures(status: FilterStatus) -> dict[str, Any]:
     }
 
 
+def warn_of_overfull(status: FilterStatus) -> None:
+    """Say so if a generation holds more than it was made for."""
+    if overfull := [each for each in status.generations if each.count > each.capacity]:
+        note(
+            f"scrapy bloom: warning: {overfull[0].count:,} requests are in a generation that was "
+            f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
+            f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
+            "for the requests of all of them together"
+        )
+
+
 def status_line(status: FilterStatus) -> str:
     """What a filter is after a change, for people."""
     return (
@@ -151,20 +181,25 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, total: int | None, unit: str = "lines") -> Iterator[Callable[[int], None]]:
+def progress(
+    what: str, total: "int | Countable | None", unit: str = "lines", *, shown: bool = True
+) -> Iterator[Callable[[int], None]]:
     """A bar with rate and time left, on the error output if that is a terminal.
 
     Args:
         what: is going on.
-        total: how many there are; None if nobody knows.
+        total: how many there are, or what can count them; None if nobody knows.
         unit: of what.
+        shown: False: not at all.
 
     Returns:
         A function to be told how many are done. It is cheap enough for each hundredth.
     """
-    if not sys.stderr.isatty():
+    if not (shown and sys.stderr.isatty()):
         yield lambda done: None  # noqa: ARG005 - nobody looks
         return
+    if total is not None and not isinstance(total, int):
+        total = total.count()
     from rich.console import Console  # noqa: PLC0415 - only for people
     from rich.progress import (  # noqa: PLC0415
         BarColumn,

@@ -1,7 +1,7 @@
 """What a crawl of this project would use: its settings and its request fingerprinter."""
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
+from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sources import UrlList
 
@@ -43,8 +45,42 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def is_redis(place: str) -> bool:
-    """Whether a place is the URL of a Redis server, and no path."""
-    return place.startswith(_REDIS_SCHEMES)
+    """Whether a place is the URL of a server, and no path."""
+    return place.lower().startswith(_REDIS_SCHEMES)
+
+
+def path_argument(text: str) -> Path:
+    """A command-line argument that must be a path.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a URL.
+    """
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is a URL; a path is meant here")
+    return Path(text)
+
+
+def say_where(directory: Path) -> None:
+    """Say how a crawl finds a filter."""
+    if directory.name != "bloom":
+        note(
+            f"Crawls use it with BLOOM_DIR = {str(directory)!r}. (A crawl with a JOBDIR and no "
+            "BLOOM_DIR has its filter in JOBDIR/bloom)"
+        )
+
+
+def warn_of_queue(directory: Path) -> None:
+    """Say so if requests that a filter holds wait in its job's queue."""
+    job_dir = directory.parent
+    if directory.name != "bloom":
+        return
+    database = jobdir.database_path(job_dir)
+    if jobdir.has_queued(job_dir) or (database.exists() and any(read_counts(database))):
+        note(
+            f"scrapy bloom: warning: requests that are recorded in {directory} wait in the queue "
+            f"of {job_dir}, and are not crawled yet. A crawl with the copy takes them for seen: "
+            f"let that job finish first, or let one crawl with the copy have {job_dir} as JOBDIR"
+        )
 
 
 @dataclass(frozen=True)
@@ -86,8 +122,10 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
         SettingError: a setting is not valid.
         BloomError: there is no such spider, or the fingerprinter cannot be made.
     """
-    crawler = Crawler(_spider_class(settings, spider), settings)
     try:
+        crawler = Crawler(_spider_class(settings, spider), settings)
+        # Some fingerprinters ask for them.
+        crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
         fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
@@ -95,12 +133,22 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
         raise
     except Exception as error:
         raise BloomError(
-            f"the project's request fingerprinter cannot be made: {type(error).__name__}: {error}"
+            "the project's spider, add-ons or request fingerprinter cannot be made: "
+            f"{type(error).__name__}: {error}"
         ) from error
     for key, value in more.items():
         crawler.settings.set(key, value, priority=max(SETTINGS_PRIORITIES.values()))
+    # No command schedules anything; what it fills may be for a crawl that does it otherwise.
+    only_crawled = crawler.settings.get("BLOOM_RECORD_ON") == "crawled"
+    if only_crawled:
+        crawler.settings.set(
+            "BLOOM_RECORD_ON", "scheduled", priority=max(SETTINGS_PRIORITIES.values())
+        )
+    bloom = BloomSettings.from_settings(crawler.settings)
+    if only_crawled:  # the other half of the rate is that of the filter in memory
+        bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
-        bloom=BloomSettings.from_settings(crawler.settings),
+        bloom=bloom,
         fingerprint=fingerprint_function(fingerprinter),
         fingerprinter=global_object_name(type(fingerprinter)),
         is_chosen=(crawler.settings.getpriority(name) or 0) > SETTINGS_PRIORITIES["default"],
@@ -109,7 +157,12 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
 
 
 def connect(
-    settings: Settings, url: str, *, key: str | None, spider: str | None
+    settings: Settings,
+    url: str,
+    *,
+    key: str | None,
+    spider: str | None,
+    made_for: str = "",
 ) -> tuple[RedisServer, str, BloomSettings]:
     """The server of a URL, and the name of a filter there.
 
@@ -117,20 +170,24 @@ def connect(
         settings: as the command got them; BLOOM_REDIS_CLUSTER and the like count.
         url: as in BLOOM_REDIS_URL.
         key: as --key says.
-        spider: as --spider says, or what the filter itself says.
+        spider: as --spider says.
+        made_for: the spider's name if --spider says none.
 
     Raises:
         UsageError: which filter is not said.
         SettingError: the URL or a setting is not valid.
     """
-    bloom = load_project(settings, **redis_settings(url)).bloom
+    bloom = load_project(settings, spider, **redis_settings(url)).bloom
+    name = spider or made_for
+    if key is not None and ("{" in key or "}" in key):
+        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
-        if "%(spider)s" in bloom.redis_key and not spider:
+        if "%(spider)s" in bloom.redis_key and not name:
             raise UsageError(
                 f"which filter? Say it with --key, or the spider with --spider (BLOOM_REDIS_KEY is "
                 f"{bloom.redis_key!r})"
             )
-        key = bloom.redis_key % {"spider": spider}
+        key = bloom.redis_key % {"spider": name}
     server = RedisServer(
         url,
         cluster=bloom.redis_cluster,
@@ -142,11 +199,7 @@ def connect(
 
 def redis_settings(url: str) -> dict[str, Any]:
     """The settings of a crawl that uses that server, whatever else the project's are for."""
-    return {
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": url,
-        "BLOOM_RECORD_ON": "scheduled",
-    }
+    return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url}
 
 
 def redis_argument(text: str) -> str:

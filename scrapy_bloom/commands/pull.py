@@ -6,16 +6,22 @@ they record then may be missing in the copy.
 
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
-  scrapy bloom pull redis://localhost:6379/0 filters/backup --spider shop --json
+  scrapy bloom pull redis://localhost:6379/0 filters/backup --key shop:bloom --json
 """
 
 import argparse
-from pathlib import Path
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import add_json, print_json, say, working
-from scrapy_bloom.commands.project import add_key, add_spider, connect, redis_argument
+from scrapy_bloom.commands.project import (
+    add_key,
+    add_spider,
+    connect,
+    path_argument,
+    redis_argument,
+    say_where,
+)
 from scrapy_bloom.status import size_text
 from scrapy_bloom.transfer import Copied, download
 
@@ -28,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
     )
-    parser.add_argument("path", type=Path, metavar="DIRECTORY", help="where the files go")
+    parser.add_argument("path", type=path_argument, metavar="DIRECTORY", help="where the files go")
     add_key(parser)
     add_spider(parser)
     add_json(parser)
@@ -44,8 +50,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             options.path,
             cluster=bloom.redis_cluster,
             sentinel=bloom.redis_sentinel,
+            deadline_secs=bloom.redis_deadline_secs,
         )
     tell_copied(options, copied, str(options.path))
+    if not options.json:
+        say_where(options.path)
 
 
 def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:

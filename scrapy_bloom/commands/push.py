@@ -9,12 +9,18 @@ Examples:
 """
 
 import argparse
-from pathlib import Path
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import add_json, working
-from scrapy_bloom.commands.project import add_key, add_spider, connect, redis_argument
+from scrapy_bloom.commands.project import (
+    add_key,
+    add_spider,
+    connect,
+    path_argument,
+    redis_argument,
+    warn_of_queue,
+)
 from scrapy_bloom.commands.pull import tell_copied
 from scrapy_bloom.reading import filter_directory, found_files
 from scrapy_bloom.transfer import upload
@@ -25,7 +31,7 @@ HELP = "copy a filter from files into Redis"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="the filter's directory")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="the filter's directory")
     parser.add_argument(
         "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
     )
@@ -36,8 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
-    spider = options.spider or found_files(options.path)[-1].header.spider
-    server, key, bloom = connect(settings, options.url, key=options.key, spider=spider)
+    server, key, bloom = connect(
+        settings,
+        options.url,
+        key=options.key,
+        spider=options.spider,
+        made_for=found_files(options.path)[-1].header.spider,
+    )
     with working(f"Copying to {server.address}"):
         copied = upload(
             filter_directory(options.path),
@@ -45,5 +56,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             key,
             cluster=bloom.redis_cluster,
             sentinel=bloom.redis_sentinel,
+            deadline_secs=bloom.redis_deadline_secs,
         )
+    warn_of_queue(filter_directory(options.path))
     tell_copied(options, copied, f"{server.address}, key {key}")

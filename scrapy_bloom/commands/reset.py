@@ -22,7 +22,7 @@ from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.reading import filter_directory
-from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.status import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
@@ -73,8 +73,11 @@ def _reset_files(path: Path, *, yes: bool) -> None:
 def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
     server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
     with closing(server):
-        reader = RedisReader(server, key)
-        generations = reader.generations
+        store = RedisStore(server, key)
+        stored = store.read()
+        if stored.info is None:
+            store.read_filter()  # says best that there is none
+        generations = stored.generations
         count = sum(each.count for each in generations)
         size = size_text(sum(each.geometry.nbytes for each in generations))
         _confirm(
@@ -82,7 +85,7 @@ def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
             "that use it now go on with an empty one.",
             yes=options.yes,
         )
-        reader.store.reset()
+        store.reset()
     say(f"Deleted the filter {key} in {server.address}")
 
 
