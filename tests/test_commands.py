@@ -18,10 +18,10 @@ from scrapy_bloom.commands.arguments import error_rate, requests, requests_or_ra
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module", params=["in a project", "outside any project"])
+@pytest.fixture(scope="module", params=["in_a_project", "outside_any_project"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bloom") / "work"
-    if request.param == "in a project":
+    if request.param == "in_a_project":
         return workspace.start_project(path)
     path.mkdir()
     return path

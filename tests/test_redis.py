@@ -185,9 +185,9 @@ class TestManyCrawlers:
         backend.close()
 
     @pytest.mark.parametrize("place", PLACES)
-    @pytest.mark.parametrize("capacity", [100_000, 1000], ids=["one generation", "growing"])
+    @pytest.mark.parametrize("capacity", [100_000, 500], ids=["one generation", "growing"])
     def test_batches_of_many_at_once(self, place: str, capacity: int, key: str) -> None:
-        count = 12_000
+        count = 6000
         options = {"capacity": capacity}
         told = at_once(4, add_some_in_batches, place, url_of(place), key, count, options)
         assert sum(told) == count
