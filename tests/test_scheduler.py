@@ -135,6 +135,8 @@ def test_with_a_filter_in_redis(counting: bool, tree: Site, tmp_path: Path) -> N
     crawl = Crawl(tree.url, tmp_path, settings)
     crawl.wait_until(lambda: len(tree.hits) >= 50)
     crawl.kill()
+    assert bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["pending"] > 0
+    assert "in flight" in bloom("info", "job", cwd=tmp_path).out
     tree.delay = 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES

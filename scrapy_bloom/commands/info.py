@@ -31,8 +31,9 @@ from scrapy_bloom.commands.output import (
     say,
 )
 from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
+from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters import Contents
-from scrapy_bloom.reading import FilterReader, found_files, status_of
+from scrapy_bloom.reading import FilterReader, filter_directory, found_files, status_of
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
@@ -66,6 +67,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _in_files(path: Path, *, scan: bool) -> _Figures:
+    queue = _queue(path)
+    if queue and not filter_files(filter_directory(path)):
+        return {"location": str(path), "queue": queue}  # its filter is elsewhere
     found = found_files(path)
     newest = found[-1]
     where = newest.path.parent if len(found) > 1 else newest.path
@@ -75,7 +79,7 @@ def _in_files(path: Path, *, scan: bool) -> _Figures:
         "fingerprinter": newest.header.fingerprinter,
         "salt": newest.header.salt.hex(),
         "closed": not any(each.state.in_use for each in found),
-        "queue": _queue(path),
+        "queue": queue,
     }
     for each, row in zip(found, figures["generations"], strict=True):
         row |= {
@@ -176,6 +180,11 @@ def _scan(figures: _Figures, fills: Iterable[Iterator[float]]) -> None:
 
 
 def _print(figures: _Figures) -> None:
+    queue = figures.get("queue")
+    if queue and "generations" not in figures:
+        say(f"Job in {figures['location']}, without a filter")
+        say(f"  queue: {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
+        return
     say(f"Filter in {figures['location']}")
     states = {True: "closed", False: "not closed: in use, or its crawl was killed", None: "shared"}
     for name, value in (
@@ -193,7 +202,7 @@ def _print(figures: _Figures) -> None:
         ("false drops", f"{number(figures['expected_false_drops'], 2)} expected so far"),
     ):
         say(f"  {name + ':':<15}{value}")
-    if queue := figures.get("queue"):
+    if queue:
         say(f"  queue:         {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
     say("")
     is_scanned = "scan" in figures["generations"][0]
