@@ -11,7 +11,7 @@ from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.requestdb import read_counts
+from scrapy_bloom.requestdb import is_there, read_counts
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
 
@@ -116,7 +116,7 @@ def create_backend(
 def _check_queue(job_dir: Path) -> None:
     """That no requests wait in a queue that this crawl would not look into, and that look seen."""
     database = jobdir.database_path(job_dir)
-    if database.exists() and (waiting := sum(read_counts(database))):
+    if is_there(database) and (waiting := sum(read_counts(database))):
         raise StorageError(
             f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
             'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '

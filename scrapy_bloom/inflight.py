@@ -8,11 +8,14 @@ a request comes out of the downloader's `fetch`, and is scheduled next. Both are
 public attributes of the engine, in all versions from 2.13 on, and are wrapped in this crawl alone.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import scrapy
 from scrapy import Request
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
 from scrapy_bloom.engine import call_soon
 from scrapy_bloom.exceptions import SettingError
@@ -33,6 +36,7 @@ class InFlight:
         self._done = done
         # Requests are told apart by what they are, not by what they say.
         self._rows: dict[int, tuple[Request, int]] = {}
+        self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
         scraper, downloader = engine.scraper, engine.downloader
         for each, name in ((scraper, "enqueue_scrape"), (downloader, "fetch")):
@@ -50,12 +54,24 @@ class InFlight:
     def add(self, request: Request, row: int) -> None:
         """A request was taken."""
         self._rows[id(request)] = (request, row)
+        self._not_fetched.add(id(request))
 
     def _scraped(self, result: Any, request: Request, *args: Any) -> Any:
-        return self._enqueue_scrape(result, request, *args).addBoth(self._ended, request)
+        ended = self._enqueue_scrape(result, request, *args)
+        if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
+            # The event loop is ended, and with it what is being downloaded: nothing has failed.
+            self._rows.pop(id(request), None)
+            return ended
+        return ended.addBoth(self._ended, request)
 
     def _fetched(self, request: Request, *args: Any) -> Any:
-        return self._fetch(request, *args).addCallback(self._perhaps_replaced, request)
+        fetched = self._fetch(request, *args)
+        # A callback may fetch its own request once more: that is not this one's end.
+        if id(request) in self._not_fetched:
+            self._not_fetched.discard(id(request))
+            if isinstance(fetched, Deferred):
+                fetched.addCallback(self._perhaps_replaced, request)
+        return fetched
 
     def _perhaps_replaced(self, result: Any, request: Request) -> Any:
         if isinstance(result, Request):
@@ -64,12 +80,16 @@ class InFlight:
             call_soon(self.settle)
         return result
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def settle(self) -> None:
         """Those that were replaced are done: the others are scheduled by now."""
         while self._replaced:
             self._ended(None, self._replaced.pop())
 
     def _ended(self, result: Any, request: Request) -> Any:
+        self._not_fetched.discard(id(request))
         _, row = self._rows.pop(id(request), (None, None))
         if row is not None:
             self._done(row)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import UncleanShutdownError
+from scrapy_bloom.requestdb import is_there
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Job:
     ) -> None:
         self.path = path
         # A mark without that queue is of a run under another scheduler.
-        crash_safe = crash_safe and path is not None and jobdir.database_path(path).exists()
+        crash_safe = crash_safe and path is not None and is_there(jobdir.database_path(path))
         self._crash_safe = crash_safe
         self._marked: str | None = None
         self._only_crawled = only_crawled

@@ -16,6 +16,8 @@ from scrapy_bloom.exceptions import StorageError
 
 APPLICATION_ID = 0x626C6F6D  # "bloom"
 FORMAT_VERSION = 1
+_APPLICATION_ID_AT = 68  # in the header of SQLite's file format
+_LARGEST = 2**63 - 1  # an integer of SQLite
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. Those in flight are in no index of what is next.
@@ -50,11 +52,11 @@ class Taken(NamedTuple):
 
     Attributes:
         id: its row.
-        request: as `RequestDatabase.push` got it.
+        data: what `RequestDatabase.push` got, serialized; see `unpacked`.
     """
 
     id: int
-    request: Mapping[str, Any]
+    data: bytes
 
 
 class RequestDatabase:
@@ -108,6 +110,8 @@ class RequestDatabase:
                 run(index if by_slot == self._by_slot else f"DROP INDEX {name}")
         self.were_in_flight = run("UPDATE requests SET in_flight = 0 WHERE in_flight").rowcount
         run("COMMIT")
+        if is_new:  # not only in the log, which somebody may take for rubbish
+            run("PRAGMA wal_checkpoint(TRUNCATE)")
         self.pending, last = run("SELECT count(*), max(id) FROM requests").fetchone()
         self.resumed = self.pending
         self._last_id = last or 0
@@ -151,8 +155,9 @@ class RequestDatabase:
         """
         try:
             data = pickle.dumps(request, protocol=4)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(str(error)) from error
+        priority = max(-_LARGEST, min(priority, _LARGEST))
         row = self._last_id + 1
         self._db.execute(
             "INSERT INTO requests VALUES (?, ?, ?, ?, ?, 0, ?)",
@@ -186,7 +191,7 @@ class RequestDatabase:
             row = self._db.execute(_NEXT).fetchone()
         self._db.execute("UPDATE requests SET in_flight = 1 WHERE id = ?", row[:1])
         self.pending -= 1
-        return Taken(row[0], pickle.loads(row[1]))  # noqa: S301 - our own file
+        return Taken(*row)
 
     def _next_slot(self, active: Callable[[str], int]) -> str:
         """See `take`. Mostly, the very next slot has no downloads."""
@@ -218,15 +223,32 @@ class RequestDatabase:
         self._db.execute("DELETE FROM requests WHERE id = ?", (row,))
         self.pending -= was_pending
 
-    def newest(self) -> Mapping[str, Any] | None:
-        """The request that was added last, if it is not gone."""
+    def newest(self) -> bytes | None:
+        """The request that was added last, serialized, if it is not gone."""
         row = self._db.execute("SELECT request FROM requests ORDER BY id DESC LIMIT 1").fetchone()
-        return pickle.loads(row[0]) if row else None  # noqa: S301 - our own file
+        data: bytes | None = row[0] if row else None
+        return data
 
     def close(self) -> None:
         """Close the file; what is pending stays. It may fail without harm."""
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
+
+
+def unpacked(data: bytes) -> Mapping[str, Any]:
+    """What was serialized. It may raise anything: a class may be gone since."""
+    found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own file
+    return found
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file is such a database, by its first bytes: an empty one is not."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_APPLICATION_ID_AT + 4)
+    except OSError:
+        return False
+    return head[_APPLICATION_ID_AT:] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def read_counts(path: Path) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import scrapy
 from filelock import FileLock, Timeout
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
@@ -25,9 +26,13 @@ from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.engine import close_spider_soon, is_shell
 from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
 from scrapy_bloom.inflight import InFlight
-from scrapy_bloom.requestdb import RequestDatabase
+from scrapy_bloom.requestdb import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
+
+# Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
+# order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
+_FEW_IN_FLIGHT = 8
 
 
 class CrashSafeScheduler(BaseScheduler):
@@ -69,6 +74,11 @@ class CrashSafeScheduler(BaseScheduler):
         self._active: Callable[[str], int] = lambda _: 0
         self._slot_of: Callable[[Request], str] = lambda _: ""
         self._has_failed = False
+        self._most_in_flight = settings.getint("CONCURRENT_REQUESTS")
+        if 0 < self._most_in_flight < _FEW_IN_FLIGHT:
+            self._most_in_flight = _FEW_IN_FLIGHT
+        if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
+            self._most_in_flight *= 2
         self._lock: FileLock | None = None
 
     @classmethod
@@ -84,16 +94,15 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 _check_queue(job)
-            dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-            return cls(crawler, build_from_crawler(dupefilter, crawler), job)
-        except SettingError as error:
+            for name in ("SCHEDULER_DISK_QUEUE", "SCHEDULER_START_DISK_QUEUE"):
+                if crawler.settings[name]:
+                    _is_lifo(name, crawler.settings[name])
+        except BloomError as error:
             _tell_at_the_start(crawler, error)
             raise
-        except StorageError as error:
-            # The filter has told of its own errors.
-            if isinstance(error, _QueueError):
-                _tell_at_the_start(crawler, error)
-            raise
+        # The filter tells of its own errors.
+        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+        return cls(crawler, build_from_crawler(dupefilter, crawler), job)
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -111,7 +120,10 @@ class CrashSafeScheduler(BaseScheduler):
                 raise
         opened: Deferred[None] | None = self.df.open()
         if self._database is not None and (newest := self._database.newest()) is not None:
-            self._record(newest)
+            if opened is None:
+                self._record(newest)
+            else:
+                opened.addCallback(lambda _: self._record(newest))
         return opened
 
     def _open_database(self, job: Path) -> None:
@@ -139,10 +151,10 @@ class CrashSafeScheduler(BaseScheduler):
                 extra={"spider": self.spider},
             )
 
-    def _record(self, newest: Any) -> None:
+    def _record(self, newest: bytes) -> None:
         """Record what was added last: the process may have died before that was done."""
         try:
-            request = request_from_dict(newest, spider=self.spider)
+            request = request_from_dict(dict(unpacked(newest)), spider=self.spider)
         except Exception:  # noqa: BLE001 - it will be told of when it is taken
             return
         if not request.dont_filter:
@@ -217,13 +229,16 @@ class CrashSafeScheduler(BaseScheduler):
         return request
 
     def _taken(self) -> Request | None:
-        assert self._database is None or self._in_flight is not None
+        # What is in flight is crawled twice after a crash: that is kept to what is promised, also
+        # while responses wait to be scraped.
+        if self._in_flight is not None and 0 < self._most_in_flight <= len(self._in_flight):
+            return None
         while self._database is not None and self._database.pending:
             taken = self._attempt(self._database.take, self._active)
             if taken is None:
                 return None
             try:
-                request = request_from_dict(taken.request, spider=self.spider)
+                request = request_from_dict(dict(unpacked(taken.data)), spider=self.spider)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 logger.error(  # noqa: TRY400 - one line
                     "A request of the job cannot be made again, and is left in %s: %s: %s",
@@ -314,10 +329,6 @@ class CrashSafeScheduler(BaseScheduler):
         )
 
 
-class _QueueError(StorageError):
-    """The job's queue cannot be used."""
-
-
 def _check_queue(job: Path) -> None:
     """That a job directory is not one of Scrapy's own scheduler.
 
@@ -326,7 +337,7 @@ def _check_queue(job: Path) -> None:
     """
     queue = jobdir.queue_path(job)
     if queue.exists() and (jobdir.has_queued(job) or not jobdir.was_closed_by_scrapy(job)):
-        raise _QueueError(
+        raise StorageError(
             f"{job} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does not "
             'know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or give '
             f"the crawl another JOBDIR; or move {queue} away, and the filter beside it, to start "

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,7 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     tree.delay = 1.0
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     crawl.wait_until(lambda: len(tree.hits) > 10)
+    tree.delay = 5.0
     running = bloom("import", "urls.txt", "job", cwd=tmp_path)
     assert "is in use by another running crawl" in running.error
     crawl.kill()
@@ -297,7 +299,7 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     tree.delay = 0.5
     tree.forget()
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
-    crawl.wait_until(lambda: has_queued(tmp_path / "old"))
+    crawl.wait_until(lambda: len(tree.hits) > 30 and has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
     assert "was killed: what its queue held would look crawled" in killed.error
@@ -315,6 +317,8 @@ def interrupted(tmp_path: Path, signal_number: int) -> int:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts us in the background lets us ignore it, and so would it.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     end = time.monotonic() + 60
     while len(list(tmp_path.glob("filter/*.bloom"))) < 2 and time.monotonic() < end:

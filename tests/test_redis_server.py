@@ -656,7 +656,10 @@ class TestURLs:
         command = [sys.executable, "-c", textwrap.dedent(code)]
         output = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE).stdout
         (line,) = output.decode().splitlines()
-        assert "redis-py 6.1 or later is not installed: pip install 'scrapy-bloom[redis]'" in line
+        assert (
+            "redis-py 6.1 or later, which is not installed: pip install 'scrapy-bloom[redis]'"
+            in line
+        )
 
 
 def is_back(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.requestdb import RequestDatabase, files_of, read_counts
+from scrapy_bloom.requestdb import RequestDatabase, files_of, is_there, read_counts, unpacked
 
 
 def push(database: RequestDatabase, name: str, **options) -> int:
@@ -24,7 +24,7 @@ def push(database: RequestDatabase, name: str, **options) -> int:
 
 
 def names(database: RequestDatabase, number: int) -> list[str]:
-    return [taken.request["name"] for _ in range(number) if (taken := database.take())]
+    return [unpacked(taken.data)["name"] for _ in range(number) if (taken := database.take())]
 
 
 @pytest.fixture
@@ -55,13 +55,13 @@ def test_slots_take_turns(path: Path) -> None:
     for _ in range(6):
         taken = database.take(downloads.__getitem__)
         assert taken
-        order.append(taken.request["name"])
+        order.append(unpacked(taken.data)["name"])
         downloads[order[-1][0]] += 1
     assert order == ["a0", "b0", "c0", "a1", "b1", "c1"]
     downloads.update(a=5, b=1, c=1)
     taken = database.take(downloads.__getitem__)
     assert taken
-    assert taken.request["name"] == "b2"  # after c comes a, but that is busy
+    assert unpacked(taken.data)["name"] == "b2"  # after c comes a, but that is busy
     database.close()
 
 
@@ -82,7 +82,8 @@ def test_what_was_in_flight_is_pending_again(path: Path) -> None:
     database = RequestDatabase(path, by_slot=False)
     rows = {name: push(database, name) for name in "abc"}
     taken = database.take()
-    assert taken == (rows["c"], {"name": "c"})
+    assert taken
+    assert (taken.id, unpacked(taken.data)) == (rows["c"], {"name": "c"})
     assert read_counts(path) == (2, 1)
     database.remove(rows["a"], was_pending=True)
     database.close()
@@ -110,7 +111,7 @@ def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
     assert read_counts(path) == (990, 9)
     database = RequestDatabase(path, by_slot=True)
     assert (database.pending, database.were_in_flight) == (999, 9)
-    assert [database.take().request["n"] for _ in range(999)] == list(range(1, 1000))
+    assert [unpacked(database.take().data)["n"] for _ in range(999)] == list(range(1, 1000))
     database.close()
 
 
@@ -120,6 +121,25 @@ def test_a_kill_while_it_is_made(path: Path) -> None:
     push(database, "a")
     database.close()
     assert read_counts(path) == (1, 0)
+
+
+def test_priorities_beyond_those_of_sqlite(path: Path) -> None:
+    database = RequestDatabase(path, by_slot=True)
+    for priority in (-(2**70), 0, 2**70):
+        push(database, str(priority), priority=priority)
+    assert names(database, 3) == [str(2**70), "0", str(-(2**70))]
+    database.close()
+
+
+def test_it_is_known_by_its_first_bytes(path: Path) -> None:
+    assert not is_there(path)
+    path.touch()
+    assert not is_there(path)
+    database = RequestDatabase(path, by_slot=True)
+    assert is_there(path)
+    push(database, "a")
+    assert is_there(path)
+    database.close()
 
 
 def test_what_cannot_be_serialized(path: Path) -> None:

@@ -13,7 +13,7 @@ import servers
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom.jobdir import database_path
-from scrapy_bloom.requestdb import read_counts
+from scrapy_bloom.requestdb import files_of, read_counts
 from sites import ScriptedSite, Site, tree_site
 
 PAGES = 150
@@ -122,6 +122,36 @@ def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
+
+
+def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
+    """Python cancels what is being downloaded: that is no failure of it."""
+    if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
+        pytest.skip("this version of Scrapy always has a reactor")
+    settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
+    tree.delay = 1.0
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 5)
+    end(crawl, "SIGTERM twice")
+    tree.delay = 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+
+
+def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    tree.delay = 0
+    tree.forget()
+    for path in files_of(database_path(tmp_path / "job")):
+        path.unlink()
+    database_path(tmp_path / "job").touch()
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() == 0
+    assert "The crawl starts over" in crawl.told("WARNING")[0]
+    assert len(tree.hits) == PAGES
 
 
 @pytest.mark.parametrize("counting", [False, True])
