@@ -318,7 +318,7 @@ def interrupted(tmp_path: Path, signal_number: int) -> int:
         stderr=subprocess.PIPE,
         text=True,
         # A shell that starts us in the background lets us ignore it, and so would it.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     end = time.monotonic() + 60
     while len(list(tmp_path.glob("filter/*.bloom"))) < 2 and time.monotonic() < end:
