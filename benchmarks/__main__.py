@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks import (
     counting,
+    crashes,
     growth,
     importing,
     large,
@@ -19,6 +20,7 @@ from benchmarks import (
     redis_backend,
     report,
     request,
+    scheduler,
     space,
 )
 from benchmarks.report import Section
@@ -35,6 +37,8 @@ BENCHMARKS: dict[str, Callable[[bool], Section]] = {
     "growth": growth.run,
     "redis": redis_backend.run,
     "import": importing.run,
+    "crashes": crashes.run,
+    "scheduler": scheduler.run,
 }
 
 

@@ -1,0 +1,702 @@
+"""Crawls that are killed at random instants, and resumed: is every page crawled, and how often?"""
+
+import importlib.util
+import json
+import os
+import random
+import secrets
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from statistics import mean
+from types import ModuleType, TracebackType
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from scrapy import signals
+from scrapy.crawler import Crawler
+from scrapy.http import Response
+from scrapy.utils.defer import maybe_deferred_to_future
+from twisted.internet.task import deferLater
+
+from benchmarks.report import Section, Table, all_of, at_most
+from scrapy_bloom.requestdb import read_counts
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "example_project"
+CONCURRENT_REQUESTS = 16
+LIMIT_SECS = 120.0  # that any single wait may take
+PIPELINE_SECS = 0.1
+SITE_SECS = 0.05
+AT_ONCE = 2
+
+OURS = {
+    "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+    "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+}
+SCRAPYS = {
+    "SCHEDULER": "scrapy.core.scheduler.Scheduler",
+    "DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter",
+}
+# Asked for on every start.
+NOT_COUNTED = ("/", "/robots.txt")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the example site there is."""
+
+    sections: int
+    articles: int  # in each section
+    list_pages: int  # in each section
+    tags: int
+
+
+WHOLE = Size(12, 240, 12, 60)
+PART = Size(1, 240, 12, 60)
+TINY = Size(1, 24, 2, 12)
+
+
+class ExampleSite:
+    """The example project's site, served by this process, which counts what it is asked for.
+
+    Args:
+        size: how much of it.
+        secs: before each answer.
+
+    Attributes:
+        hits: requests for each address, however its query is ordered, whatever the answer.
+        pages: how many different addresses answer with a page.
+        url: of the home page.
+    """
+
+    def __init__(self, size: Size, secs: float = 0.0) -> None:
+        module: Any = _site_module()
+        module.SECTIONS, module.ARTICLES = size.sections, size.articles
+        module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
+        self.pages: int = module.page_count()
+        self.hits: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        handler: Any = module._Handler  # noqa: SLF001 - the example's own, and read like a tutorial
+        answer: Callable[[Any], None] = handler.do_GET
+
+        def count_and_answer(request: Any) -> None:
+            with self._lock:
+                self.hits[address(request.path)] += 1
+            time.sleep(secs)
+            answer(request)
+
+        handler.do_GET = count_and_answer
+        self._server = _Server(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    @property
+    def total(self) -> int:
+        """Requests so far."""
+        return self.hits.total()
+
+    def end(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A killed crawl drops its connections: no news."""
+
+
+def _site_module() -> ModuleType:
+    """The example's module, as new: each site has a size of its own."""
+    spec = importlib.util.spec_from_file_location("example_site", EXAMPLE / "example" / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def address(url: str) -> str:
+    """Path and sorted query, which make a page of this site."""
+    parts = urlsplit(url)
+    query = urlencode(sorted(parse_qsl(parts.query)))
+    return f"{parts.path}?{query}" if query else parts.path
+
+
+class Journal:
+    """In the crawl: notes responses, callbacks that ran to their end, and items.
+
+    It is a spider middleware and an item pipeline. Each line is one write, which no kill undoes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> "Journal":
+        """Build it, for the file of the setting."""
+        new = cls(crawler.settings["BENCHMARK_JOURNAL"])
+        crawler.signals.connect(new.response_downloaded, signals.response_downloaded)
+        return new
+
+    def response_downloaded(self, response: Response) -> None:
+        """Note that a response is there: its callback comes later."""
+        self.write("response", response.url)
+
+    async def process_spider_output(
+        self, response: Response, result: AsyncIterator[Any]
+    ) -> AsyncIterator[Any]:
+        """Note that a callback ran to its end."""
+        async for each in result:
+            yield each
+        self.write("page", response.url)
+
+    def process_item(self, item: Mapping[str, Any]) -> Any:
+        """Note an item."""
+        self.write("item", item["url"])
+        return item
+
+    def write(self, what: str, url: str) -> None:
+        """Append a line."""
+        os.write(self._file, f"{what} {address(url)}\n".encode())
+
+
+class SlowJournal(Journal):
+    """The same, but each item takes its time in the pipeline."""
+
+    async def process_item(self, item: Mapping[str, Any]) -> Any:
+        """Note an item, later."""
+        from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one
+
+        await maybe_deferred_to_future(deferLater(reactor, PIPELINE_SECS))
+        return super().process_item(item)
+
+
+class Job:
+    """A crawl of a site, in processes of their own, which can be started again and again."""
+
+    def __init__(
+        self, directory: Path, url: str, settings: Mapping[str, str], *, slow: bool = False
+    ) -> None:
+        directory.mkdir(parents=True)
+        self.job_dir = directory / "job"
+        self._log = directory / "log"
+        self._journal = directory / "journal"
+        self._journal.touch()
+        kind = f"{__name__}.{'SlowJournal' if slow else 'Journal'}"
+        merged = {
+            "JOBDIR": self.job_dir,
+            "CONCURRENT_REQUESTS": CONCURRENT_REQUESTS,
+            "BENCHMARK_JOURNAL": self._journal,
+            "SPIDER_MIDDLEWARES": json.dumps({f"{__name__}.Journal": 1}),
+            "ITEM_PIPELINES": json.dumps({kind: 1}),
+            **settings,
+        }
+        self._command = crawl_command(url, merged)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._run_begins_at = 0
+        self._journal_begins_at = 0
+
+    def start(self) -> None:
+        """Begin, or go on."""
+        with self._log.open("ab") as log:
+            self._run_begins_at = log.tell()
+            self._journal_begins_at = self._journal.stat().st_size
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=EXAMPLE,
+                env=crawl_environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        """What the last run wrote."""
+        with self._log.open("rb") as log:
+            log.seek(self._run_begins_at)
+            return log.read().decode(errors="replace")
+
+    def journal(self) -> set[str]:
+        """What was noted in all runs."""
+        return set(self._journal.read_text().splitlines())
+
+    def responses(self) -> AbstractSet[str]:
+        """The addresses whose responses the last run had."""
+        noted = self._journal.read_text()[self._journal_begins_at :].splitlines()
+        return {each.partition(" ")[2] for each in noted if each.startswith("response ")}
+
+    def running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.poll() is None
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition; False if the crawl ended before.
+
+        Raises:
+            TimeoutError: neither came about in time.
+        """
+        end = time.monotonic() + LIMIT_SECS
+        while not condition():
+            if not self.running():
+                return False
+            if time.monotonic() > end:
+                raise TimeoutError(self.output)
+            time.sleep(0.002)
+        return True
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def wait(self, quiet: Callable[[], object] = lambda: None, secs: float = LIMIT_SECS) -> int:
+        """Wait for the end; its exit status.
+
+        Args:
+            quiet: something that changes as the crawl goes on.
+            secs: without a change, after which the crawl is killed: its status is then -9.
+        """
+        assert self._process is not None
+        last, end = quiet(), time.monotonic() + secs
+        while self.running():
+            time.sleep(0.01)
+            if (now := quiet()) != last:
+                last, end = now, time.monotonic() + secs
+            if time.monotonic() > end:
+                self.end()
+        return self._process.wait()
+
+    def end(self) -> None:
+        """Kill it, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
+    options = [part for name, value in settings.items() for part in ("-s", f"{name}={value}")]
+    return [sys.executable, "-m", "scrapy", "crawl", "docs", "-a", f"url={url}", *options]
+
+
+def crawl_environment() -> Mapping[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """An undisturbed crawl.
+
+    Attributes:
+        hits: requests for each address.
+        journal: what it noted.
+        start_secs: from its start to the first request.
+        close_secs: from the last request to its end.
+    """
+
+    hits: Mapping[str, int]
+    journal: frozenset[str]
+    start_secs: float
+    close_secs: float
+
+    @property
+    def total(self) -> int:
+        return sum(self.hits.values())
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One job, and how it is killed."""
+
+    row: str
+    number: int
+    signals: Sequence[signal.Signals]
+    kills: int = 1
+    at: str = "any"  # "open", "close", "middle"
+    slow: bool = False
+    site_secs: float = 0.0
+    settings: Mapping[str, str] = field(default_factory=lambda: OURS)
+    quiet_secs: float = LIMIT_SECS
+
+
+@dataclass(frozen=True)
+class _Kill:
+    """One kill.
+
+    Attributes:
+        when: in words, and with which exit status.
+        pending: requests that waited in the database then, or None if there was none.
+        in_flight: those that were in flight.
+        asked: what was asked for in this run.
+        responses: those of them whose response had come.
+    """
+
+    when: str
+    pending: int | None
+    in_flight: int
+    asked: AbstractSet[str]
+    responses: AbstractSet[str]
+
+    def __str__(self) -> str:
+        if self.pending is None:
+            return self.when
+        return f"{self.when}, {self.pending} pending, {self.in_flight} in flight"
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a job.
+
+    Attributes:
+        case: the job.
+        kills: how it was killed.
+        has_ended: the resumed crawl ended by itself, and was finished.
+        missing: addresses that were never asked for, and what is missing in the journal.
+        twice: addresses asked for in the killed run, and again later; for each kill.
+        downloading: those of them whose response had not come.
+        crawled: different addresses asked for.
+    """
+
+    case: _Case
+    kills: Sequence[_Kill]
+    has_ended: bool
+    missing: Sequence[str]
+    twice: Sequence[int]
+    downloading: Sequence[int]
+    crawled: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every page was crawled."""
+        return not self.missing
+
+
+_KILL, _TERM, _HUP = [signal.SIGKILL], [signal.SIGTERM] * 2, [signal.SIGHUP]
+_SIGNALS = (("SIGKILL", _KILL), ("SIGTERM twice", _TERM), ("SIGHUP", _HUP))
+_FIVE, _OPEN, _CLOSE = "SIGKILL, five in one job", "SIGKILL in open()", "SIGKILL while closing"
+_SLOW = f"SIGKILL, items take {1000 * PIPELINE_SECS:.0f} ms"
+_FAR = f"SIGKILL, answers take {1000 * SITE_SECS:.0f} ms"
+_SCRAPYS = "Scrapy's own"
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    size = TINY if quick else PART
+    each, few = (1, 1) if quick else (20, 5)
+    seed = secrets.randbelow(10**6)
+    cases = [_Case(name, number, signals) for number in range(each) for name, signals in _SIGNALS]
+    cases += [_Case(_FIVE, number, _KILL, kills=2 if quick else 5) for number in range(few)]
+    cases += [_Case(_OPEN, number, _KILL, at="open") for number in range(few)]
+    cases += [_Case(_CLOSE, number, _KILL, at="close") for number in range(few)]
+    cases += [_Case(_SLOW, number, _KILL, at="middle", slow=True) for number in range(few)]
+    cases += [_Case(_FAR, number, _KILL, at="middle", site_secs=SITE_SECS) for number in range(few)]
+    scrapys = [
+        _Case(_SCRAPYS, n, _KILL, at="middle", settings=SCRAPYS, quiet_secs=2 if quick else 10)
+        for n in range(few)
+    ]
+    directory = Path(tempfile.mkdtemp(prefix="crashes-"))  # kept if anything is wrong
+    with _signals_not_ignored():
+        usual, pages = _undisturbed(directory / "usual", size)
+        work = partial(_outcome, directory, size, usual, seed)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            outcomes = list(pool.map(work, cases))
+            theirs = list(pool.map(work, scrapys))
+    wrong = [each for each in outcomes if not (each.is_complete and each.has_ended)]
+    if not wrong:
+        shutil.rmtree(directory)
+    at_random = [each for each in outcomes if each.case.row in dict(_SIGNALS)]
+    return Section(
+        title="Kills",
+        method=(
+            f"Crawls of the example site with CrashSafeScheduler and BloomDupeFilter, here with "
+            f"{size.sections} of {WHOLE.sections} sections: {pages:,} pages, and {usual.total:,} "
+            f"requests with redirects and errors. {len(at_random)} jobs are killed at a random "
+            "instant, from the start of the process to its end: the number of requests answered "
+            "so far is drawn, and up to 20 ms on top; SIGTERM is sent again up to 50 ms later, "
+            "which is Scrapy's unclean shutdown. The same command then resumes each. The site is "
+            "served and the requests are counted by the benchmark, which is not killed. A page is "
+            "crawled when it was asked for, its callback ran to the end, and its item passed "
+            "the pipeline."
+        ),
+        checks=[
+            all_of(
+                f"of {len(at_random)} jobs killed at random, with every page crawled",
+                sum(each.is_complete for each in at_random),
+                len(at_random),
+            ),
+            all_of(
+                "resumed crawls that end",
+                sum(each.has_ended for each in at_random),
+                len(at_random),
+            ),
+            at_most(
+                "pages crawled twice for a kill, the most",
+                max(n for each in at_random for n in each.twice),
+                CONCURRENT_REQUESTS,
+                "{:.0f}",
+            ),
+            at_most(
+                "of these, whose response was not there yet, the most",
+                max(n for each in at_random for n in each.downloading),
+                CONCURRENT_REQUESTS,
+                "{:.0f}",
+            ),
+            all_of(
+                "kills after which no more was crawled twice than was in flight",
+                sum(
+                    again <= kill.in_flight
+                    for each in outcomes
+                    for again, kill in zip(each.twice, each.kills, strict=True)
+                ),
+                sum(len(each.kills) for each in outcomes),
+            ),
+            all_of(
+                "of the other jobs, every page crawled, and the resumed crawl ends",
+                sum(e.is_complete and e.has_ended for e in outcomes if e not in at_random),
+                len(outcomes) - len(at_random),
+            ),
+        ],
+        tables=[
+            _table(outcomes),
+            Table(
+                ("Scrapy's Scheduler and RFPDupeFilter", "requested in the end", "resumed crawl"),
+                [
+                    (
+                        f"SIGKILL {each.kills[0].when}",
+                        f"{each.crawled:,} of {len(usual.hits):,} addresses",
+                        "finished" if each.has_ended else "did not finish",
+                    )
+                    for each in theirs
+                ],
+            ),
+        ],
+        notes=_notes(seed, directory, wrong),
+    )
+
+
+def _notes(seed: int, directory: Path, wrong: Sequence[_Outcome]) -> str:
+    notes = (
+        f"CONCURRENT_REQUESTS is {CONCURRENT_REQUESTS}. The home page and robots.txt, which are "
+        "asked for at each start, are not counted as crawled twice.\n"
+        "What is in flight was taken from the queue, and is being downloaded, in its callback, or "
+        "its items in the pipelines; the scheduler keeps that to CONCURRENT_REQUESTS. The resumed "
+        "crawl asks for all of it again. The column 'without a response' is the part of it whose "
+        "response had not come.\n"
+        "Scrapy's resumed crawl is ended once it has asked for nothing for 10 seconds.\n"
+        f"The instants were drawn with the seed {seed}."
+    )
+    for each in wrong:
+        missing = ", ".join(each.missing[:5])
+        notes += (
+            f"\nWrong: {each.case.row} {each.case.number} ({', '.join(map(str, each.kills))}): "
+            f"{'ended' if each.has_ended else 'did not end'}, {len(each.missing)} missing "
+            f"({missing}); all is in {directory}."
+        )
+    return notes
+
+
+def _table(outcomes: Sequence[_Outcome]) -> Table:
+    rows = []
+    for name in dict.fromkeys(each.case.row for each in outcomes):
+        these = [each for each in outcomes if each.case.row == name]
+        twice = [n for each in these for n in each.twice]
+        rows.append(
+            (
+                name,
+                f"{len(these)}",
+                f"{sum(each.is_complete for each in these)}",
+                f"{sum(each.has_ended for each in these)}",
+                f"{max(twice)}",
+                f"{mean(twice):.1f}",
+                f"{max(n for each in these for n in each.downloading)}",
+                f"{max(kill.in_flight for each in these for kill in each.kills)}",
+            )
+        )
+    head = (
+        *("kill", "jobs", "every page", "ended", "twice per kill, most", "mean"),
+        *("without a response, most", "in flight, most"),
+    )
+    return Table(head, rows)
+
+
+def _undisturbed(directory: Path, size: Size) -> tuple[_Usual, int]:
+    """What a crawl is like that nobody kills; and the pages of the site."""
+    with served(size) as site:
+        job = Job(directory, site.url, OURS)
+        with job_that_ends(job):
+            begun = time.monotonic()
+            job.start()
+            job.wait_until(lambda: site.total > 0)
+            first = time.monotonic()
+            last_total, last = 0, first
+            while job.running() and time.monotonic() < begun + LIMIT_SECS:
+                if (total := site.total) != last_total:
+                    last_total, last = total, time.monotonic()
+                time.sleep(0.002)
+            ended = time.monotonic()
+            assert job.wait() == 0, job.output
+        usual = _Usual(dict(site.hits), frozenset(job.journal()), first - begun, ended - last)
+        items = sum(line.startswith("item ") for line in usual.journal)
+        assert items == site.pages, f"{items} of {site.pages} pages\n{job.output}"
+        assert set(usual.hits.values()) == {1}, usual.hits
+        return usual, items
+
+
+def _outcome(directory: Path, size: Size, usual: _Usual, seed: int, case: _Case) -> _Outcome:
+    """Start a job, kill it, resume it; again if it ended before it was to be killed."""
+    for attempt in range(20):
+        name = f"{case.row}-{case.number}-{attempt}"
+        rng = random.Random(f"{seed} {name}")
+        with served(size, case.site_secs) as site:
+            job = Job(directory / name.replace(" ", "-"), site.url, case.settings, slow=case.slow)
+            with job_that_ends(job):
+                kills = _killed(job, site, usual, case, rng)
+                if not kills:
+                    continue
+                job.start()
+                status = job.wait(lambda: site.total, case.quiet_secs)
+            has_ended = status == 0 and "Spider closed (finished)" in job.output
+            hits = Counter(site.hits)
+        missing = sorted(set(usual.hits) - set(hits)) + sorted(usual.journal - job.journal())
+        twice, downloading = _asked_again(kills, hits)
+        return _Outcome(case, kills, has_ended, missing, twice, downloading, len(hits))
+    raise TimeoutError(f"{case} ended before each kill")
+
+
+def _asked_again(
+    kills: Sequence[_Kill], hits: Mapping[str, int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """What was asked for in the run that was killed and again later, for each kill.
+
+    And how much of that was without a response. What is asked for twice in one run, which nothing
+    should be, is counted with the last kill.
+    """
+    twice, downloading = [], []
+    later = Counter({each: n for each, n in hits.items() if each not in NOT_COUNTED})
+    surplus = later.total() - len(later)
+    for kill in kills:
+        later.subtract(kill.asked)
+        again = {each for each in kill.asked if later[each] > 0}
+        twice.append(len(again))
+        downloading.append(len(again - kill.responses))
+    twice[-1] += surplus - sum(twice)
+    return twice, downloading
+
+
+def _killed(
+    job: Job, site: ExampleSite, usual: _Usual, case: _Case, rng: random.Random
+) -> Sequence[_Kill]:
+    """Start and kill a job, as often as it is to be."""
+    kills: list[_Kill] = []
+    low, high = (0.05, 0.95) if case.at == "middle" else (-0.1, 1.1)
+    for fraction in sorted(rng.uniform(low, high) for _ in range(case.kills)):
+        before, hits = time.monotonic(), Counter(site.hits)
+        job.start()
+        match case.at:
+            case "open":
+                reached = job.wait_until((job.job_dir / "requests.sqlite").exists)
+                time.sleep(rng.uniform(0, 0.02))
+            case "close":
+                reached = job.wait_until(lambda: "Closing spider" in job.output)
+                time.sleep(rng.uniform(0, usual.close_secs / 2))
+            case _:
+                reached = _wait_for(fraction, job, site, usual, rng)
+        if not (reached and job.running()):
+            job.wait()
+            break
+        at = f"after {site.total:,} requests, {time.monotonic() - before:.2f} s"
+        job.send(case.signals[0])
+        for number in case.signals[1:]:
+            time.sleep(rng.uniform(0, 0.05))
+            job.send(number)
+        when = f"{at}, status {job.wait()}"
+        copy = _copied(job, len(kills)) / "requests.sqlite"
+        pending, in_flight = read_counts(copy) if _is_ready(copy) else (None, 0)
+        time.sleep(0.1)  # the site still reads what it was asked for
+        asked = set(site.hits - hits).difference(NOT_COUNTED)
+        kills.append(_Kill(when, pending, in_flight, asked, job.responses()))
+    return kills
+
+
+def _wait_for(
+    fraction: float, job: Job, site: ExampleSite, usual: _Usual, rng: random.Random
+) -> bool:
+    """Wait until that part of a crawl is over: below 0 it starts, above 1 it closes."""
+    if fraction < 0 or site.total >= fraction * usual.total:  # by a run before this one
+        time.sleep(rng.uniform(0, usual.start_secs))
+        return True
+    reached = job.wait_until(lambda: site.total >= min(fraction, 1) * usual.total)
+    time.sleep(rng.uniform(0, usual.close_secs if fraction > 1 else 0.02))
+    return reached
+
+
+def _copied(job: Job, number: int) -> Path:
+    """A copy of what a kill left, also to look into if a page is missing in the end."""
+    copy = job.job_dir.with_name(f"killed-{number}")
+    if job.job_dir.exists():
+        shutil.copytree(job.job_dir, copy)
+    return copy
+
+
+def _is_ready(database: Path) -> bool:
+    """Whether its table was there when the crawl was killed."""
+    if not database.exists():
+        return False
+    with closing(sqlite3.connect(database)) as db:
+        return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone())
+
+
+@contextmanager
+def served(size: Size, secs: float = 0.0) -> Iterator[ExampleSite]:
+    """A new site; ended on leaving."""
+    site = ExampleSite(size, secs)
+    try:
+        yield site
+    finally:
+        site.end()
+
+
+@contextmanager
+def job_that_ends(job: Job) -> Iterator[None]:
+    """Whatever happens, its process does not stay."""
+    try:
+        yield
+    finally:
+        job.end()
+
+
+class _signals_not_ignored:  # noqa: N801 - used like a function
+    """A process started under nohup ignores SIGHUP, and so would those that it starts.
+
+    A handler is not inherited: they have the default again.
+    """
+
+    def __enter__(self) -> None:
+        self._old = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGTERM)}
+        for each, old in self._old.items():
+            if old == signal.SIG_IGN:
+                signal.signal(each, lambda *_: None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        for each, old in self._old.items():
+            signal.signal(each, old)

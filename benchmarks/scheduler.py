@@ -1,0 +1,315 @@
+"""CrashSafeScheduler beside Scrapy's own: speed of a crawl, and a frontier of a million."""
+
+import gc
+import re
+import resource
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import scrapy
+from scrapy.core.scheduler import Scheduler
+from scrapy.crawler import CrawlerProcess
+from scrapy.exceptions import CloseSpider
+from twisted.internet.defer import Deferred
+
+from benchmarks.crashes import (
+    EXAMPLE,
+    TINY,
+    WHOLE,
+    ExampleSite,
+    Size,
+    crawl_command,
+    crawl_environment,
+    served,
+)
+from benchmarks.machine import in_fresh_process, resident_bytes
+from benchmarks.report import Section, Table, at_least, at_most, quartiles
+from scrapy_bloom import CrashSafeScheduler
+
+SPEED = 0.85
+MEMORY_MB = 60.0
+CRAWL_SECS = 300.0
+TIMEOUT_SECS = 900.0
+BATCH = 500
+AT_ONCE = 8  # taken, of CONCURRENT_REQUESTS that may be in flight
+
+OURS, SCRAPYS = "CrashSafeScheduler", "Scrapy's Scheduler"
+_PATHS = {OURS: "scrapy_bloom.CrashSafeScheduler", SCRAPYS: "scrapy.core.scheduler.Scheduler"}
+_FILTER = "scrapy_bloom.BloomDupeFilter"
+
+
+@dataclass(frozen=True)
+class _Crawl:
+    """One crawl of the example site: requests a second, and µs of processor time per request."""
+
+    speed: float
+    cpu_us: float
+
+
+@dataclass
+class Frontier:
+    """What was measured with many pending requests.
+
+    Attributes:
+        count: requests to add.
+        hosts: for how many hosts.
+        taken: how many of them are taken and done afterwards.
+        open_secs: until the scheduler was open.
+        pending: how many there were then.
+        growth_mb: of the process, while the requests were added.
+        enqueue_us: for one request that is new.
+        next_us: for one request.
+        done_us: for one request.
+    """
+
+    count: int
+    hosts: int
+    taken: int
+    open_secs: float = 0.0
+    pending: int = 0
+    growth_mb: float = 0.0
+    enqueue_us: float = 0.0
+    next_us: float = 0.0
+    done_us: float = 0.0
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    rounds, count, hosts = (1, 2000, 50) if quick else (7, 1_000_000, 1000)
+    size = TINY if quick else WHOLE
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        pages, crawls = _crawls(directory, size, rounds)
+        frontiers = {name: _frontier(directory, name, count, hosts) for name in _PATHS}
+    speeds, cpus = [], []
+    for ours, scrapys in zip(crawls[OURS], crawls[SCRAPYS], strict=True):
+        speeds.append(ours.speed / scrapys.speed)
+        cpus.append(ours.cpu_us / scrapys.cpu_us)
+    return Section(
+        title="Scheduler",
+        method=(
+            f"Crawls of the example site, {pages:,} pages, served by another process, with a "
+            "JOBDIR and BloomDupeFilter: one with CrashSafeScheduler, one with Scrapy's, in turn, "
+            f"{rounds} of each, each in a fresh process. Speed is requests per second from the "
+            "opening of the spider to its closing, as Scrapy's stats have it. Then, in a fresh "
+            f"process for each scheduler, the start() of a spider adds {count:,} requests for "
+            f"{hosts:,} hosts to the scheduler of its own running engine, with the same filter; "
+            "takes some; and is closed. Memory is how much the process (RSS) grew meanwhile, with "
+            "the pages of the filter that were touched. Another process opens the job again."
+        ),
+        checks=[
+            at_least("requests per second relative to Scrapy's", median(speeds), SPEED, "{:.2f}"),
+            at_most(
+                f"MB for {count:,} pending requests",
+                frontiers[OURS][0].growth_mb,
+                MEMORY_MB,
+                "{:.1f}",
+            ),
+        ],
+        tables=[
+            Table(
+                ("crawl", "25 %", "median", "75 %"),
+                [
+                    *(
+                        row
+                        for name, these in crawls.items()
+                        for row in (
+                            _row(f"{name}, requests/s", [c.speed for c in these], "{:,.0f}"),
+                            _row(f"{name}, CPU µs/request", [c.cpu_us for c in these], "{:,.0f}"),
+                        )
+                    ),
+                    _row("requests/s, ratio in one round", speeds, "{:.3f}"),
+                    _row("CPU, ratio in one round", cpus, "{:.3f}"),
+                ],
+            ),
+            Table(
+                (
+                    f"{count:,} pending",
+                    "MB",
+                    "enqueue µs",
+                    "next µs",
+                    "done µs",
+                    "reopen s",
+                    "on disk MB",
+                ),
+                [_frontier_row(name, *each) for name, each in frontiers.items()],
+            ),
+        ],
+        notes=(
+            "Done: the request is deleted once all that it led to is scheduled. Scrapy's scheduler "
+            "has no such step: what is taken is gone.\n"
+            "Enqueue includes the fingerprint and the filter, with both schedulers.\n"
+            f"Scrapy's scheduler keeps a file open for each of the {hosts:,} hosts."
+        ),
+    )
+
+
+def _row(name: str, values: Sequence[float], form: str) -> Sequence[str]:
+    return (name, *map(form.format, quartiles(values)))
+
+
+def _frontier_row(name: str, first: Frontier, again: Frontier, disk_mb: float) -> Sequence[str]:
+    done = f"{first.done_us:.1f}" if first.done_us else "-"
+    return (
+        name,
+        f"{first.growth_mb:.1f}",
+        f"{first.enqueue_us:.1f}",
+        f"{first.next_us:.1f}",
+        done,
+        f"{again.open_secs:.2f}",
+        f"{disk_mb:,.0f}",
+    )
+
+
+def _crawls(directory: Path, size: Size, rounds: int) -> tuple[int, Mapping[str, list[_Crawl]]]:
+    """The number of pages, and the crawls with each scheduler."""
+    crawls: dict[str, list[_Crawl]] = {name: [] for name in _PATHS}
+    order = list(_PATHS)
+    with served(size) as site:
+        for number in range(rounds):
+            for name in order:
+                job = directory / f"{name}-{number}".replace(" ", "-")
+                crawls[name].append(_crawl(job, site, _PATHS[name]))
+            order.reverse()
+        return site.pages, crawls
+
+
+def _crawl(directory: Path, site: ExampleSite, scheduler: str) -> _Crawl:
+    settings = {"JOBDIR": directory, "SCHEDULER": scheduler, "DUPEFILTER_CLASS": _FILTER}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ran = subprocess.run(
+        crawl_command(site.url, settings),
+        cwd=EXAMPLE,
+        env=crawl_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=CRAWL_SECS,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert _stat(ran.stdout, "item_scraped_count") == site.pages, ran.stdout
+    requests = _stat(ran.stdout, "downloader/request_count")
+    secs = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return _Crawl(requests / _stat(ran.stdout, "elapsed_time_seconds"), 1e6 * secs / requests)
+
+
+def _stat(output: str, name: str) -> float:
+    found = re.search(rf"'{name}': ([\d.]+)", output)
+    assert found, output
+    return float(found[1])
+
+
+def _frontier(
+    directory: Path, name: str, count: int, hosts: int
+) -> tuple[Frontier, Frontier, float]:
+    """With requests being added; with the job opened again; megabytes on disk in between."""
+    job = directory / "frontier" / name.replace(" ", "-")
+    first = in_fresh_process(
+        TIMEOUT_SECS, _in_crawl, name, job, Frontier(count, hosts, count // 50)
+    )
+    nbytes = sum(each.stat().st_size for each in job.rglob("*") if each.is_file())
+    again = in_fresh_process(TIMEOUT_SECS, _in_crawl, name, job, Frontier(0, hosts, 0))
+    assert first.next_us > 0, first
+    assert again.pending == count - count // 50, again
+    return first, again, nbytes / 1e6
+
+
+def _in_crawl(name: str, job: Path, frontier: Frontier) -> Frontier:
+    """Measure in a crawl, which ends the use of this process for any other."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    process = CrawlerProcess(
+        {
+            "SCHEDULER": {OURS: _TimedOurs, SCRAPYS: _TimedScrapys}[name],
+            "DUPEFILTER_CLASS": _FILTER,
+            "BLOOM_EXPECTED_REQUESTS": 2_000_000,
+            "JOBDIR": str(job),
+            "LOG_ENABLED": False,
+            "CLOSESPIDER_ERRORCOUNT": 1,  # should the measurement fail
+            "TELNETCONSOLE_ENABLED": False,
+            "REMOTE_CONTROL_ENABLED": False,
+        }
+    )
+    process.crawl(FrontierSpider, frontier=frontier)
+    process.start(install_signal_handlers=False)  # or SIGTERM would not end this process
+    return frontier
+
+
+class _TimedOurs(CrashSafeScheduler):
+    def open(self, spider: scrapy.Spider) -> Deferred[None] | None:
+        begun = perf_counter()
+        opened = super().open(spider)
+        self.open_secs = perf_counter() - begun
+        return opened
+
+
+class _TimedScrapys(Scheduler):
+    def open(self, spider: scrapy.Spider) -> Deferred[None] | None:
+        begun = perf_counter()
+        opened = super().open(spider)
+        self.open_secs = perf_counter() - begun
+        return opened
+
+
+class FrontierSpider(scrapy.Spider):
+    """Crawls nothing: it measures the scheduler of its engine while that waits for it."""
+
+    name = "frontier"
+    frontier: Frontier
+
+    async def start(self) -> Any:
+        """Measure, and close the spider."""
+        engine: Any = self.crawler.engine
+        engine.pause()  # none of these hosts exists
+        scheduler, frontier = engine.scheduler, self.frontier
+        frontier.open_secs = scheduler.open_secs
+        frontier.pending = len(scheduler)
+        _add(scheduler, frontier)
+        _take(scheduler, frontier)
+        raise CloseSpider("measured")
+        yield  # it is a generator
+
+
+def _add(scheduler: Any, frontier: Frontier) -> None:
+    hosts = frontier.hosts
+    gc.collect()
+    before = resident_bytes()
+    secs = 0.0
+    for first in range(0, frontier.count, BATCH):
+        batch = [
+            scrapy.Request(f"https://www.shop-{n % hosts}.example/books/product-{n:08}.html?ref=1")
+            for n in range(first, min(first + BATCH, frontier.count))
+        ]
+        begun = perf_counter()
+        for request in batch:
+            assert scheduler.enqueue_request(request)
+        secs += perf_counter() - begun
+    gc.collect()
+    frontier.growth_mb = (resident_bytes() - before) / 1e6
+    frontier.enqueue_us = 1e6 * secs / max(frontier.count, 1)
+
+
+def _take(scheduler: Any, frontier: Frontier) -> None:
+    # For isinstance, all schedulers are alike.
+    is_ours = getattr(scheduler, "is_crash_safe", False)
+    next_secs = done_secs = 0.0
+    for _ in range(0, frontier.taken, AT_ONCE):
+        begun = perf_counter()
+        taken = [scheduler.next_request() for _ in range(AT_ONCE)]
+        next_secs += perf_counter() - begun
+        assert None not in taken
+        if is_ours:
+            ended = scheduler._in_flight._ended  # noqa: SLF001 - what a crawl reaches through Deferreds
+            begun = perf_counter()
+            for request in taken:
+                ended(None, request)
+            done_secs += perf_counter() - begun
+    if frontier.taken:
+        frontier.next_us = 1e6 * next_secs / frontier.taken
+        frontier.done_us = 1e6 * done_secs / frontier.taken
