@@ -17,7 +17,7 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 from scrapy_bloom.backend import Backend, create_backend, shell_backend
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.endings import Endings
-from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell
+from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell, tell_at_the_start
 from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
@@ -149,7 +149,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()
         except BloomError as error:
-            _tell_at_the_start(crawler, error)
+            tell_at_the_start(crawler, error, logger)
             raise
         return new
 
@@ -166,7 +166,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
-            _tell_at_the_start(crawler, error)
+            tell_at_the_start(crawler, error, logger)
             raise error
         new = cls.from_crawler(crawler)
         new.open()
@@ -387,9 +387,3 @@ class BloomDupeFilter(BaseDupeFilter):
     def _update_errors(self, storage_errors: int) -> None:
         if errors := self._failures + storage_errors:
             self._stats.max_value("bloom/errors", errors)
-
-
-def _tell_at_the_start(crawler: "Crawler", error: BloomError) -> None:
-    logger.error("%s", error, extra={"spider": crawler.spider})
-    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
-    crawler.spider = None

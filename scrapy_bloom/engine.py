@@ -1,6 +1,7 @@
 """What a filter asks of Scrapy's engine, across the versions of Scrapy."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -8,6 +9,8 @@ from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
+
+from scrapy_bloom.exceptions import BloomError
 
 try:
     from scrapy.utils.asyncio import create_looping_call
@@ -58,6 +61,19 @@ def call_soon(function: Callable[[], None]) -> None:
         cast("Any", reactor).callLater(0, function)
     else:
         asyncio.get_running_loop().call_soon(function)
+
+
+def tell_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> None:
+    """Log an error that ends the crawl before it begins, which Scrapy would bury under others.
+
+    Args:
+        crawler: that is being built.
+        error: in one line.
+        logger: of the component that cannot be built.
+    """
+    logger.error("%s", error, extra={"spider": crawler.spider})
+    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
+    crawler.spider = None
 
 
 class Ticker:

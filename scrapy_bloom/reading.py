@@ -112,7 +112,7 @@ class FilterReader:
             for file in self.files
         ]
         counting = still_counting(generations, time.time(), window)
-        bits = [each.filter for each in generations if each in counting]
+        bits = [each.filter for each in counting]
         self._lookup = Lookup(bits) if bits else None
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:

@@ -8,7 +8,7 @@ missing.
 import contextlib
 import pickle
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -264,12 +264,6 @@ def read_counts(path: Path) -> tuple[int, int]:
     except sqlite3.Error as error:
         raise _unusable(path, error) from error
     return counts.get(0, 0), counts.get(1, 0)
-
-
-def files_of(path: Path) -> list[Path]:
-    """The files of a database that exist: it, its log, and the index of that."""
-    names: Iterable[str] = ("", "-wal", "-shm")
-    return [each for name in names if (each := path.with_name(path.name + name)).exists()]
 
 
 def _unusable(path: Path, error: sqlite3.Error) -> StorageError:

@@ -23,7 +23,7 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.dupefilter import BloomDupeFilter
-from scrapy_bloom.engine import close_spider_soon, is_shell
+from scrapy_bloom.engine import close_spider_soon, is_shell, tell_at_the_start
 from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.requestdb import RequestDatabase, unpacked
@@ -98,7 +98,7 @@ class CrashSafeScheduler(BaseScheduler):
                 if crawler.settings[name]:
                     _is_lifo(name, crawler.settings[name])
         except BloomError as error:
-            _tell_at_the_start(crawler, error)
+            tell_at_the_start(crawler, error, logger)
             raise
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
@@ -116,7 +116,7 @@ class CrashSafeScheduler(BaseScheduler):
             try:
                 self._open_database(self._job)
             except BloomError as error:
-                _tell_at_the_start(self.crawler, error)
+                tell_at_the_start(self.crawler, error, logger)
                 raise
         opened: Deferred[None] | None = self.df.open()
         if self._database is not None and (newest := self._database.newest()) is not None:
@@ -196,7 +196,8 @@ class CrashSafeScheduler(BaseScheduler):
 
         if not request.dont_filter and self._is_seen(request, queue):
             if queued and queued[0] is not None and not self._has_failed:
-                self._attempt(self._remove_pending, queued[0])
+                assert self._database is not None
+                self._attempt(self._database.remove, queued[0], was_pending=True)
             if not self._has_failed:
                 self.df.log(request, self.spider)
             return False
@@ -275,10 +276,6 @@ class CrashSafeScheduler(BaseScheduler):
             self._tell_of_unserializable(request, error)
             return None
         return row
-
-    def _remove_pending(self, row: int) -> None:
-        assert self._database is not None
-        self._database.remove(row, was_pending=True)
 
     def _done(self, row: int) -> None:
         """All that a request led to is scheduled."""
@@ -382,9 +379,3 @@ def _start_rank(crawler: Crawler) -> int:
     queue.push(Request("data:,start", meta={"is_start_request": True}))
     first = queue.pop()
     return -1 if first is not None and first.url == "data:,start" else 1
-
-
-def _tell_at_the_start(crawler: Crawler, error: BloomError) -> None:
-    logger.error("%s", error, extra={"spider": crawler.spider})
-    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
-    crawler.spider = None

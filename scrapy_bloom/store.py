@@ -50,7 +50,7 @@ class FileStore:
         self._directory.lock()
         try:
             live = [self._added(file) for file in self._directory.load()]
-            if live:
+            if live and not self._is_crawl:
                 self._changed_at = self._newest(live).path.stat().st_mtime
         except BaseException:
             self._directory.unlock()

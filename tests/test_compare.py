@@ -84,7 +84,6 @@ def test_fewer_lines_than_ten(tmp_path: Path) -> None:
 
 
 def test_a_picture(urls: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture = urls.with_name("compare.PNG")
     ran = bloom("compare", urls, "--plot", picture, cwd=urls.parent)
     assert ran.status == 0
@@ -101,7 +100,6 @@ def test_a_picture(urls: Path) -> None:
 
 
 def test_a_drawing(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     (tmp_path / "urls").write_text("http://a/\n")
     ran = bloom("compare", "urls", "--plot", "one.svg", "--json", cwd=tmp_path)
     assert ran.json["different"] == 1
@@ -126,7 +124,6 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_where_no_picture_can_be_written(urls: Path) -> None:
-    pytest.importorskip("matplotlib")
     ran = bloom("compare", urls, "--plot", "nowhere/one.png", cwd=urls.parent)
     assert "nowhere/one.png can't be written" in ran.error
     assert ran.out == ""

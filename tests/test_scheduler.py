@@ -13,7 +13,7 @@ import servers
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom.jobdir import database_path
-from scrapy_bloom.requestdb import files_of, read_counts
+from scrapy_bloom.requestdb import read_counts
 from sites import ScriptedSite, Site, tree_site
 
 PAGES = 150
@@ -145,7 +145,7 @@ def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
     crawl.kill()
     tree.delay = 0
     tree.forget()
-    for path in files_of(database_path(tmp_path / "job")):
+    for path in (tmp_path / "job").glob("requests.sqlite*"):
         path.unlink()
     database_path(tmp_path / "job").touch()
     crawl = Crawl(tree.url, tmp_path, SAFE)

@@ -389,12 +389,7 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     if is_redis(options.dest):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
     target = _directory(Path(options.dest))
-    if filter_files(target):
-        check_free(target)
-        status = merge_into(source, target)
-    else:
-        check_free(target)
-        status = merge([source], target)
+    status = merge_into(source, target) if filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(filter_directory(source))
     if options.json:
