@@ -1,6 +1,8 @@
 """Our fingerprints are Scrapy's, whatever the request."""
 
 import logging
+import tracemalloc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,11 @@ from scrapy.utils.request import RequestFingerprinter, fingerprint
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 from scrapy_bloom import ScrapyRedisFingerprinter
-from scrapy_bloom.fingerprinting import fingerprint_function
+from scrapy_bloom.fingerprinting import (
+    LONGEST_REMEMBERED,
+    REMEMBERED_URLS,
+    fingerprint_function,
+)
 
 FAST = fingerprint_function(RequestFingerprinter())
 
@@ -49,6 +55,55 @@ def test_the_same_as_scrapys(
     assert FAST(request) == expected
 
 
+ONE_PAGE = "https://example.com/a?b=1&a=2"
+LIKE_IT = [ONE_PAGE, f"{ONE_PAGE}#x", "https://example.com/a?a=2&b=1", "https://EXAMPLE.com/a"]
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda url, method, body, verbatim: (
+                lambda: Request(url, method=method, body=body, meta={"verbatim_url": verbatim})
+            ),
+            st.sampled_from(LIKE_IT),
+            st.sampled_from(["GET", "get", "HEAD", "POST"]),
+            st.sampled_from([None, b"", b"body"]),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_what_is_remembered_of_a_url_is_not_taken_for_another_request(
+    made: list[Callable[[], Request]],
+) -> None:
+    fast = fingerprint_function(RequestFingerprinter())
+    for make in made:
+        assert fast(make()) == fingerprint(make())
+
+
+def test_a_url_that_was_forgotten_in_between() -> None:
+    fast = fingerprint_function(RequestFingerprinter())
+    urls = [f"https://example.com/{i}" for i in range(REMEMBERED_URLS + 100)]
+    for _ in range(2):
+        assert [fast(Request(url)) for url in urls] == [fingerprint(Request(url)) for url in urls]
+
+
+def test_no_more_is_remembered_than_the_documented_6_mb() -> None:
+    fast = fingerprint_function(RequestFingerprinter())
+    fast(Request("https://example.com/"))
+    start = "https://example.com/"
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(3 * REMEMBERED_URLS):
+            fast(Request(f"{start}{i:0{LONGEST_REMEMBERED - len(start)}d}"))
+            fast(Request(f"{start}{i:0100000d}" if i < 100 else start))
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 3e6 < kept < 6e6  # it does remember
+
+
 @given(URLS, st.sampled_from(["GET", "post"]), st.one_of(st.none(), st.binary(max_size=30)))
 def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | None) -> None:
     theirs = RFPDupeFilter(None, "key")
@@ -79,7 +134,9 @@ def test_a_subclass_is_left_to_itself() -> None:
         def fingerprint(self, request: Request) -> bytes:
             return b"own"
 
-    assert fingerprint_function(Own())(Request("https://example.com/")) == b"own"
+    function = fingerprint_function(Own())
+    assert function(Request("https://example.com/")) == b"own"
+    assert function.__func__ is Own.fingerprint  # type: ignore[attr-defined] # nothing between
 
 
 def test_another_fingerprinter_is_left_to_itself() -> None:
