@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import Job
+from scrapy_bloom.jobqueues import check_no_database
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.requestdb import is_there, read_counts
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
 
@@ -78,7 +77,7 @@ def create_backend(
         crash_safe=crash_safe,
     )
     if job.path is not None and not crash_safe:
-        _check_queue(job.path)
+        check_no_database(job.path)
     if settings.backend == "redis":
         assert settings.redis_url is not None
         server = RedisServer(
@@ -111,17 +110,6 @@ def create_backend(
         counting=settings.counting,
     )
     return RecordCrawled(stored, volatile)
-
-
-def _check_queue(job_dir: Path) -> None:
-    """That no requests wait in a queue that this crawl would not look into, and that look seen."""
-    database = jobdir.database_path(job_dir)
-    if is_there(database) and (waiting := sum(read_counts(database))):
-        raise StorageError(
-            f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
-            'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
-            "the crawl another JOBDIR"
-        )
 
 
 def local_backend(

@@ -1,20 +1,18 @@
 """A directory with the files of one filter: its lock, its generations, and what a crash left."""
 
 import contextlib
-import errno
 import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import (
     FilterFileError,
     FingerprinterMismatchError,
-    LockedError,
     StorageError,
     UncleanShutdownError,
 )
@@ -22,6 +20,7 @@ from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, clip, read_header
 from scrapy_bloom.job import Job
+from scrapy_bloom.locks import lock_file
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"
@@ -94,34 +93,8 @@ def set_changed_at(path: Path, when: float = 0.0) -> None:
 
 
 def lock_directory(path: Path) -> FileLock:
-    """Take a directory for this crawl, and make it if it is missing.
-
-    Returns:
-        The lock, to be released.
-
-    Raises:
-        LockedError: another crawl has it.
-        StorageError: it cannot be written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            # Its files might still be writable, but then setting one aside would fail later.
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # The lock belongs to the filter, not to a thread: a crawl may be closed by another.
-        lock = FileLock(path / LOCK_NAME, timeout=0, thread_local=False)
-        lock.acquire()
-    except Timeout:
-        raise LockedError(
-            f"{path} is in use by another running crawl; wait for it to end, or give this one "
-            "another JOBDIR or BLOOM_DIR"
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written to: {error.strerror or error}; give the crawl the right to "
-            "write there, or another JOBDIR or BLOOM_DIR"
-        ) from error
-    return lock
+    """Take a filter's directory for one crawl; see `lock_file`."""
+    return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+import scrapy
 from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
 
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import BloomError, SettingError
 
 try:
     from scrapy.utils.asyncio import create_looping_call
@@ -31,6 +32,19 @@ def is_shell(crawler: Crawler) -> bool:
     except RuntimeError:  # Scrapy 2.19: not there yet
         return False
     return engine is not None and not crawler.crawling
+
+
+def check_methods(of: Any, names: Iterable[str], feature: str, way_out: str) -> None:
+    """That a part of the engine has the methods that a feature is built on.
+
+    Raises:
+        SettingError: this version of Scrapy works in another way.
+    """
+    if missing := [name for name in names if not hasattr(of, name)]:
+        raise SettingError(
+            f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
+            f"{type(of).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or {way_out}"
+        )
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

@@ -12,13 +12,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import scrapy
 from scrapy import Request
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from scrapy_bloom.engine import call_soon
-from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.engine import call_soon, check_methods
 
 
 class InFlight:
@@ -40,12 +38,9 @@ class InFlight:
         self._replaced: list[Request] = []
         scraper, downloader = engine.scraper, engine.downloader
         for each, name in ((scraper, "enqueue_scrape"), (downloader, "fetch")):
-            if not hasattr(each, name):
-                raise SettingError(
-                    f"CrashSafeScheduler does not work with this version of Scrapy, "
-                    f"{scrapy.__version__}, whose {type(each).__name__} has no {name}; upgrade "
-                    "scrapy_bloom, or use Scrapy's own scheduler"
-                )
+            check_methods(
+                each, [name], "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
+            )
         self._enqueue_scrape = scraper.enqueue_scrape
         self._fetch = downloader.fetch
         scraper.enqueue_scrape = self._scraped

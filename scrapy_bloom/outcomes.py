@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import scrapy
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
 from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
-from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.engine import check_methods
 from scrapy_bloom.marks import KEY
 
 _WRAPPED = ("enqueue_scrape", "call_spider_async", "handle_spider_error")
@@ -76,12 +75,12 @@ class Outcomes:
         self._under_way: dict[int, _Handling] = {}
         assert crawler.engine is not None
         scraper: Any = crawler.engine.scraper
-        if missing := [name for name in _WRAPPED if not hasattr(scraper, name)]:
-            raise SettingError(
-                "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work with this version of Scrapy, "
-                f"{scrapy.__version__}, whose scraper has no {' or '.join(missing)}; upgrade "
-                "scrapy_bloom, or do without these settings"
-            )
+        check_methods(
+            scraper,
+            _WRAPPED,
+            "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
+            "do without these settings",
+        )
         self._enqueue_scrape = scraper.enqueue_scrape
         self._call_spider = scraper.call_spider_async
         self._handle_spider_error = scraper.handle_spider_error

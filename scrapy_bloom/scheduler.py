@@ -3,17 +3,19 @@
 import logging
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import scrapy
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.pqueues import ScrapyPriorityQueue
+from scrapy.settings import BaseSettings
 from scrapy.squeues import FifoMemoryQueue
 from scrapy.statscollectors import StatsCollector
 from scrapy.utils.job import job_dir
@@ -24,8 +26,10 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom import jobdir
 from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.engine import close_spider_soon, is_shell, tell_at_the_start
-from scrapy_bloom.exceptions import BloomError, LockedError, SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.inflight import InFlight
+from scrapy_bloom.jobqueues import check_no_disk_queue
+from scrapy_bloom.locks import lock_file
 from scrapy_bloom.requestdb import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
@@ -50,11 +54,14 @@ class CrashSafeScheduler(BaseScheduler):
         crawler: with its settings, stats and, from `open` on, its engine.
         dupefilter: told of each request that is to be filtered.
         job: the job directory, None without one.
+        order: in which requests of one priority are taken.
     """
 
     is_crash_safe = True
 
-    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
+    def __init__(
+        self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None, order: "_Order"
+    ) -> None:
         settings = crawler.settings
         assert crawler.stats is not None
         self.df = dupefilter
@@ -64,9 +71,7 @@ class CrashSafeScheduler(BaseScheduler):
         self._job = job
         self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
         self._pqclass = load_object(settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._newest_first = _is_lifo("SCHEDULER_DISK_QUEUE", settings["SCHEDULER_DISK_QUEUE"])
-        start = settings["SCHEDULER_START_DISK_QUEUE"]
-        self._start_newest_first = _is_lifo("SCHEDULER_START_DISK_QUEUE", start) if start else None
+        self._order = order
         self._memory: Any = None
         self._database: RequestDatabase | None = None
         self._in_flight: InFlight | None = None
@@ -93,16 +98,14 @@ class CrashSafeScheduler(BaseScheduler):
         job = Path(path) if path and not is_shell(crawler) else None
         try:
             if job is not None:
-                _check_queue(job)
-            for name in ("SCHEDULER_DISK_QUEUE", "SCHEDULER_START_DISK_QUEUE"):
-                if crawler.settings[name]:
-                    _is_lifo(name, crawler.settings[name])
+                check_no_disk_queue(job)
+            order = _order(crawler.settings)
         except BloomError as error:
             tell_at_the_start(crawler, error, logger)
             raise
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        return cls(crawler, build_from_crawler(dupefilter, crawler), job)
+        return cls(crawler, build_from_crawler(dupefilter, crawler), job, order)
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -129,9 +132,10 @@ class CrashSafeScheduler(BaseScheduler):
     def _open_database(self, job: Path) -> None:
         engine: Any = self.crawler.engine
         by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
-        self._lock = _locked(jobdir.database_path(job))
+        database = jobdir.database_path(job)
+        self._lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
         self._start_rank = _start_rank(self.crawler)
-        self._database = RequestDatabase(jobdir.database_path(job), by_slot=by_slot)
+        self._database = RequestDatabase(database, by_slot=by_slot)
         if by_slot:
             self._slot_of = engine.downloader.get_slot_key
             slots = engine.downloader.slots
@@ -259,9 +263,9 @@ class CrashSafeScheduler(BaseScheduler):
         if self._database is None:
             return None
         is_start = bool(request.meta.get("is_start_request")) and (
-            self._start_newest_first is not None
+            self._order.start_newest_first is not None
         )
-        newest_first = self._start_newest_first if is_start else self._newest_first
+        newest_first = self._order.start_newest_first if is_start else self._order.newest_first
         try:
             data = request.to_dict(spider=self.spider)
             row: int | None = self._attempt(
@@ -326,41 +330,29 @@ class CrashSafeScheduler(BaseScheduler):
         )
 
 
-def _check_queue(job: Path) -> None:
-    """That a job directory is not one of Scrapy's own scheduler.
+@dataclass(frozen=True)
+class _Order:
+    """In which requests of one priority are taken.
 
-    Raises:
-        StorageError: it is, and its queue holds requests, or was broken by a kill.
+    Attributes:
+        newest_first: or oldest first.
+        start_newest_first: of start requests; None if they have no queue of their own.
     """
-    queue = jobdir.queue_path(job)
-    if queue.exists() and (jobdir.has_queued(job) or not jobdir.was_closed_by_scrapy(job)):
-        raise StorageError(
-            f"{job} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does not "
-            'know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or give '
-            f"the crawl another JOBDIR; or move {queue} away, and the filter beside it, to start "
-            "the job over"
-        )
+
+    newest_first: bool
+    start_newest_first: bool | None
 
 
-def _locked(database: Path) -> FileLock:
-    lock = FileLock(f"{database}.lock", timeout=0, thread_local=False)
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise LockedError(
-            f"{database} is in use by another running crawl; wait for it to end, or give this one "
-            "another JOBDIR"
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            f"{database.parent} cannot be written to: {error.strerror or error}; give the crawl "
-            "the right to write there, or another JOBDIR"
-        ) from error
-    return lock
+def _order(settings: BaseSettings) -> _Order:
+    start = "SCHEDULER_START_DISK_QUEUE"
+    return _Order(
+        _is_lifo(settings, "SCHEDULER_DISK_QUEUE"),
+        _is_lifo(settings, start) if settings[start] else None,
+    )
 
 
-def _is_lifo(name: str, path: Any) -> bool:
+def _is_lifo(settings: BaseSettings, name: str) -> bool:
+    path = settings[name]
     queue = load_object(path)
     for kind, is_lifo in ((LifoDiskQueue, True), (FifoDiskQueue, False)):
         if isinstance(queue, type) and issubclass(queue, kind):

@@ -308,7 +308,7 @@ def test_neither_filtered_nor_recorded(variant: dict[str, object]) -> None:
 
 def test_another_scrapy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Scraper, "call_spider_async")
-    with pytest.raises(SettingError, match="whose scraper has no call_spider_async; upgrade"):
+    with pytest.raises(SettingError, match="whose Scraper has no call_spider_async; upgrade"):
         made(**crawled(tmp_path))
     assert not list(tmp_path.iterdir())
     with opened() as scheduler:  # all else does work

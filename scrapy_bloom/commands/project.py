@@ -12,12 +12,11 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
+from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sources import UrlList
 
@@ -74,8 +73,7 @@ def warn_of_queue(directory: Path) -> None:
     job_dir = directory.parent
     if directory.name != "bloom":
         return
-    database = jobdir.database_path(job_dir)
-    if jobdir.has_queued(job_dir) or (database.exists() and any(read_counts(database))):
+    if has_waiting(job_dir):
         note(
             f"scrapy bloom: warning: requests that are recorded in {directory} wait in the queue "
             f"of {job_dir}, and are not crawled yet. A crawl with the copy takes them for seen: "

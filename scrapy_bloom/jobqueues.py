@@ -1,0 +1,49 @@
+"""The two queues that a job directory can hold: Scrapy's own, and that of CrashSafeScheduler.
+
+A crawl looks into one of them. What waits in the other is recorded in the filter, looks seen, and
+would never be crawled.
+"""
+
+from pathlib import Path
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.requestdb import is_there, read_counts
+
+
+def check_no_database(job_dir: Path) -> None:
+    """That no requests wait in CrashSafeScheduler's queue, for a crawl with another scheduler.
+
+    Raises:
+        StorageError: some do.
+    """
+    database = jobdir.database_path(job_dir)
+    if is_there(database) and (waiting := sum(read_counts(database))):
+        raise StorageError(
+            f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
+            'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
+            "the crawl another JOBDIR"
+        )
+
+
+def check_no_disk_queue(job_dir: Path) -> None:
+    """That a job directory is not one of Scrapy's own scheduler, for CrashSafeScheduler.
+
+    Raises:
+        StorageError: it is, and its queue holds requests, or was broken by a kill.
+    """
+    queue = jobdir.queue_path(job_dir)
+    is_closed = jobdir.was_closed_by_scrapy(job_dir)
+    if queue.exists() and (jobdir.has_queued(job_dir) or not is_closed):
+        raise StorageError(
+            f"{job_dir} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does "
+            'not know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or '
+            f"give the crawl another JOBDIR; or move {queue} away, and the filter beside it, to "
+            "start the job over"
+        )
+
+
+def has_waiting(job_dir: Path) -> bool:
+    """Whether requests wait in either queue of a job, or were in flight when it was killed."""
+    database = jobdir.database_path(job_dir)
+    return jobdir.has_queued(job_dir) or (database.exists() and any(read_counts(database)))
