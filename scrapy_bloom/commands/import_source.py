@@ -1,0 +1,157 @@
+"""What `scrapy bloom import` reads: a requests.seen, URLs, or the set of scrapy-redis."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Protocol
+
+from scrapy.exceptions import UsageError
+from scrapy.settings import Settings
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.commands.output import note
+from scrapy_bloom.commands.project import (
+    Project,
+    connect,
+    is_redis,
+    url_list,
+    warn_of_skipped,
+)
+from scrapy_bloom.directory import filter_files
+from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.header import MAGIC
+from scrapy_bloom.importing import SeenFile, open_seen
+from scrapy_bloom.reading import filter_directory
+from scrapy_bloom.sources import RedisSet, UrlList
+
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
+
+
+class Source(Protocol):
+    """Where fingerprints come from."""
+
+    def count(self) -> int | None:
+        """How many there are."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+
+def is_filter(path: Path) -> bool:
+    """Whether a path is a filter: one of its files, or a directory with some."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    return bool(filter_files(filter_directory(path)))
+
+
+def open_source(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> Source:
+    """What SOURCE says.
+
+    Args:
+        options: SOURCE, with --format, --source-key, and DEST, into which it goes.
+        settings: as the command got them.
+        project: makes the fingerprints of URLs.
+        stack: closes what is opened.
+
+    Raises:
+        BloomError: it cannot be read, or holds what is still to be crawled.
+        UsageError: what it is was not said.
+    """
+    if is_redis(options.source):
+        return _set_in_redis(options, settings, project, stack)
+    if options.source == "-":
+        if options.format == "seen":
+            raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
+        return url_list("-", project)
+    path = Path(options.source)
+    if path.is_dir():
+        path = jobdir.seen_path(path)
+        if not path.exists():
+            raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
+    is_pipe = path.exists() and not path.is_file()  # it can be read once only
+    kind = options.format or ("urls" if is_pipe else _kind(path))
+    if kind == "urls":
+        return url_list(str(path), project)
+    if is_pipe:
+        raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
+    _check_queue(path.parent, options.dest)
+    return open_seen(path)
+
+
+def _kind(path: Path) -> str:
+    """What a file is, by its first line."""
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(1 << 16)
+    except OSError as error:
+        raise BloomError(f"{path} cannot be read: {error.strerror or error}") from error
+    first = beginning.lstrip().split(b"\n")[0].strip()
+    if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
+        return "seen"
+    if b"://" in first or first.startswith((b"data:", b"file:")) or not beginning:
+        return "urls"
+    raise BloomError(
+        f"{path} begins with {first[:60]!r}, which is neither a URL nor a fingerprint; say what "
+        "it is with --format urls or --format seen"
+    )
+
+
+def _check_queue(job_dir: Path, dest: str) -> None:
+    """That nothing in a job's requests.seen is still to be crawled.
+
+    Raises:
+        BloomError: it is.
+    """
+    if not is_redis(dest):
+        place = Path(dest).resolve()
+        if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):
+            return  # the crawl goes on with both
+    way_out = "to import it all the same, copy the file to another directory"
+    if not jobdir.was_closed_by_scrapy(job_dir):
+        raise BloomError(
+            f"the crawl with the job directory {job_dir} was killed: what it had queued then is "
+            "recorded in requests.seen, too, and would look crawled. Start it once more, with "
+            f"BloomDupeFilter, which says what becomes of it; {way_out}"
+        )
+    if jobdir.has_queued(job_dir):
+        raise BloomError(
+            f"{jobdir.queue_path(job_dir)} holds requests that are recorded in requests.seen, too, "
+            "and would look crawled. Let that job finish first, or go on with it (a crawl with "
+            f"BloomDupeFilter imports requests.seen by itself); {way_out}"
+        )
+
+
+def _set_in_redis(
+    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
+) -> RedisSet:
+    key = options.source_key
+    if key is None:
+        if not options.spider:
+            raise UsageError("which set? Say it with --source-key, for example shop:dupefilter")
+        key = f"{options.spider}:dupefilter"
+    if not project.is_chosen:
+        raise BloomError(
+            "scrapy-redis makes fingerprints of its own, and a crawl with this project's "
+            f"{project.fingerprinter} would find none of them: set REQUEST_FINGERPRINTER_CLASS = "
+            f'"{_SCRAPY_REDIS}" in the project (or here, with -s) and keep it; or, if '
+            "the set was filled with Scrapy's own, say so: "
+            f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
+        )
+    server, _, _ = connect(settings, options.source, key="", spider=None)
+    stack.enter_context(closing(server))
+    return RedisSet(server, key)
+
+
+def tell_what_was_left_out(source: object) -> None:
+    """Say which lines or requests of a source could not be read."""
+    if isinstance(source, UrlList):
+        warn_of_skipped(source)
+    if isinstance(source, SeenFile) and source.truncated:
+        note(
+            f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
+            "out: its crawl was killed then, and requests that were queued will look crawled"
+        )
