@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -26,25 +26,6 @@ from scrapy_bloom.reading import FilterReader, status_of
 from scrapy_bloom.status import FilterStatus
 
 _BLOCKS_AT_ONCE = 128
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A generation of the result: the filters of which it is made, all alike."""
-
-    files: Sequence[FilterFile]
-
-    def check(self) -> None:
-        first, *others = self.files
-        for other in others:
-            differences = first.filter.differences(other.filter)
-            if differences:
-                raise GeometryMismatchError(
-                    f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
-                    "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
-                    "BLOOM_ON_FULL, BLOOM_COUNTING and BLOOM_SALT (as scrapy bloom info shows "
-                    "them), for example from their sources by scrapy bloom import"
-                )
 
 
 def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
@@ -121,14 +102,14 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         for file in present:
             stack.callback(file.close)
         for part in _parts([present, reader.files]):
-            if part.files[0].header.geometry.is_counting:
+            if part[0].header.geometry.is_counting:
                 raise GeometryMismatchError(
                     f"{target} counts: if this were interrupted and repeated, requests would be "
                     "counted twice; merge the two into a new filter: scrapy bloom merge"
                 )
         for here, there in zip_longest(present, reader.files):
             if here is None:
-                new = _merged(directory, len(present) + 1, _Part([there]))
+                new = _merged(directory, len(present) + 1, [there])
                 stack.callback(new.close)
                 present.append(new)
             elif there is not None:
@@ -139,8 +120,8 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         return status_of(str(target), present)
 
 
-def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[_Part]:
-    """The generations of the result, checked."""
+def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
+    """Of each generation of the result, the files of which it is made, all alike."""
     newest = [files[-1].header for files in filters]
     for header in newest[1:]:
         if header.fingerprinter != newest[0].fingerprinter:
@@ -155,26 +136,38 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[_Part]:
                 f"{files[0].path.parent} has a time window (BLOOM_WINDOW_SECS): its generations "
                 "end at times of their own, and cannot be merged"
             )
-    parts = [_Part([file for file in each if file is not None]) for each in zip_longest(*filters)]
+    parts = [[file for file in each if file is not None] for each in zip_longest(*filters)]
     for part in parts:
-        part.check()
+        _check_alike(part)
     return parts
 
 
+def _check_alike(files: Sequence[FilterFile]) -> None:
+    first, *others = files
+    for other in others:
+        if differences := first.filter.differences(other.filter):
+            raise GeometryMismatchError(
+                f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
+                "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
+                "BLOOM_ON_FULL, BLOOM_COUNTING and BLOOM_SALT (as scrapy bloom info shows "
+                "them), for example from their sources by scrapy bloom import"
+            )
+
+
 def _merged(
-    directory: FilterDirectory, number: int, part: _Part, *, in_use: bool = False
+    directory: FilterDirectory, number: int, part: Sequence[FilterFile], *, in_use: bool = False
 ) -> FilterFile:
-    first = part.files[0]
+    first = part[0]
     header = replace(
         first.header,
         generation=number,
-        created_at=min(file.header.created_at for file in part.files),
+        created_at=min(file.header.created_at for file in part),
     )
 
     def fill(bits: BloomFilter) -> int:
-        for file in part.files:
+        for file in part:
             _or(bits, file.filter)
-        return _count(bits, part.files)
+        return _count(bits, part)
 
     return directory.create(header, State(in_use=in_use), fill)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.generations import LocalGeneration, Lookup, still_counting
-from scrapy_bloom.status import FilterStatus, GenerationStatus
+from scrapy_bloom.generations import Generation, Lookup, still_counting
+from scrapy_bloom.status import FilterStatus
 
 
 def filter_directory(path: Path) -> Path:
@@ -59,6 +59,20 @@ def found_files(path: Path) -> list[FoundFile]:
     )
 
 
+def generation_of(file: FoundFile | FilterFile) -> Generation:
+    """The figures of a generation, as the header of its file has them."""
+    header, state = file.header, file.state
+    return Generation(
+        number=header.generation,
+        geometry=header.geometry,
+        capacity=header.capacity,
+        error_rate=header.error_rate,
+        created_at=header.created_at,
+        open_until=state.open_until,
+        count=state.count,
+    )
+
+
 def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterStatus:
     """The figures of a filter, as the headers of its files have them.
 
@@ -66,21 +80,7 @@ def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterS
         location: where it is, for people.
         files: one for each generation, oldest first.
     """
-    generations = [
-        GenerationStatus(
-            number=file.header.generation,
-            geometry=file.header.geometry,
-            capacity=file.header.capacity,
-            error_rate=file.header.error_rate,
-            count=file.state.count,
-        )
-        for file in files
-    ]
-    return FilterStatus(
-        location=location,
-        generations=generations,
-        error_rate=sum(each.error_rate for each in generations),
-    )
+    return FilterStatus.of(location, map(generation_of, files))
 
 
 class FilterReader:
@@ -102,17 +102,9 @@ class FilterReader:
 
     def __init__(self, path: Path, *, window: float = 0.0) -> None:
         self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
-        generations = [
-            LocalGeneration.of(
-                file.filter,
-                number=file.header.generation,
-                created_at=file.header.created_at,
-                open_until=file.state.open_until,
-            )
-            for file in self.files
-        ]
-        counting = still_counting(generations, time.time(), window)
-        bits = [each.filter for each in counting]
+        generations = [generation_of(file) for file in self.files]
+        counting = {each.number for each in still_counting(generations, time.time(), window)}
+        bits = [file.filter for file in self.files if file.header.generation in counting]
         self._lookup = Lookup(bits) if bits else None
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:

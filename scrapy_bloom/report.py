@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import Contents, block_load
 from scrapy_bloom.generations import Generation, Policy
+from scrapy_bloom.reading import generation_of
 from scrapy_bloom.sizing import (
     BLOCK_BITS,
     Geometry,
@@ -55,28 +56,20 @@ def measure(file: FilterFile, advance: Callable[[int], None], before: int = 0) -
         advance: is told how many blocks are done.
         before: that many were done before.
     """
-    header, state = file.header, file.state
-    num_hashes = header.geometry.num_hashes
+    geometry = file.header.geometry
+    num_hashes = geometry.num_hashes
     loads: Counter[int] = Counter()
 
     def fills() -> Iterator[float]:
         for done, fill in enumerate(file.filter.block_fills(), 1):
             yield fill
             loads[round(block_load(fill, num_hashes))] += 1
-            if done % 100 == 0 or done == header.geometry.num_blocks:
+            if done % 100 == 0 or done == geometry.num_blocks:
                 advance(before + done)
 
     return Measured(
         name=file.path.name,
-        figures=Generation(
-            number=header.generation,
-            geometry=header.geometry,
-            capacity=header.capacity,
-            error_rate=header.error_rate,
-            created_at=header.created_at,
-            open_until=state.open_until,
-            count=state.count,
-        ),
+        figures=generation_of(file),
         contents=Contents.of(fills(), num_hashes),
         loads=loads,
     )

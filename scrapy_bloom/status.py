@@ -1,7 +1,7 @@
 """What a backend tells about its filter."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scrapy_bloom import sizing
@@ -80,6 +80,21 @@ class FilterStatus:
     saturated: int | None = None
     volatile: Sequence[GenerationStatus] = ()
     more: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, location: str, live: Iterable[Generation]) -> "FilterStatus":
+        """The figures of a filter that no crawl of ours has open.
+
+        Args:
+            location: where it is, for people.
+            live: its live generations, oldest first, at least one.
+        """
+        generations = [GenerationStatus.of(each) for each in live]
+        return cls(
+            location=location,
+            generations=generations,
+            error_rate=sum(each.error_rate for each in generations),
+        )
 
     @property
     def capacity(self) -> int:

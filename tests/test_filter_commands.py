@@ -441,6 +441,7 @@ def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
     tree.delay = 0.05
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     crawl.wait_until(lambda: len(tree.hits) > 20)
+    tree.delay = 2  # it must not end before the command has begun
     assert (
         "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
     )

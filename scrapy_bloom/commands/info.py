@@ -108,13 +108,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
     with closing(server):
         reader = RedisReader(server, key)
         info, stored = reader.info, reader.generations
-        figures = _figures(
-            FilterStatus(
-                location=f"{server.address}, key {key}",
-                generations=[GenerationStatus.of(each) for each in stored],
-                error_rate=sum(each.error_rate for each in stored),
-            )
-        )
+        figures = _figures(FilterStatus.of(f"{server.address}, key {key}", stored))
         figures |= {
             "spider": info.spider,
             "fingerprinter": info.fingerprinter,
