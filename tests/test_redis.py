@@ -869,7 +869,7 @@ class TestOutage:
         begun = time.monotonic()
         with pytest.raises(OutageError) as first:
             backend.add(b"other")
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10
         assert not first.value.goes_on
         assert not backend.add(b"page")  # the mirror knows it
         with pytest.raises(OutageError) as second:

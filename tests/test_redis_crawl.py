@@ -174,7 +174,7 @@ def test_a_server_that_is_down_at_the_start(tree: Site, tmp_path: Path) -> None:
         },
     )
     assert crawl.finish() != 0
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 25  # and not the usual 30, of which Python takes some
     (error,) = crawl.told("ERROR")
     assert f"redis://127.0.0.1:{port}/0 cannot be used" in error
     assert "geheim" not in crawl.output
