@@ -15,7 +15,7 @@ from link_spider import LinkSpider
 class SharedSpider(LinkSpider):
     name = "shared"
     idle_secs = 3.0  # another crawler may still find links
-    # As the README says: scrapy-redis's own connection gives up at once, and loses the request
+    # As docs/recipes.md says: scrapy-redis's own connection gives up at once, and loses the request
     # that it was about to put into its queue.
     custom_settings: ClassVar = {
         "REDIS_PARAMS": {

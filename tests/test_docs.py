@@ -1,5 +1,6 @@
 """The documents: their code blocks are run, their figures are computed again."""
 
+import ast
 import math
 import os
 import re
@@ -16,16 +17,19 @@ import workspace
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom import dupefilter, redis_backend, stats
 from scrapy_bloom.commands import SUBCOMMANDS
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_generations import MAX_MIRROR_BYTES
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS
 from scrapy_bloom.settings import _CHECKS, BloomSettings
-from scrapy_bloom.sizing import choose_geometry
+from scrapy_bloom.sizing import choose_geometry, expected_false_drops, optimal_num_bits
 from sites import ScriptedSite, Site
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -37,13 +41,17 @@ def blocks(language: str) -> list[tuple[str, str]]:
     ]
 
 
-def test_every_block_is_of_a_kind_that_is_tested() -> None:
-    languages = [m[1] for path in DOCUMENTS for m in BLOCK.finditer(path.read_text())]
-    assert len(languages) >= 6
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_is_of_a_kind_that_is_tested(document: Path) -> None:
+    text = document.read_text()
+    languages = [language for language, _ in BLOCK.findall(text)]
+    assert text.count("```") == 2 * len(languages)  # none is indented, or of another form
     assert set(languages) <= {"python", "sh", "text"}
+    for before, language in zip(["", *languages], languages, strict=False):
+        assert language != "text" or before == "sh"  # it shows what the commands print
 
 
-COMMANDS = [ROOT / "docs/cli.md", ROOT / "docs/recipes.md", ROOT / "docs/jobs.md"]
+COMMANDS = [path for path in PAGES if "\n```sh\n" in path.read_text()]
 
 
 @pytest.mark.parametrize("document", COMMANDS, ids=lambda path: path.name)
@@ -76,7 +84,7 @@ def test_commands(document: Path, tmp_path: Path) -> None:
 
 def test_each_subcommand_is_described() -> None:
     names = {name.removesuffix("_") for name in SUBCOMMANDS}
-    sections = re.findall(r"^## (.+)$", COMMANDS[0].read_text(), re.MULTILINE)
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
     assert names <= {word for section in sections for word in section.split()}
     table = (ROOT / "README.md").read_text().split("## Commands")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
@@ -86,11 +94,11 @@ def test_each_subcommand_is_described() -> None:
 @pytest.mark.parametrize(("document", "code"), blocks("python"))
 def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs it; what it sets must be valid settings."""
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"__name__": "settings"}
+    monkeypatch.chdir(tmp_path)
     if "upload(" in code:  # needs a server, and a job
         servers.shared("valkey").client.delete("shop:bloom")
         code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
-        monkeypatch.chdir(tmp_path)
         backend = LocalBackend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)
         backend.open()
         backend.add(b"page")
@@ -122,15 +130,63 @@ def test_the_contributors_command_installs_an_extra_that_exists() -> None:
     assert {name for name in named if not re.fullmatch(r"py3\d+", name)} <= environments
 
 
-def test_the_readme_describes_each_setting() -> None:
+DEFAULTS = {f"BLOOM_{name.upper()}": value for name, value in vars(BloomSettings()).items()}
+
+
+def described_settings() -> dict[str, tuple[str, str]]:
+    """For each setting its default and what is allowed, as the page has it."""
+    page = (ROOT / "docs/settings.md").read_text()
+    return {
+        name: (default, allowed)
+        for name, default, allowed in re.findall(
+            r"^### (BLOOM_\w+)\n\nDefault `(.+?)`; (.+)$", page, re.MULTILINE
+        )
+    }
+
+
+def test_each_setting_is_described() -> None:
+    described = described_settings()
+    assert set(described) == set(_CHECKS)
+    for name, (default, _) in described.items():
+        assert ast.literal_eval(default) == DEFAULTS[name], name
+
+
+@pytest.mark.parametrize("name", _CHECKS)
+def test_what_a_setting_may_be_is_described(name: str) -> None:
+    _, allowed = described_settings()[name]
+    check = _CHECKS[name]
+    numbers = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:e-\d+)?", allowed)]
+    if allowed.startswith("one of "):
+        choices = re.findall(r'"(\w+)"', allowed)
+        assert [check(name, each) for each in choices] == choices
+        with pytest.raises(SettingError) as raised:
+            check(name, "another")
+        assert re.findall(r'"(\w+)"', str(raised.value)) == choices
+    elif allowed.startswith("`True` or `False`"):
+        assert [check(name, each) for each in (True, False)] == [True, False]
+    elif "number" in allowed or allowed.startswith("seconds"):
+        lowest, highest = numbers
+        assert check(name, lowest) == lowest
+        beyond = highest if "below" in allowed else highest + 1
+        if "below" not in allowed:
+            assert check(name, highest) == highest
+        for value in (lowest / 2 if lowest else -1, beyond):
+            with pytest.raises(SettingError):
+                check(name, value)
+    else:
+        assert check(name, DEFAULTS[name]) == DEFAULTS[name]
+        with pytest.raises(SettingError):
+            check(name, object())
+    assert allowed.endswith("or `None`.") == (DEFAULTS[name] is None)
+
+
+def test_the_readme_describes_a_few_settings_alike() -> None:
     readme = (ROOT / "README.md").read_text()
-    table = readme[readme.index("## Settings") : readme.index("## Stats")]
-    described = re.findall(r"^\| `(BLOOM_\w+)` \| `(.*?)` \|", table, re.MULTILINE)
-    assert {name for name, _ in described} == set(_CHECKS)
-    defaults = BloomSettings()
-    for name, default in described:
-        value = getattr(defaults, name.removeprefix("BLOOM_").lower())
-        assert eval(default) == value, name
+    rows = re.findall(r"^\| `(BLOOM_\w+)` \| `(.*?)` \|", readme, re.MULTILINE)
+    assert len(rows) >= 4
+    described = described_settings()
+    for name, default in rows:
+        assert default == described[name][0], name
 
 
 def recipe_text(name: str) -> str:
@@ -239,25 +295,114 @@ def test_the_readmes_table_of_sizes() -> None:
         assert default == size(91 * n)
 
 
+def test_the_table_of_expected_losses() -> None:
+    page = (ROOT / "docs/faq.md").read_text()
+    rows = re.findall(r"^\| (1e-\d) \| ([\d.]+) \| (.*?) \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    for rate, bits, cells in rows:
+        error_rate = float(rate) / 2  # a filter that may grow keeps the other half
+        shown = []
+        for exponent in (6, 7, 8, 9):
+            geometry = choose_geometry(10**exponent, error_rate)
+            lost = expected_false_drops(geometry.num_blocks, geometry.num_hashes, 10**exponent)
+            shown.append(f"{lost:,.0f}" if lost >= 10 else f"{lost:.1g}")
+        assert cells.split(" | ") == shown
+        assert bits == f"{choose_geometry(10**8, error_rate).num_bits / 1e8:.1f}"
+
+
+def test_the_bits_in_the_comparison() -> None:
+    page = (ROOT / "docs/comparison.md").read_text()
+    (cells,) = re.findall(r"^\| bits a request, at 1e-6 \| (.*?) \|$", page, re.MULTILINE)
+    *others, ours = cells.split(" | ")
+    classic = optimal_num_bits(10**6, 1e-6) / 1e6  # as measured with each of the three
+    assert others == [f"{classic:.1f}"] * 3
+    alone, growing = (choose_geometry(10**7, p).num_bits / 1e7 for p in (1e-6, 5e-7))
+    assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
+    own = f"{growing / 8:.1f}, "
+    (cells,) = re.findall(r"^\| bytes a request, at 1e-6 \| (.*?) \|$", page, re.MULTILINE)
+    assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
+
+
+def without_blocks(document: Path) -> str:
+    return BLOCK.sub("", document.read_text())
+
+
+def anchors(document: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(document), re.MULTILINE)
+    found = [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
+    assert len(found) == len(set(found)), f"two headings of {document.name} have one anchor"
+    return set(found)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document: Path) -> None:
-    for target, anchor in re.findall(
-        r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", document.read_text()
-    ):
+    for target, anchor in LINK.findall(without_blocks(document)):
         other = document.parent / target if target else document
         assert other.exists(), f"{document.name} links to {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", other.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
-            assert anchor in anchors, f"{document.name} links to {target}#{anchor}"
+            assert anchor in anchors(other), f"{document.name} links to {target}#{anchor}"
 
 
-def test_the_stats_in_the_readme_are_those_of_the_filter() -> None:
-    readme = (ROOT / "README.md").read_text()
-    table = readme[readme.index("## Stats") : readme.index("## Limits")]
+def test_the_first_screen_of_the_readme_leads_to_each_page() -> None:
+    readme = ROOT / "README.md"
+    first_screen = "\n".join(readme.read_text().splitlines()[:42])
+    linked = {(ROOT / target).resolve() for target, _ in LINK.findall(first_screen)}
+    pages = {page for page in PAGES if not page.name.startswith("benchmarks-")}
+    assert {page.resolve() for page in pages} <= linked
+    assert 'DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"' in first_screen
+    assert "pip install" in first_screen
+
+
+def strings(path: Path) -> Iterator[tuple[str, str]]:
+    """Each text in a module, with "%s" and the like as a NUL; and the logger's method it is for."""
+    tree = ast.parse(path.read_text())
+    levels = {
+        node.args[0]: node.func.attr.upper()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "logger"
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [each.value if isinstance(each, ast.Constant) else "\0" for each in node.values]
+            yield "".join(map(str, parts)), ""
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = re.sub(r"%\(?\w*\)?[.\d]*[sdgf]", "\0", node.value).replace("%%", "%")
+            yield text, levels.get(node, "")
+
+
+MODULES = sorted(Path(stats.__file__).parent.rglob("*.py"))
+
+
+def test_the_lines_of_the_log_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/stats.md").read_text()
+    lines = re.findall(r"^\| (INFO|WARNING|ERROR) \| `(.+?)` \|", page, re.MULTILINE)
+    assert len(lines) > 15
+    found = [each for path in MODULES for each in strings(path)]
+    for level, line in lines:
+        pattern = re.compile(".*".join(map(re.escape, line.split("…"))), re.DOTALL)
+        of = {each for text, each in found if "\0" in text and pattern.match(text)}
+        assert of, line
+        assert of <= {level, ""}, line
+
+
+def test_the_stats_are_those_of_the_filter() -> None:
+    page = (ROOT / "docs/stats.md").read_text()
+    table = page[page.index("## Stats") : page.index("## Lines in the log")]
     documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
     set_there = set(re.findall(r'^ +\("(\w+)", ', Path(stats.__file__).read_text(), re.MULTILINE))
     set_there |= set(re.findall(r'"bloom/(\w+)"', Path(dupefilter.__file__).read_text()))
     backend = Path(redis_backend.__file__).read_text()
     set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))
     assert documented == {f"bloom/{name}" for name in set_there}
+    everywhere = "\n".join(path.read_text() for path in DOCUMENTS)
+    assert set(re.findall(r"`(bloom/[\w/]+)`", everywhere)) <= documented
+
+
+def test_each_reason_for_closing_the_spider_is_described() -> None:
+    page = (ROOT / "docs/stats.md").read_text()
+    named = set(re.findall(r"`(bloom_\w+)`\s\(", page))
+    source = "".join(path.read_text() for path in MODULES)
+    assert named == set(re.findall(r'close_spider\w*\(.*?"(bloom_\w+)"\)', source))
