@@ -129,7 +129,7 @@ def _salt(name: str, value: Any) -> bytes | None:
 class BloomSettings:
     """The settings of one crawl, checked.
 
-    Each attribute is the setting of that name with the prefix BLOOM_; docs/settings.md describes them.
+    Each attribute is the setting of that name with the prefix BLOOM_: see docs/settings.md.
 
     Attributes:
         redis_url: of a "redis" backend, the URL that counts: BLOOM_REDIS_URL or scrapy-redis's.
