@@ -147,7 +147,7 @@ class CountingBloomFilter(BloomFilter):
         return True
 
     def _planes(self, block: int) -> Planes:
-        planes: Planes | None = self._views.get(block)
+        planes: Planes | None = self._views[block] if block < self._num_views else None
         return self._view(block) if planes is None else planes
 
     @staticmethod

@@ -12,7 +12,7 @@ from scrapy_bloom.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
 from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them for each filter (the blocks of 512 MB); beyond that they are made on the way. A counting
+# them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
 # filter has four of them for a block.
 _MAX_VIEWS = 65_536
 
@@ -96,8 +96,9 @@ class BloomFilter:
         self.salt = salt
         self._buffer = memoryview(buffer)
         self._bits = bitarray(buffer=self._buffer, endian="big")
-        self._views: dict[int, Any] = {}
-        self._num_blocks, self._num_hashes, _ = geometry
+        self._num_blocks, self._num_hashes, counter_bits = geometry
+        self._num_views = min(self._num_blocks, _MAX_VIEWS // counter_bits)
+        self._views: list[Any] = [None] * self._num_views
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
 
@@ -129,7 +130,7 @@ class BloomFilter:
         """
         # block_of(), spelled out here and below: a call takes as long again.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits: bitarray | None = self._views.get(block)
+        bits: bitarray | None = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
         # Mostly the first bit alone tells that a fingerprint is new.
@@ -146,7 +147,7 @@ class BloomFilter:
             positions: at least `num_hashes` of them; the first ones count.
         """
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
-        bits: bitarray | None = self._views.get(block)
+        bits: bitarray | None = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
         if not (bits[positions[0]] and bits[positions[self._second]]):
@@ -155,7 +156,7 @@ class BloomFilter:
 
     def _view(self, block: int) -> Any:
         view = self._viewed(self._place(block, block + 1))
-        if len(self._views) < _MAX_VIEWS // self.geometry.counter_bits:
+        if block < self._num_views:
             self._views[block] = view
         return view
 

@@ -253,8 +253,6 @@ class Lookup:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint in the newest generation, unless any holds it; True if new."""
-        if not self._others:
-            return self.newest.add(fingerprint)
         block_hash, positions = self._locate(fingerprint)
         for each in self._others:
             if each.has_hashed(block_hash, positions):

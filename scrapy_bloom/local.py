@@ -82,6 +82,7 @@ class LocalBackend:
         self._is_crawl = is_crawl
         self._live: list[LocalGeneration] = []
         self._lookup: Lookup
+        self._record: Callable[[bytes], bool]
         self._newest: LocalGeneration
         self._begun = False
         self._next_save: float = math.inf  # at this count, write it down
@@ -153,7 +154,7 @@ class LocalBackend:
             if fingerprint in self._lookup:
                 return False
             self._grow()
-        if not self._lookup.add(fingerprint):
+        if not self._record(fingerprint):
             return False
         newest = self._newest
         newest.count += 1
@@ -278,6 +279,7 @@ class LocalBackend:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
         self._lookup = Lookup([each.filter for each in self._live])
+        self._record = self._lookup.add if len(self._live) > 1 else self._newest.filter.add
         self._grow_at = self._policy.grow_at(self._live)
         if self._policy.window:
             self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
