@@ -234,6 +234,8 @@ class FilterDirectory:
     def _is_unclean(self, files: Sequence[FoundFile]) -> bool:
         if any(file.state.in_use for file in files):
             return True
+        if self._job.is_queue_lost and any(file.state.count for file in files):
+            return True  # what was queued would look crawled
         return self._job.was_killed(files[-1].path.stat().st_mtime if files else None)
 
     def _check_fingerprinter(self, file: FoundFile) -> None:

@@ -21,6 +21,10 @@ class Job:
             there is a job directory, else keep.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
+
+    Attributes:
+        is_queue_lost: the file of that queue is there, and holds nothing: it was cut off, or its
+            process was killed while it made the file.
     """
 
     def __init__(
@@ -33,8 +37,11 @@ class Job:
     ) -> None:
         self.path = path
         # A mark without that queue is of a run under another scheduler.
-        crash_safe = crash_safe and path is not None and is_there(jobdir.database_path(path))
+        database = jobdir.database_path(path) if crash_safe and path is not None else None
+        crash_safe = database is not None and is_there(database)
         self._crash_safe = crash_safe
+        # Cut off to nothing, it is an empty one for SQLite: what waited there would look crawled.
+        self.is_queue_lost = database is not None and database.exists() and not crash_safe
         self._marked: str | None = None
         self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":

@@ -3,6 +3,7 @@
 import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 PREFIX = "BLOOM_"
 _MAX_SECONDS = 10**9
+_PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
 
 
 def _whole_number(name: str, value: Any) -> int:
@@ -63,15 +65,17 @@ def _directory(name: str, value: Any) -> str | None:
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
     _check_template(name, path, allowed)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate: no file system takes it
+        raise _error(name, value, allowed) from None
     return path
 
 
 def _check_template(name: str, value: str, allowed: str) -> None:
     """That nothing but the spider's name is to be put in."""
-    try:
-        value % {"spider": "name"}
-    except (KeyError, TypeError, ValueError):
-        raise _error(name, value, allowed + ', and any other "%" must be written "%%"') from None
+    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -173,10 +177,7 @@ class BloomSettings:
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
-                check = _CHECKS.get(name)
-                if check is None:
-                    raise SettingError(_unknown(name))
-                values[name.removeprefix(PREFIX).lower()] = check(name, settings[name])
+                values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         if values.get("backend") == "redis":
             url, params = _redis_place(settings, values.get("redis_url"))
             values.update(redis_url=url, redis_params=params)
@@ -221,9 +222,19 @@ class BloomSettings:
 
         Returns:
             BLOOM_DIR, else `bloom` in the job directory, else None: the filter stays in memory.
+
+        Raises:
+            SettingError: BLOOM_DIR begins with "~name", and there is no such user.
         """
         if self.dir is not None:
-            return Path(self.dir % {"spider": spider}).expanduser()
+            path = self.dir % {"spider": spider}
+            try:
+                return Path(path).expanduser()
+            except RuntimeError:
+                raise SettingError(
+                    f"BLOOM_DIR is {_shown(path)}, and there is no such home directory; allowed is "
+                    'the path of a directory: write "./~..." for one whose name begins with "~"'
+                ) from None
         return Path(job_dir, "bloom") if job_dir else None
 
 
@@ -282,6 +293,22 @@ if {PREFIX + each.name.upper() for each in fields(BloomSettings)} - {"BLOOM_REDI
     raise AssertionError("every field of BloomSettings needs its check, and the other way round")
 
 
+def _checked(name: str, value: Any) -> Any:
+    check = _CHECKS.get(name)
+    if check is None:
+        raise SettingError(_unknown(name))
+    try:
+        return check(name, value)
+    except SettingError:
+        raise
+    except Exception as error:  # noqa: BLE001 - any object can be in a setting, also a broken one
+        # Without the value: it may be a secret.
+        raise SettingError(
+            f"{name} is of type {type(value).__name__} and cannot be read "
+            f"({type(error).__name__}); allowed is a plain value, as docs/settings.md says"
+        ) from None
+
+
 def _as_number(name: str, value: Any, allowed: str) -> int | float:
     number = _parsed(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -309,7 +336,9 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
         text = f"an object of type {type(value).__name__}"
-    return text if len(text) <= 100 else text[:97] + "..."
+    text = text if len(text) <= 100 else text[:97] + "..."
+    # One line, whatever a repr() of somebody's own looks like.
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _unknown(name: str) -> str:

@@ -1,0 +1,316 @@
+"""Files that a disk, a copy or a hand has damaged: told of by name, and never touched.
+
+What the crawl then says and its exit status are in test_bad_input.py, for some damages of each
+kind. Here are all of them, over the files of each kind of filter.
+"""
+
+import contextlib
+import os
+import random
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
+from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.header import HEADER_BYTES, read_header
+from scrapy_bloom.importing import import_seen, open_seen
+from scrapy_bloom.job import Job
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.requestdb import RequestDatabase, unpacked
+from sites import Site
+
+SEED = 2026
+NEXT_STEPS = "it was left as it is: restore it from a backup, or move it away"
+RECORDED = [b"page %d" % number for number in range(90)]
+ABSENT = [b"other %d" % number for number in range(200)]
+
+
+def make(directory: Path, **options: object) -> LocalBackend:
+    options = {"capacity": 40, "error_rate": 1e-6, "sync_secs": 0, **options}
+    backend = LocalBackend(directory, fingerprinter="a.B", spider="shop", **options)
+    backend.open()
+    return backend
+
+
+def recorded(directory: Path, **options: object) -> LocalBackend:
+    backend = make(directory, **options)
+    backend.begin()
+    for fingerprint in RECORDED:
+        backend.add(fingerprint)
+    return backend
+
+
+KINDS = {
+    "plain": {"capacity": 1000},
+    "counting": {"capacity": 1000, "counting": True},
+    "grown": {},
+    "grown counting": {"counting": True},
+    "window": {"capacity": 1000, "window_secs": 1e6},
+}
+
+
+@pytest.fixture(params=KINDS)
+def options(request: pytest.FixtureRequest) -> dict[str, object]:
+    return KINDS[request.param]
+
+
+@pytest.fixture(params=["closed", "killed"])
+def directory(request: pytest.FixtureRequest, options: dict[str, object], tmp_path: Path) -> Path:
+    """A filter in one or two files: closed, or with the mark of a run that was killed."""
+    backend = recorded(tmp_path, **options)
+    if request.param == "killed":
+        backend._store._directory.unlock()  # as a kill does
+    else:
+        backend.close()
+    return tmp_path
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
+
+
+def check_refused(open_it: Callable[[], object], path: Path, what: str) -> str:
+    """That opening a file is refused with the one line that a user needs, and changes nothing."""
+    before = contents(path.parent)
+    try:
+        opened = open_it()
+    except StorageError as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"{what}: opened as {opened}")
+    assert message.startswith(f"{path} "), f"{what}: {message}"
+    assert NEXT_STEPS in message or "upgrade scrapy_bloom to use it" in message, (
+        f"{what}: {message}"
+    )
+    assert "\n" not in message, what
+    assert contents(path.parent) == before, f"{what}: a file was changed"
+    return message
+
+
+@pytest.mark.parametrize("directory", ["closed"], indirect=True)
+def test_every_flipped_bit_and_byte_of_every_header_is_told_of(directory: Path) -> None:
+    """Also of bytes that mean nothing yet: who would rely on such a disk?"""
+    for path in sorted(directory.glob("*.bloom")):
+        good = path.read_bytes()
+        number = 0
+        with path.open("r+b", buffering=0) as file:
+            for offset in range(HEADER_BYTES):
+                for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
+                    os.pwrite(file.fileno(), bytes([good[offset] ^ flip]), offset)
+                    try:
+                        found: object = read_header(path)
+                    except FilterFileError as error:
+                        found = str(error)
+                        number += 1
+                    assert str(found).startswith(f"{path} "), (offset, flip, found)
+                os.pwrite(file.fileno(), good[offset : offset + 1], offset)
+        assert number == HEADER_BYTES * 9
+        assert path.read_bytes() == good
+
+
+def test_a_flipped_byte_of_a_header_stops_all_that_uses_the_filter(
+    directory: Path, options: dict[str, object]
+) -> None:
+    """The crawl, whichever of its files it is, and who only looks at it; the lock is let go."""
+    rng = random.Random(SEED)
+    before = contents(directory)
+    for path in sorted(directory.glob("*.bloom")):
+        good = path.read_bytes()
+        fields = [*range(72), 1094, 1096, *range(4068, 4096), *rng.sample(range(4096), 20)]
+        for offset in fields:
+            spoilt = bytearray(good)
+            spoilt[offset] ^= rng.randrange(1, 256)
+            path.write_bytes(spoilt)
+            what = f"seed {SEED}, byte {offset}"
+            check_refused(lambda: make(directory, **options), path, what)
+            check_refused(lambda: FilterReader(directory), path, what)
+        path.write_bytes(good)
+    assert contents(directory) == before
+    make(directory, **options).close()
+
+
+def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
+    directory: Path, options: dict[str, object]
+) -> None:
+    """The bits have no checksum: it would have to change with each. What remains is as it was."""
+    rng = random.Random(SEED)
+    path = max(directory.glob("*.bloom"))
+    good, header = path.read_bytes(), read_header(path)
+    for _ in range(1000):
+        offset, flip = rng.randrange(HEADER_BYTES, len(good)), rng.randrange(1, 256)
+        with path.open("r+b") as file:
+            os.pwrite(file.fileno(), bytes([good[offset] ^ flip]), offset)
+            assert read_header(path) == header
+            looked = FilterFile.look(path)
+            # A page has a handful of bits among 8 KiB: one byte can't hold all of them.
+            assert sum(page in looked.filter for page in ABSENT[:20]) == 0, (SEED, offset, flip)
+            looked.close()
+            os.pwrite(file.fileno(), good[offset : offset + 1], offset)
+    reader = FilterReader(directory)
+    assert all(reader.are_seen(RECORDED))
+    assert not any(reader.are_seen(ABSENT))
+    reader.close()
+
+
+@pytest.mark.parametrize("directory", ["closed"], indirect=True)
+def test_a_thousand_truncations_are_told_of(directory: Path, options: dict[str, object]) -> None:
+    """At no length is a file taken for a smaller filter, or made whole with zeros."""
+    rng = random.Random(SEED)
+    before = contents(directory)
+    paths = sorted(directory.glob("*.bloom"))
+    for path in paths:
+        good = path.read_bytes()
+        lengths = {0, 1, 7, 8, 9, 52, 68, 4068, 4072, 4095, 4096, 4097, len(good) - 1}
+        lengths |= {len(good) - 4096, len(good) - 8192, len(good) // 2}
+        while len(lengths) < 1000 // len(paths):
+            lengths.add(rng.randrange(rng.choice([HEADER_BYTES, len(good)])))
+        for length in sorted(lengths, reverse=True):
+            os.truncate(path, length)
+            what = f"seed {SEED}, cut off after {length}"
+            message = check_refused(lambda: make(directory, **options), path, what)
+            assert "is empty" in message or "is cut off" in message or "promises" in message
+            assert (f"{length:,}" in message) or (f"{length}" in message) or length == 0, message
+        for more in (b"\0", good[:1], good[HEADER_BYTES:], bytes(1 << 20)):
+            path.write_bytes(good + more)
+            what = f"longer by {len(more)}"
+            assert "promises" in check_refused(lambda: make(directory, **options), path, what)
+        path.write_bytes(good)
+    assert contents(directory) == before
+    backend = make(directory, **options)
+    assert all(page in backend for page in RECORDED)
+    backend.close()
+
+
+def test_files_that_were_mixed_up_are_told_of(tmp_path: Path) -> None:
+    """A header from one file and bits from another: their sizes differ, or their salts do."""
+    for name, options in KINDS.items():
+        recorded(tmp_path / name, **options).close()
+    first = {name: min((tmp_path / name).glob("*.bloom")).read_bytes() for name in KINDS}
+    mixed = tmp_path / "mixed/generation-0001.bloom"
+    mixed.parent.mkdir()
+    for header, bits in (("plain", "counting"), ("counting", "plain")):
+        mixed.write_bytes(first[header][:HEADER_BYTES] + first[bits][HEADER_BYTES:])
+        message = check_refused(lambda: make(mixed.parent), mixed, f"{header} and {bits}")
+        assert "where its header promises" in message
+    # One of two files taken from another filter.
+    mixed.write_bytes(first["grown"])
+    other = (tmp_path / "grown counting/generation-0002.bloom").read_bytes()
+    (mixed.parent / "generation-0002.bloom").write_bytes(other)
+    with pytest.raises(FilterFileError, match="belong to different filters .*nothing was changed"):
+        make(mixed.parent)
+    assert mixed.read_bytes() == first["grown"]
+
+
+def test_the_command_line_tells_of_it_in_one_line(tmp_path: Path) -> None:
+    recorded(tmp_path / "job/bloom").close()
+    path = tmp_path / "job/bloom/generation-0002.bloom"
+    os.truncate(path, path.stat().st_size - 1)
+    ran = bloom("info", "job", cwd=tmp_path)
+    assert "job/bloom/generation-0002.bloom has " in ran.error
+    assert NEXT_STEPS in ran.error
+
+
+# What else is in a job directory.
+
+
+def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path) -> None:
+    """And says that the rest was ignored; or it is refused. The file is left as it is."""
+    records = [b"\x00\x14" + number.to_bytes(20, "big") for number in range(1, 12)]
+    for whole in (
+        b"".join(records),
+        b"".join(record[2:].hex().encode() + b"\n" for record in records),
+    ):
+        size = len(whole) // len(records)
+        path = tmp_path / "requests.seen"
+        for length in range(len(whole) + 1):
+            path.write_bytes(whole[:length])
+            try:
+                imported = import_seen(open_seen(path), BloomFilter(20, 1e-9))
+            except SeenFileError as error:
+                # Too short to tell in which format it was begun.
+                assert length < size, (length, error)
+                assert str(path) in str(error)
+            else:
+                # Only the line end of a line of text may be missing.
+                assert imported in {length // size, (length + 1) // size}, length
+            assert path.read_bytes() == whole[:length]
+
+
+def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
+    database = RequestDatabase(path, by_slot=False)
+    for url in urls:
+        request = {"url": url, "body": b"x" * 200}
+        database.push(request, slot="shop", priority=0, rank=0, newest_first=False)
+    return database
+
+
+def test_no_truncation_of_the_queue_is_taken_for_a_shorter_queue(tmp_path: Path) -> None:
+    """It is refused at once, or the crawl is closed when it comes there."""
+    rng = random.Random(SEED)
+    path = tmp_path / "requests.sqlite"
+    urls = {f"https://shop.example/{number}" for number in range(300)}
+    queue_of(path, sorted(urls)).close()
+    good = path.read_bytes()
+    assert {each.name for each in tmp_path.iterdir()} == {path.name}  # no log is left beside it
+    lengths = {len(good) - 1, 4096, 4095, 100, 99, 50, 2}
+    lengths |= {rng.randrange(2, len(good)) for _ in range(200)}
+    for length in sorted(lengths):
+        for each in tmp_path.iterdir():
+            each.unlink()
+        path.write_bytes(good[:length])
+        what = f"seed {SEED}, cut off after {length}"
+        try:
+            database = RequestDatabase(path, by_slot=False)
+        except StorageError as error:
+            assert str(path) in str(error), what
+            assert "left as it was" in str(error) or "left as it is" in str(error), what
+            assert path.read_bytes() == good[:length], what
+            continue
+        readable = spoilt = 0
+        with contextlib.suppress(sqlite3.DatabaseError):  # of which the crawl tells, and ends
+            while one := database.take():
+                try:
+                    readable += unpacked(one.data)["url"] in urls
+                except Exception:  # noqa: BLE001 - of which the crawl tells, too
+                    spoilt += 1
+            assert readable + spoilt == len(urls), what
+            assert spoilt <= 1, what
+        database.close()
+
+
+def test_a_job_with_a_damaged_mark_is_still_one_that_was_killed(tmp_path: Path) -> None:
+    """The mark counts by being there: an empty or spoilt one, too."""
+    for content in (b"", b"\0" * 100, b"\xff\xfe\n\xff", b"one line"):
+        job = tmp_path / content.hex()
+        (job / "requests.queue").mkdir(parents=True)
+        (job / "bloom.in-use").write_bytes(content)
+        backend = LocalBackend(job / "bloom", capacity=10, error_rate=1e-3, job=Job(job, "stop"))
+        with pytest.raises(BloomError, match="did not close"):
+            backend.open()
+        assert (job / "bloom.in-use").read_bytes() == content
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_an_emptied_queue_of_a_paused_job_is_told_of(
+    length: int, tree: Site, tmp_path: Path
+) -> None:
+    """What waited there looks seen: a run that only said "finished" would lose it silently."""
+    tree.delay = 0.1
+    settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 30)
+    assert crawl.interrupt() == 0
+    os.truncate(tmp_path / "job/requests.sqlite", length)
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.finish()
+    told = [
+        line for line in crawl.told("ERROR") + crawl.told("WARNING") if "requests.sqlite" in line
+    ]
+    assert len(tree.hits) == 150 or len(told) == 1, f"{len(tree.hits)} of 150 pages, and no word"

@@ -1,0 +1,141 @@
+"""Fingerprints of any length are filtered; what is no fingerprint is crawled, with one error."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from crawls import Crawl
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.reading import FilterReader
+from sites import ScriptedSite, Site, tree_site
+
+LENGTHS = (0, 1, 20, 65_535)
+PAGES = 40
+
+
+def test_fingerprints_of_all_lengths_live_in_one_filter(tmp_path: Path) -> None:
+    """None is taken for another, however alike; through growth, and a reopened filter."""
+    alike = [bytes(length) for length in LENGTHS] + [bytes(65_534), b"\0\0", b"\1", b"\0" * 19]
+    alike += [b"\xff" * length for length in LENGTHS[1:]]
+    alike += [b"\xff" * 65_534 + b"\xfe", b"\xfe" + b"\xff" * 65_534]
+    options = {"capacity": 4, "error_rate": 1e-9, "sync_secs": 0}
+    for run in range(2):
+        backend = LocalBackend(tmp_path, **options)
+        backend.open()
+        backend.begin()
+        assert [backend.add(each) for each in alike] == [run == 0] * len(alike)
+        assert backend.status().count == len(alike)
+        assert len(backend.status().generations) > 1
+        backend.close()
+    reader = FilterReader(tmp_path)
+    assert all(reader.are_seen(alike))
+    assert not any(reader.are_seen([bytes(65_533), b"\xfe", b"\1" * 20, b"\xff" * 19]))
+    reader.close()
+
+
+FINGERPRINTERS = """
+import itertools
+
+class OfAnyLength:
+    "Of the number in the URL: so long, and different for each page, as far as that is possible."
+
+    def fingerprint(self, request):
+        number = int(request.url.partition("?")[0].rpartition("/")[2] or 0)
+        length = (0, 1, 20, 65_535)[number % 4] if number else 0
+        return bytes([number]) * length if number % 4 else b"%d" % number * min(number, 1)
+
+class Broken:
+    "Each time something else that is no fingerprint."
+
+    kinds = itertools.cycle([
+        "text", None, 7, 1.5, True, [b"x"], (1, 2), object(), lambda: b"x", {1}, iter(b"x"),
+        ValueError, RuntimeError, RecursionError, StopIteration, MemoryError,
+    ])
+
+    def fingerprint(self, request):
+        kind = next(self.kinds)
+        if isinstance(kind, type):
+            raise kind("on purpose")
+        return kind
+
+class Sometimes(Broken):
+    "Fails for every third page only."
+
+    def fingerprint(self, request):
+        number = int(request.url.partition("?")[0].rpartition("/")[2] or 0)
+        return super().fingerprint(request) if number % 3 == 1 else b"%d" % number
+"""
+
+
+def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
+    modules = path / "modules"
+    modules.mkdir(exist_ok=True)
+    (modules / "fingerprinters.py").write_text(FINGERPRINTERS)
+    settings = {
+        "REQUEST_FINGERPRINTER_CLASS": f"fingerprinters.{name}",
+        "JOBDIR": "job",
+        "BLOOM_EXPECTED_REQUESTS": 15,
+        **settings,
+    }
+    paths = os.pathsep.join(filter(None, [os.fspath(modules), os.environ.get("PYTHONPATH")]))
+    return Crawl(site.url, path, settings, prefix=["env", f"PYTHONPATH={paths}"])
+
+
+@pytest.fixture
+def small() -> Site:
+    site = tree_site(PAGES)
+    yield site
+    site.end()
+
+
+def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
+    small: Site, tmp_path: Path
+) -> None:
+    """Every page is crawled, none twice, and nothing is told of."""
+    small.delay = 0.1
+    crawl = crawl_with("OfAnyLength", small, tmp_path)
+    crawl.wait_until(lambda: small.total() >= 10)
+    assert crawl.interrupt() == 0
+    assert small.total() < PAGES
+    small.delay = 0
+    crawl = crawl_with("OfAnyLength", small, tmp_path)
+    assert crawl.finish() == 0, crawl.output
+    assert set(small.hits) == {f"/p/{number}" for number in range(PAGES)}
+    assert all(count == 1 for path, count in small.hits.items() if path != "/p/0")
+    assert not crawl.lines("ERROR") + crawl.told("WARNING")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Broken", {}),
+        ("Broken", {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
+        ("Broken", {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True}),
+        ("Sometimes", {}),
+    ],
+    ids=["always", "always, a queue that survives", "always, forgetting", "sometimes"],
+)
+def test_a_broken_fingerprinter_costs_no_page(
+    name: str, settings: dict[str, object], tmp_path: Path
+) -> None:
+    """One error tells of the first failure, a stat counts all, and the crawl ends well."""
+    pages = [f"/p/{number}" for number in range(1, 31)]
+    links = [f"{page}?{query}" for page in pages for query in ("a=1&b=2", "b=2&a=1")]
+    site = ScriptedSite({"/": [tuple(links)]})
+    crawl = crawl_with(name, site, tmp_path, **settings)
+    assert crawl.finish() == 0, crawl.output[-3000:]
+    site.end()
+    assert "'finish_reason': 'finished'" in crawl.output
+    # Crawled unfiltered, twice, where there is no fingerprint; the others are filtered as ever.
+    failing = [page for page in pages if name == "Broken" or int(page[3:]) % 3 == 1]
+    assert site.hits == {"/": 1, **{page: 1 + (page in failing) for page in pages}}
+    (error,) = crawl.lines("ERROR")
+    assert f"The Bloom filter failed on <GET {site.url}p/1?" in error
+    assert "it is crawled, whether it was seen or not. More failures are counted" in error
+    assert crawl.output.count("Traceback") == 1
+    counted = re.search(r"'bloom/errors': (\d+)", crawl.output)
+    assert counted
+    # With BLOOM_FORGET_FAILED, what can't be looked up is missed once more when the page is done.
+    assert 2 * len(failing) <= int(counted[1]) <= 3 * len(failing)

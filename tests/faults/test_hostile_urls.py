@@ -1,0 +1,166 @@
+"""URLs that a site makes up to break what crawls it: filtered as Scrapy's own filter would."""
+
+import html
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from socketserver import StreamRequestHandler
+
+import pytest
+from scrapy import Request, Spider
+from scrapy.dupefilters import RFPDupeFilter
+from scrapy.utils.test import get_crawler
+
+from crawls import Crawl
+from scrapy_bloom import BloomDupeFilter
+from sites import Site
+
+SPIDER = Path(__file__).with_name("crawl_hostile.py")
+SCRAPYS = "scrapy.dupefilters.RFPDupeFilter"
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+SEED = 404
+MEGABYTE = 1_000_000
+
+PATHS = [
+    *("/nul\0in/it", "/nul%00", "/\ud800", "/\udcff?\udfff=\ud800#\udfff", "/\ufffe\uffff"),
+    *("/100%", "/%", "/%zz", "/%2", "/%25%32%35", "/%ff%fe", "/%u1234", "/%C3%28", "/a%2Fb/../c"),
+    *("/../../../etc/passwd", "/./././/x", "/x//y", "/;a=b;c", "/?", "/?&&&==", "/??a=?b", "/#"),
+    *("/?a=1&a=1&b", "/?b&a=1", "/?a=%26&b=%3D", "/?q=" + "&" * 300, "/?" + "a[]=1&" * 200),
+    *("/\t tab", "/new\nline", "/return\rhere", "/back\\slash", '/"quotes"', "/<script>", "/{}|^`"),
+    *("/ä/ö?ü=ß", "/\u202eright-to-left", "/\u0000", "/\u3002", "/\U0001f600", "/e\u0301", "/\xe9"),
+    *("/" + "x" * MEGABYTE, "/?q=" + "%41" * (MEGABYTE // 3)),
+]
+# None of them names another machine: whatever is done about them ends here.
+PLACES = [
+    *("http://[::1", "http://[zzz]/", "http://[::1]:99999/", "http://]/", "http://[]/"),
+    *("http:///path", "http://", "http:", "http:/one", "http://:80/", "http://?", "http://#"),
+    *("http://127.0.0.1:port/", "http://127.0.0.1:-1/", "http://127.0.0.1:99999999/"),
+    *("http://127.0.0.1:0x50/", "http://127.0.0.1:/", "http://user:pass@/", "http://@/"),
+    *("javascript:alert(1)", "mailto:a@b", "data:,", "data:;base64,%%%", "about:blank", "://", ""),
+    *("nothing", "file:///dev/null/none", "HTTP://127.0.0.1:1/", "http://127.0.0.1%00:1/"),
+]
+# Names that a crawl would ask a name server for.
+NAMES = [
+    "http://\ud800/",
+    "http://\0/",
+    "http://%zz/",
+    "http://a b/",
+    "http://xn--/",
+    "http://.../",
+]
+
+
+def random_urls(number: int) -> Iterator[str]:
+    rng = random.Random(SEED)
+    pieces = [
+        *("http://", "https://", "HTTP:", "//", "/", "?", "#", "&", "=", ";", "@", ":", "[", "]"),
+        *("%", "%41", "%zz", "%e4", "..", ".", "a", "B", "0", "\0", "\ud800", "\udc00", "ä", "\n"),
+        *(" ", "+", "host", "127.0.0.1", "::1", ":80", ":x", "\u2028", "\xad", "ß", "xn--", "\\"),
+    ]
+    for _ in range(number):
+        yield "".join(rng.choices(pieces, k=rng.randrange(1, 25)))
+
+
+def test_request_seen_never_raises_and_answers_as_scrapys_filter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where Scrapy's own filter fails, and loses the page, ours has it crawled, and tells of it."""
+    crawler = get_crawler(Spider, {"DUPEFILTER_CLASS": BloomDupeFilter})
+    crawler.spider = crawler._create_spider("hostile")
+    ours, theirs = BloomDupeFilter.from_crawler(crawler), RFPDupeFilter.from_crawler(crawler)
+    ours.open()
+    answers: Counter[object] = Counter()
+    base = "http://host.example"
+    urls = [*(base + path for path in PATHS), *PLACES, *NAMES, *random_urls(1500)]
+    urls += [base + path for path in PATHS]  # once more: they are to be known now
+    for url in urls:
+        for method in ("GET", "POST") if len(url) < MEGABYTE else ("GET",):
+            try:
+                request = Request(url, method=method)
+            except (ValueError, TypeError):
+                answers["refused by Scrapy"] += 1
+                continue
+            try:
+                expected: object = theirs.request_seen(request)
+            except Exception:  # noqa: BLE001 - whatever it is
+                expected = "failed"
+            seen = ours.request_seen(request)
+            assert seen == (expected if expected != "failed" else False), (url[:200], method, SEED)
+            answers[expected] += 1
+    stats = crawler.stats.get_stats()
+    assert answers[True] > 100, answers
+    assert answers[False] > 500, answers
+    assert answers["refused by Scrapy"] > 100, answers
+    assert stats.get("bloom/errors", 0) == answers["failed"]
+    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len(told) == min(1, answers["failed"])
+    assert all("it is crawled, whether it was seen or not" in each.getMessage() for each in told)
+    ours.close("finished")
+
+
+class Anything(StreamRequestHandler):
+    """Answers whatever it is asked for, however long: http.server gives up at 64 KiB."""
+
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            path = line.split(b" ")[1].decode("latin-1")
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            body = page_of([*PATHS, *PLACES]) if path == "/start" else b"a leaf"
+            self.server.hit(path)  # type: ignore[attr-defined]
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(body)}"
+            self.wfile.write(f"{head}\r\n\r\n".encode() + body)
+
+
+def page_of(links: list[str]) -> bytes:
+    escaped = [html.escape(link) for link in links]
+    raw = "".join(f'<a href="{link}">x</a>' for link in escaped).encode("utf-8", "surrogatepass")
+    return (
+        raw + b'<a href="/&#xD800;&#0;">x</a><a href=/\xff\xfe\x00>x</a><a href="&bad;%\xc3">x</a>'
+    )
+
+
+Outcomes = tuple[Counter[str], Counter[str]]
+
+
+def outcomes(directory: Path, **settings: object) -> Outcomes:
+    """What the spider got, and what the site was asked for, of a crawl that ended well."""
+    site = Site(Anything)
+    root = site.url.removesuffix("/")
+    user = root.replace("//", "//user:p%40ss@")
+    urls = [*(root + path for path in PATHS), *(user + path for path in PATHS[:5]), *PLACES]
+    (directory / "urls.json").write_text(json.dumps(urls))
+    settings = {
+        "JOBDIR": "job",
+        "RETRY_ENABLED": False,
+        "URLLENGTH_LIMIT": 10 * MEGABYTE,  # by default, Scrapy drops what is that long
+        **settings,
+    }
+    crawl = Crawl(f"{root}/start", directory, settings, spider=SPIDER)
+    assert crawl.finish() == 0, crawl.output[-3000:]
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    site.end()
+    done = (directory / "done").read_text().replace(root, "").replace(user, "USER")
+    return Counter(done.splitlines()), site.hits
+
+
+@pytest.fixture(scope="module")
+def of_scrapys_filter(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    return outcomes(tmp_path_factory.mktemp("scrapys"), DUPEFILTER_CLASS=SCRAPYS)
+
+
+@pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
+def test_a_crawl_of_hostile_links_ends_with_the_same_pages(
+    scheduler: str | None, of_scrapys_filter: Outcomes, tmp_path: Path
+) -> None:
+    """The spider gets the same answers and failures, and the crawl is finished, exit status 0."""
+    their_pages, their_hits = of_scrapys_filter
+    our_pages, our_hits = outcomes(tmp_path, SCHEDULER=scheduler)
+    assert len(their_hits) > 40
+    assert max(len(path) for path in their_hits) > MEGABYTE
+    assert our_hits == their_hits
+    assert our_pages == their_pages

@@ -1,0 +1,171 @@
+"""kill -9 at random instants: nothing that was recorded is forgotten, and no page is lost.
+
+The instants are new in each run; what a failure says is enough to see what happened.
+"""
+
+import os
+import random
+import secrets
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from crawls import Crawl
+from scrapy_bloom.jobdir import database_path
+from scrapy_bloom.requestdb import read_counts
+from sites import tree_site
+
+PAGES = 100
+KILLS = 3
+
+# Forks a process that records, kills it at a random instant, and looks at what it left: over and
+# over, since that takes some milliseconds, and a new Python half a second. What was recorded is
+# acknowledged by a byte in a pipe, which survives the process.
+KILLED_AGAIN_AND_AGAIN = """
+    import logging, os, random, signal, sys, time
+    from pathlib import Path
+    from scrapy_bloom.local import LocalBackend
+
+    directory, seed, rounds, counting = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    logging.disable()  # each round warns of the kill before
+    rng = random.Random(seed)
+
+
+    def made():
+        backend = LocalBackend(
+            directory, capacity=300, error_rate=1e-9, counting=bool(counting), sync_secs=0.01
+        )
+        backend.open()
+        return backend
+
+
+    def fingerprint(number):
+        return number.to_bytes(20, "big")
+
+
+    def record(pipe, number):
+        # Opened and closed every now and then, so that a kill comes upon that, too.
+        while True:
+            backend = made()
+            for number in range(number, number + 400):
+                backend.add(fingerprint(number))
+                os.write(pipe, b"+")
+                if number % 3 == 0:
+                    backend.discard(fingerprint(number))
+                    os.write(pipe, b"-")
+            number += 1
+            backend.close()
+
+
+    def main():
+        known, discarded, sizes = [], [], []
+        number = 0
+        for _ in range(rounds):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if not pid:
+                try:
+                    record(writing, number)
+                finally:
+                    os._exit(1)
+            os.close(writing)
+            time.sleep(rng.uniform(0, 0.12))
+            os.kill(pid, signal.SIGKILL)
+            with open(reading, "rb") as pipe:
+                told = pipe.read()
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+            for sign in told.decode():
+                if sign == "+":
+                    known.append(number)
+                    number += 1
+                elif counting:
+                    discarded.append(known.pop())
+            number += 1  # it may have been recorded, or half of it, and not acknowledged
+            if counting and known and known[-1] % 3 == 0:
+                known.pop()  # it may have been forgotten, or half of it
+            backend = made()
+            forgotten = [each for each in known if fingerprint(each) not in backend]
+            assert not forgotten, f"forgotten: {forgotten}"
+            # A kill may leave one that was being forgotten, but no more.
+            assert sum(fingerprint(each) in backend for each in discarded) <= rounds
+            sizes.append(len(backend.status().generations))
+            count = backend.status().count
+            backend.close()
+        assert abs(count - len(known)) <= 0.02 * len(known) + rounds, (count, len(known))
+        print(len(known), len(discarded), sizes[-1])
+
+
+    main()
+"""
+
+
+@pytest.mark.parametrize("counting", [0, 1], ids=["growing", "growing and forgetting"])
+def test_what_was_recorded_is_found_after_every_kill(counting: int, tmp_path: Path) -> None:
+    """While it is recording, growing, forgetting, being opened and being closed."""
+    seed = secrets.randbelow(10**6)
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED_AGAIN_AND_AGAIN), os.fspath(tmp_path)]
+        + [str(each) for each in (seed, 25, counting)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, f"seed {seed}: {ran.stderr}"
+    known, discarded, generations = map(int, ran.stdout.split())
+    assert known > 1000, f"seed {seed}: hardly anything was recorded"
+    assert (discarded > 300) == bool(counting)
+    assert generations > 2
+
+
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+
+
+@pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
+def test_every_page_is_crawled_after_kills_at_random_instants(
+    scheduler: str | None, tmp_path: Path
+) -> None:
+    """With Scrapy's queue the job starts over, with a warning; with ours it just goes on."""
+    seed = secrets.randbelow(10**6)
+    rng = random.Random(seed)
+    site = tree_site(PAGES)
+    settings = {"SCHEDULER": scheduler, "JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 30}
+    killed = []
+    for number in range(KILLS):
+        site.delay = 0.05
+        before = site.total()
+        crawl = Crawl(site.url, tmp_path, settings)
+        # Either while it is opened, or somewhere in between; never when all is done.
+        hits = rng.choice([0, rng.randrange(1, 12), rng.randrange(12, 30)]) if number else 15
+        moment = rng.uniform(0, 0.3 if hits == 0 else 0.05)
+        opened = tmp_path / "job/bloom/generation-0001.bloom"
+        crawl.wait_until(lambda: opened.exists() and site.total() >= before + hits)  # noqa: B023
+        time.sleep(moment)
+        assert crawl.running(), f"seed {seed}: {crawl.output}"
+        crawl.kill()
+        killed.append((hits, round(moment, 3)))
+    what = f"seed {seed}, killed after (hits, seconds more) {killed}"
+    assert len(site.hits) < PAGES, what
+    site.delay = 0
+    if scheduler is None:
+        site.forget()
+    crawl = Crawl(site.url, tmp_path, settings)
+    assert crawl.finish() == 0, f"{what}: {crawl.output}"
+    assert "'finish_reason': 'finished'" in crawl.output, what
+    assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}, what
+    assert not crawl.lines("ERROR"), f"{what}: {crawl.output}"
+    if scheduler is None:
+        (warning,) = crawl.told("WARNING")
+        assert "The crawl starts over with an empty filter" in warning, what
+        assert "Set aside, not deleted: job/requests.queue.set-aside-" in warning, what
+    else:
+        assert not crawl.told("WARNING"), f"{what}: {crawl.output}"
+        assert "Its queue survives that: nothing is lost" in crawl.output, what
+        assert read_counts(database_path(tmp_path / "job")) == (0, 0), what
+        twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
+        assert twice <= KILLS * 32, what  # what was in flight, with any version of Scrapy
+    site.end()

@@ -1,0 +1,84 @@
+"""64 spiders in one process, each with its own filter: none knows what another one has seen."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrapy_bloom.header import read_header
+from scrapy_bloom.reading import FilterReader
+from sites import ScriptedSite
+from workspace import fingerprints
+
+SPIDERS = 64
+NAMES = [f"spider-{number}" for number in range(SPIDERS)]
+SCRIPT = Path(__file__).with_name("many_spiders.py")
+SHARED = [f"/p/{number}" for number in range(6)]
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    site = ScriptedSite({"/": [(*SHARED, *SHARED)]})
+    yield site
+    site.end()
+
+
+def run(site: ScriptedSite, directory: Path) -> dict[str, Any]:
+    """What became of each spider; checks that nothing was told of, and that the process ended."""
+    paths = os.pathsep.join(
+        filter(None, [os.fspath(SCRIPT.parent.parent), os.environ.get("PYTHONPATH")])
+    )
+    ran = subprocess.run(
+        [sys.executable, os.fspath(SCRIPT), str(SPIDERS), site.url],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = [
+        line for line in ran.stderr.splitlines() if "] ERROR: " in line or "[scrapy_bloom" in line
+    ]
+    assert not [line for line in told if "] INFO: " not in line]
+    report: dict[str, Any] = json.loads(ran.stdout)
+    assert sorted(report) == sorted(NAMES)
+    return report
+
+
+def test_64_spiders_in_one_process_each_with_its_own_filter(
+    site: ScriptedSite, tmp_path: Path
+) -> None:
+    """Each gets all pages of its own, once; and in the next run, none but the start page."""
+    for is_first in (True, False):
+        report = run(site, tmp_path)
+        for name, spider in report.items():
+            own = [site.url + "only/for/" + name, *(site.url + path[1:] for path in SHARED)]
+            expected = [site.url, *own] if is_first else [site.url]
+            assert sorted(spider["pages"]) == sorted(expected), name
+            stats = spider["stats"]
+            assert stats["finish_reason"] == "finished", name
+            assert stats["bloom/added"] == (len(own) if is_first else 0), (name, stats)
+            assert stats["bloom/count"] == len(own), name
+    # The pages of all; the start page is asked for by each run.
+    assert site.hits["/"] == 2 * SPIDERS
+    assert all(site.hits[path] == SPIDERS for path in SHARED)
+    assert all(site.hits[f"/only/for/{name}"] == 1 for name in NAMES)
+    private = dict(zip(NAMES, fingerprints(f"{site.url}only/for/{n}" for n in NAMES), strict=True))
+    salts = set()
+    for name in NAMES:
+        path = tmp_path / "jobs" / name / "bloom/generation-0001.bloom"
+        header, state = read_header(path)
+        assert (header.spider, state.in_use) == (name, False)
+        salts.add(header.salt)
+        reader = FilterReader(path)
+        seen = [other for other in NAMES if reader.are_seen([private[other]])[0]]
+        reader.close()
+        assert seen == [name]
+    assert len(salts) == SPIDERS

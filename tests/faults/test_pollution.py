@@ -1,0 +1,183 @@
+"""A site that knows the hash scheme and crafts URLs: without the salt, it gains nothing.
+
+The attacker knows all that is published: the scheme, Scrapy's fingerprints, the settings, so the
+number of blocks and hashes. With the salt as well, two attacks work, both of them shown here:
+
+- pollution: URLs that all fall into one block make most pages that fall there look seen;
+- hiding: a dozen URLs that together set the bits of one page make that page look seen.
+
+With a salt of the filter's own, the same URLs do no more than any other URLs.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import pytest
+from scrapy import Request, Spider
+from scrapy.settings import Settings
+from scrapy.statscollectors import DummyStatsCollector
+from scrapy.utils.request import RequestFingerprinter
+from scrapy.utils.test import get_crawler
+
+from scrapy_bloom import BloomDupeFilter
+from scrapy_bloom.backend import create_backend
+from scrapy_bloom.hashing import block_of, make_hasher
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.sizing import choose_geometry
+
+EXPECTED, RATE = 20_000, 1e-3
+SETTINGS = {"BLOOM_EXPECTED_REQUESTS": EXPECTED, "BLOOM_ERROR_RATE": RATE, "BLOOM_ON_FULL": "warn"}
+GEOMETRY = choose_geometry(EXPECTED, RATE)
+LEAKED_SALT = bytes(range(100, 116))
+CANDIDATES = 60_000  # URLs that the attacker tries
+CRAFTED = 10_000  # of them are linked to; the rest of what is expected are honest pages
+ASKED = 60_000  # pages of the shop that were never recorded
+
+Filter = BloomDupeFilter
+
+
+@lru_cache
+def fingerprints(site: str, number: int) -> list[bytes]:
+    """Of a site's pages, by Scrapy's own fingerprinter."""
+    fingerprinter = RequestFingerprinter()
+    return [fingerprinter.fingerprint(Request(url)) for url in urls(site, number)]
+
+
+def urls(site: str, number: int) -> list[str]:
+    return [f"https://{site}.example/page/{each}" for each in range(number)]
+
+
+def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
+    """Block and bits of each fingerprint: what the attacker computes, or believes to."""
+    locate = make_hasher(salt, GEOMETRY.num_hashes)
+    for fingerprint in of:
+        block_hash, bits = locate(fingerprint)
+        yield block_of(block_hash, GEOMETRY.num_blocks), bits
+
+
+def crafted_into(block: int, salt: bytes) -> list[int]:
+    """Numbers of the attacker's URLs that fall into a block under that salt.
+
+    Of all that do, those that set the most new bits come first.
+    """
+    taken: list[int] = []
+    spare: list[int] = []
+    full: set[int] = set()
+    for number, (where, bits) in enumerate(places(salt, fingerprints("evil", CANDIDATES))):
+        if where == block:
+            (spare if len(full.intersection(bits)) > 5 else taken).append(number)
+            full.update(bits)
+    return (taken + spare)[:CRAFTED]
+
+
+@contextmanager
+def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
+    """A filter that has seen honest pages, and the attacker's URLs of these numbers."""
+    settings = SETTINGS | ({"BLOOM_SALT": salt.hex()} if salt else {})
+    backend = create_backend(
+        BloomSettings.from_settings(Settings(settings)),
+        job_dir=None,
+        spider="shop",
+        fingerprinter="scrapy.utils.request.RequestFingerprinter",
+    )
+    backend.open()
+    assert backend.status().generations[0].geometry == GEOMETRY
+    stats = DummyStatsCollector(get_crawler(Spider))
+    dupefilter = BloomDupeFilter(backend, RequestFingerprinter(), stats=stats)
+    dupefilter.open()
+    for fingerprint in fingerprints("honest", EXPECTED - CRAFTED):
+        backend.add(fingerprint)
+    evil = urls("evil", CANDIDATES)
+    for number in numbers:
+        dupefilter.request_seen(Request(evil[number]))
+    yield dupefilter
+    dupefilter.close("finished")
+
+
+def false_drops(dupefilter: Filter, of: Sequence[bytes]) -> int:
+    """How many pages that were never recorded look seen."""
+    return sum(fingerprint in dupefilter.backend for fingerprint in of)
+
+
+def salt_of(dupefilter: Filter) -> bytes:
+    salt: bytes = dupefilter.backend._live[0].filter.salt
+    return salt
+
+
+def at_most(rate: float, asked: int) -> float:
+    """More than that many of so many has a chance below one in a million, at that rate."""
+    expected = rate * asked
+    return expected + 5 * expected**0.5 + 5
+
+
+@pytest.fixture(scope="module")
+def crafted() -> list[int]:
+    """The attacker's choice for the leaked salt."""
+    numbers = crafted_into(0, LEAKED_SALT)
+    assert len(numbers) > 0.6 * CRAFTED
+    return numbers
+
+
+def test_who_knows_the_salt_makes_most_pages_of_a_block_look_seen(crafted: list[int]) -> None:
+    """That is why BLOOM_SALT is to be kept secret."""
+    shop = fingerprints("shop", ASKED)
+    in_block = [
+        page for page, (block, _) in zip(shop, places(LEAKED_SALT, shop), strict=True) if block == 0
+    ]
+    honest = random.Random(1).sample(range(CANDIDATES), len(crafted))
+    with crawled(LEAKED_SALT, honest) as undisturbed, crawled(LEAKED_SALT, crafted) as polluted:
+        before, after = false_drops(undisturbed, in_block), false_drops(polluted, in_block)
+        overall = false_drops(polluted, shop)
+    assert before <= at_most(RATE, len(in_block))
+    assert after > 0.05 * len(in_block)
+    assert after > 20 * before
+    assert overall > 10 * RATE * ASKED
+
+
+def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
+    """The same URLs, and those chosen for the salt of the job before, are URLs like any other."""
+    shop = fingerprints("shop", ASKED)
+    with crawled(None, crafted) as first:
+        assert false_drops(first, shop) <= at_most(RATE, ASKED)
+        chosen = crafted_into(0, salt_of(first))
+    for guess in (chosen, crafted_into(0, bytes(16)), crafted_into(0, b"")):
+        with crawled(None, guess) as attacked:
+            assert false_drops(attacked, shop) <= at_most(RATE, ASKED)
+            # No block of it bears more than chance would have it.
+            fills = list(attacked.backend._live[0].filter.block_fills())
+            assert max(fills) - min(fills) < 0.05
+
+
+def hiding(salt: bytes, pages: Sequence[bytes]) -> dict[bytes, set[int]]:
+    """For each page that can be hidden: the few URLs whose bits cover its own."""
+    sets_bit: dict[tuple[int, int], int] = {}
+    for number, (block, bits) in enumerate(places(salt, fingerprints("evil", CANDIDATES))):
+        for bit in bits:
+            sets_bit.setdefault((block, bit), number)
+    found = {}
+    for page, (block, bits) in zip(pages, places(salt, pages), strict=True):
+        covering = {sets_bit.get((block, bit)) for bit in bits}
+        if None not in covering:
+            found[page] = {number for number in covering if number is not None}
+    return found
+
+
+def test_who_knows_the_salt_hides_a_chosen_page_and_who_does_not_hides_none() -> None:
+    """A handful of links for each page, on any site that is crawled, and it is never crawled."""
+    pages = fingerprints("shop", 600)
+    targets = hiding(LEAKED_SALT, pages)
+    assert len(targets) > 20
+    assert max(len(numbers) for numbers in targets.values()) <= GEOMETRY.num_hashes
+    numbers = sorted(set().union(*targets.values()))[:CRAFTED]
+    with crawled(LEAKED_SALT, numbers) as known, crawled(None, numbers) as unknown:
+        assert all(page in known.backend for page in targets)
+        assert false_drops(unknown, list(targets)) <= at_most(RATE, len(targets))
+        evil, shop = urls("evil", CANDIDATES), dict(zip(pages, urls("shop", 600), strict=True))
+        # As the crawl asks: a link to a page that was never crawled.
+        page = Request(shop[next(iter(targets))])
+        assert known.request_seen(page)
+        assert not unknown.request_seen(page)
+        assert unknown.request_seen(page)
+        assert unknown.request_seen(Request(evil[numbers[0]]))
