@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import Job
 from scrapy_bloom.jobqueues import check_no_database
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import FilterStatus
+
+if TYPE_CHECKING:
+    from scrapy_bloom.redis_backend import RedisBackend
+    from scrapy_bloom.redis_server import RedisServer
 
 
 class Backend(Protocol):
@@ -79,6 +81,8 @@ def create_backend(
     if job.path is not None and not crash_safe:
         check_no_database(job.path)
     if settings.backend == "redis":
+        from scrapy_bloom.redis_server import RedisServer  # noqa: PLC0415 - for those who use it
+
         assert settings.redis_url is not None
         server = RedisServer(
             settings.redis_url,
@@ -140,14 +144,16 @@ def local_backend(
 
 def redis_backend(
     settings: BloomSettings,
-    server: RedisServer,
+    server: "RedisServer",
     key: str,
     *,
     spider: str,
     fingerprinter: str,
     job: Job,
-) -> RedisBackend:
+) -> "RedisBackend":
     """A filter in Redis, with these settings; see `RedisBackend`."""
+    from scrapy_bloom.redis_backend import RedisBackend  # noqa: PLC0415 - as above
+
     return RedisBackend(
         server,
         key,

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock
-
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import (
     FilterFileError,
@@ -20,7 +18,7 @@ from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, clip, read_header
 from scrapy_bloom.job import Job
-from scrapy_bloom.locks import lock_file
+from scrapy_bloom.locks import Lock, lock_file
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"
@@ -92,7 +90,7 @@ def set_changed_at(path: Path, when: float = 0.0) -> None:
         os.utime(path, (when, when))
 
 
-def lock_directory(path: Path) -> FileLock:
+def lock_directory(path: Path) -> Lock:
     """Take a filter's directory for one crawl; see `lock_file`."""
     return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
 
@@ -159,7 +157,7 @@ class FilterDirectory:
         self.path = path
         self._fingerprinter = fingerprinter
         self._job = job
-        self._lock: FileLock | None = None
+        self._lock: Lock | None = None
         self.was_kept_unclean = False
         self.importable: Path | None = None
 

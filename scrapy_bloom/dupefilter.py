@@ -23,7 +23,6 @@ from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.outcomes import Outcome, Outcomes
-from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus, size_text
@@ -183,8 +182,8 @@ class BloomDupeFilter(BaseDupeFilter):
         Raises:
             StorageError: the server failed.
         """
-        if isinstance(self.backend, RedisBackend):  # not in a shell
-            self.backend.clear()
+        if clear := getattr(self.backend, "clear", None):  # not in a shell
+            clear()
             logger.info("The Bloom filter in Redis was cleared", extra=self._extra)
 
     def open(self) -> None:

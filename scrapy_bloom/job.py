@@ -6,7 +6,6 @@ from pathlib import Path
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import UncleanShutdownError
-from scrapy_bloom.requestdb import is_there
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +37,10 @@ class Job:
         self.path = path
         # A mark without that queue is of a run under another scheduler.
         database = jobdir.database_path(path) if crash_safe and path is not None else None
-        crash_safe = database is not None and is_there(database)
+        crash_safe = database is not None and jobdir.is_database(database)
         self._crash_safe = crash_safe
-        # Cut off to nothing, it is an empty one for SQLite: what waited there would look crawled.
-        self.is_queue_lost = database is not None and database.exists() and not crash_safe
+        # For SQLite it is an empty one then: what waited there would look crawled.
+        self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
         self._marked: str | None = None
         self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 SET_ASIDE = ".set-aside-"
+DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
+_DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
 def queue_path(job_dir: Path) -> Path:
@@ -24,6 +26,21 @@ def seen_path(job_dir: Path) -> Path:
 def database_path(job_dir: Path) -> Path:
     """The queue of CrashSafeScheduler, a SQLite database."""
     return job_dir / "requests.sqlite"
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is such a database, by its first bytes: an empty one is not."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_DATABASE_ID_AT + 4)
+    except OSError:
+        return False
+    return head[_DATABASE_ID_AT:] == DATABASE_ID.to_bytes(4, "big")
+
+
+def was_cut_to_nothing(path: Path) -> bool:
+    """Whether a file is there of which SQLite would say that it is new: one of 0 or 1 bytes."""
+    return path.is_file() and path.stat().st_size <= 1
 
 
 def mark_path(job_dir: Path) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.requestdb import is_there, read_counts
 
 
 def check_no_database(job_dir: Path) -> None:
@@ -18,7 +17,7 @@ def check_no_database(job_dir: Path) -> None:
         StorageError: some do.
     """
     database = jobdir.database_path(job_dir)
-    if is_there(database) and (waiting := sum(read_counts(database))):
+    if jobdir.is_database(database) and (waiting := _waiting_in(database)):
         raise StorageError(
             f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
             'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
@@ -46,4 +45,10 @@ def check_no_disk_queue(job_dir: Path) -> None:
 def has_waiting(job_dir: Path) -> bool:
     """Whether requests wait in either queue of a job, or were in flight when it was killed."""
     database = jobdir.database_path(job_dir)
-    return jobdir.has_queued(job_dir) or (database.exists() and any(read_counts(database)))
+    return jobdir.has_queued(job_dir) or (database.exists() and _waiting_in(database) > 0)
+
+
+def _waiting_in(database: Path) -> int:
+    from scrapy_bloom.requestdb import read_counts  # noqa: PLC0415 - SQLite takes a MB
+
+    return sum(read_counts(database))

@@ -3,13 +3,19 @@
 import errno
 import os
 from pathlib import Path
-
-from filelock import FileLock, Timeout
+from typing import Protocol
 
 from scrapy_bloom.exceptions import LockedError, StorageError
 
 
-def lock_file(path: Path, of: Path, settings: str) -> FileLock:
+class Lock(Protocol):
+    """A lock that was taken."""
+
+    def release(self) -> None:
+        """Let others have it."""
+
+
+def lock_file(path: Path, of: Path, settings: str) -> Lock:
     """Take a lock, at once or not at all.
 
     Args:
@@ -24,6 +30,8 @@ def lock_file(path: Path, of: Path, settings: str) -> FileLock:
         LockedError: another crawl has it.
         StorageError: its directory cannot be written to.
     """
+    from filelock import FileLock, Timeout  # noqa: PLC0415 - half a MB, for crawls with a file only
+
     directory = path.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)

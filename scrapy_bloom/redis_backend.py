@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from filelock import FileLock
-
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.job import Job
+from scrapy_bloom.locks import Lock
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_lookup import SharedLookup
@@ -86,7 +85,7 @@ class RedisBackend:
         )
         self._flush = flush
         self._job = job or Job(None, "keep")
-        self._lock: FileLock | None = None
+        self._lock: Lock | None = None
         self._growth = SharedGrowth(self._shared, self._policy)
         self._lookup = SharedLookup(self._store, self._shared, self._growth, trust_secs)
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.jobdir import DATABASE_ID
 
-APPLICATION_ID = 0x626C6F6D  # "bloom"
 FORMAT_VERSION = 1
-_APPLICATION_ID_AT = 68  # in the header of SQLite's file format
 _LARGEST = 2**63 - 1  # an integer of SQLite
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
@@ -100,7 +99,7 @@ class RequestDatabase:
         run("PRAGMA synchronous = NORMAL")
         run("BEGIN IMMEDIATE")
         if is_new:
-            run(f"PRAGMA application_id = {APPLICATION_ID}")
+            run(f"PRAGMA application_id = {DATABASE_ID}")
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             run(_TABLES)
         indexes = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'index'")}
@@ -117,7 +116,7 @@ class RequestDatabase:
         self._last_id = last or 0
 
     def _check(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        if self._db.execute("PRAGMA application_id").fetchone()[0] != DATABASE_ID:
             raise StorageError(
                 f"{self.path} is a database of something else; it was left as it is: move it away, "
                 "or give the crawl another JOBDIR"
@@ -239,16 +238,6 @@ def unpacked(data: bytes) -> Mapping[str, Any]:
     """What was serialized. It may raise anything: a class may be gone since."""
     found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own file
     return found
-
-
-def is_there(path: Path) -> bool:
-    """Whether a file is such a database, by its first bytes: an empty one is not."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_APPLICATION_ID_AT + 4)
-    except OSError:
-        return False
-    return head[_APPLICATION_ID_AT:] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def read_counts(path: Path) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import scrapy
-from filelock import FileLock
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
@@ -29,7 +28,7 @@ from scrapy_bloom.engine import close_spider_soon, is_shell, tell_at_the_start
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.jobqueues import check_no_disk_queue
-from scrapy_bloom.locks import lock_file
+from scrapy_bloom.locks import Lock, lock_file
 from scrapy_bloom.requestdb import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class CrashSafeScheduler(BaseScheduler):
             self._most_in_flight = _FEW_IN_FLIGHT
         if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
             self._most_in_flight *= 2
-        self._lock: FileLock | None = None
+        self._lock: Lock | None = None
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":

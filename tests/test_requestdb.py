@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.requestdb import RequestDatabase, is_there, read_counts, unpacked
+from scrapy_bloom.jobdir import is_database
+from scrapy_bloom.requestdb import RequestDatabase, read_counts, unpacked
 
 
 def push(database: RequestDatabase, name: str, **options) -> int:
@@ -132,13 +133,13 @@ def test_priorities_beyond_those_of_sqlite(path: Path) -> None:
 
 
 def test_it_is_known_by_its_first_bytes(path: Path) -> None:
-    assert not is_there(path)
+    assert not is_database(path)
     path.touch()
-    assert not is_there(path)
+    assert not is_database(path)
     database = RequestDatabase(path, by_slot=True)
-    assert is_there(path)
+    assert is_database(path)
     push(database, "a")
-    assert is_there(path)
+    assert is_database(path)
     database.close()
 
 
