@@ -329,6 +329,8 @@ class BloomDupeFilter(BaseDupeFilter):
         self._update_errors(0)
         if isinstance(error, OutageError):
             self._tell_of_outage(error)
+        elif isinstance(error, StorageError):
+            self._tell_of_refusal(error)
         elif not self._logged_failure:
             self._logged_failure = True
             logger.error(
@@ -344,14 +346,23 @@ class BloomDupeFilter(BaseDupeFilter):
         if error.since == self._told_of_outage:
             return
         self._told_of_outage = error.since
+        self._give_up(error, "the server is back", "it is back")
+
+    def _tell_of_refusal(self, error: StorageError) -> None:
+        # Redis would refuse the next request, too; and unfiltered, links back would never end.
+        if not self._logged_failure:
+            self._logged_failure = True
+            self._give_up(error, "that is put right", "that is put right")
+
+    def _give_up(self, error: StorageError, again: str, until: str) -> None:
         if self._on_outage == "close" and self._close_spider is not None:
             what = (
                 "The spider is closed, and what is still under way is crawled unfiltered; start "
-                "the crawl again when the server is back"
+                f"the crawl again when {again}"
             )
             self._close_spider("bloom_outage")
         else:
-            what = "Requests are crawled unfiltered until it is back, and counted in bloom/errors"
+            what = f"Requests are crawled unfiltered until {until}, and counted in bloom/errors"
         logger.error("%s. %s", error, what, extra=self._extra)
 
     def _look(self) -> FilterStatus:

@@ -125,6 +125,8 @@ class RedisBackend:
         newest = self._shared.newest
         if newest.geometry.is_counting or self._policy.counting:
             self._store.blocks.try_script(newest)  # better now than at the first request
+        else:
+            self._store.blocks.look(newest, 0, [0] * newest.geometry.num_hashes)  # likewise
 
     def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
         """Deal with a job that was killed; what is still to be imported."""

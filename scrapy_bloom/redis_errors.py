@@ -27,6 +27,7 @@ _HINTS = {
         "BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
     ),
     ("CERTIFICATE",): "check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs",
+    ("Protocol error",): "what answers there is no Redis: check BLOOM_REDIS_URL",
     ("keyword argument",): "check the options in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
 }
 

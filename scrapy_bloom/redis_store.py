@@ -79,6 +79,9 @@ class RedisStore:
         fields = {name.decode("utf-8", "replace"): value for name, value in raw.items()}
         try:
             return parsed(fields)
+        except StorageError as error:
+            place = f"the key {self.key!r} of {self.server.address}"
+            raise StorageError(f"{place}: {error}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
             raise StorageError(
                 f"the key {self.key!r} of {self.server.address} is no filter of scrapy_bloom, or a "

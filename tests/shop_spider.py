@@ -1,4 +1,4 @@
-"""The spider of runs that share a filter, as in docs/recipes.md: list pages each time, else new ones.
+"""The spider of runs that share a filter, as in docs/recipes.md: list pages always, else new ones.
 
 What it has crawled it appends to the file at -a done.
 """

@@ -1,0 +1,242 @@
+"""Faults of Redis that are there when a crawl starts: it refuses at once, and says what to do.
+
+Whatever it is, the user sees the same things: exit status 1; one ERROR of the filter, before the
+traceback in which Scrapy buries it; no page asked for; no password; and what was in Redis before
+is still there, unchanged.
+
+| at the start | what the user sees |
+|---|---|
+| another type at our key, or a hash that is no filter | to set BLOOM_REDIS_KEY to another name |
+| a filter of a newer format | which version, and to upgrade |
+| a read-only replica, with or without the filter | "read only replica", after the deadline |
+| an ACL without BITFIELD | which rights are needed |
+| a wrong password, or none | to check user and password |
+| no room for the filter (maxmemory), or for anything | how much it takes; "maxmemory" |
+| a web server at the port | that no Redis answers there |
+| a server that accepts and never answers | "Timeout", after the deadline |
+| a server that loads its data | nothing: the crawl begins when it has |
+| a policy that evicts | a WARNING, and the crawl goes on: `test_redis_in_the_middle.py` |
+| nobody listens | `test_redis_crawl.py`: `test_a_server_that_is_down_at_the_start` |
+"""
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis_faults import (
+    KEY,
+    LONG,
+    PASSWORD,
+    SHORT,
+    SLOW_TO_LOAD,
+    WAITED,
+    GatedSite,
+    WatchedProxy,
+    admin,
+    ended,
+    gated_tree,
+    is_quiet,
+    locked_server,
+    restarted_and_loading,
+    start,
+    told,
+    url_of,
+)
+
+import servers
+from crawls import Crawl
+
+RIGHTS = (
+    "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
+    "+@connection +@transaction +time, on a Cluster also +cluster|slots, and with BLOOM_COUNTING "
+    "+evalsha +eval"
+)
+LOGIN = "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
+
+
+@pytest.fixture
+def site() -> Iterator[GatedSite]:
+    site = gated_tree()
+    site.open()
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    server = locked_server()
+    yield server
+    server.end()
+
+
+def refusal(crawl: Crawl, site: GatedSite) -> str:
+    """What is told of a crawl that does not begin."""
+    assert crawl.finish() == 1, crawl.output
+    (line,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    before_the_traceback, _, _ = crawl.output.partition("Traceback")
+    assert line.partition("SERVER")[2] in before_the_traceback
+    assert PASSWORD not in crawl.output
+    assert not site.site.hits
+    return line
+
+
+def contents(server: servers.Server) -> dict[bytes, tuple[bytes, bytes | None]]:
+    client = admin(server)
+    return {key: (client.type(key), client.dump(key)) for key in client.keys("*")}
+
+
+OTHER_TYPE = (
+    "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
+    "something else has that key: set BLOOM_REDIS_KEY to another name"
+)
+NO_FILTER = (
+    f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one; it was left as it "
+    "is: set BLOOM_REDIS_KEY to another name"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (("SET", KEY, "something else"), OTHER_TYPE),
+        (
+            ("HSET", KEY, "something", "else"),
+            NO_FILTER,
+        ),
+    ],
+    ids=["text", "hash"],
+)
+def test_something_else_at_our_key_is_refused_and_left_as_it_is(
+    command: tuple[str, ...], line: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    admin(server).execute_command(*command)
+    before = contents(server)
+    assert refusal(start(site, url_of(server), tmp_path), site) == line
+    assert contents(server) == before
+
+
+def test_a_filter_of_a_newer_format_is_refused_and_left_as_it_is(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """The line says which filter it is, too: a crawl may have been pointed at the wrong one."""
+    admin(server).hset(KEY, "filter", '{"format": 2, "layers": 3}')
+    before = contents(server)
+    line = refusal(start(site, url_of(server), tmp_path), site)
+    assert "format version 2, and this scrapy_bloom knows versions up to 1; upgrade" in line
+    assert f"'{KEY}'" in line
+    assert "SERVER" in line
+    assert contents(server) == before
+
+
+@pytest.mark.parametrize("filter_is_there", [False, True])
+def test_a_read_only_replica_is_refused_after_the_deadline(
+    filter_is_there: bool, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """Also where the filter could be read: it could not record a single request."""
+    if filter_is_there:
+        ended(start(site, url_of(server), tmp_path))
+        site.site.forget()
+    admin(server).config_set("repl-diskless-sync-delay", 0)
+    replica = locked_server(
+        *("--masterauth", PASSWORD, "--replicaof", "127.0.0.1", str(server.port))
+    )
+    try:
+        servers.wait_for(lambda: contents(replica) == contents(server), lambda: "no copy")
+        line = refusal(
+            start(site, url_of(replica), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT), site
+        )
+    finally:
+        replica.end()
+    expected = f"SERVER cannot be used: You can't write against a read only replica {WAITED}"
+    assert line == expected
+
+
+def test_an_acl_without_bitfield_is_refused_and_the_rights_are_named(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """Before the first request: or each would be crawled unfiltered, again and again."""
+    rules = ("on", f">{PASSWORD}", "~*", "+@all", "-bitfield")
+    admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
+    # If it should begin all the same, it would never end.
+    crawl = start(site, url_of(server, "crawler"), tmp_path, CLOSESPIDER_PAGECOUNT=500)
+    line = refusal(crawl, site)
+    assert line.startswith("SERVER: NoPermissionError: ")
+    assert "'bitfield' command" in line
+    assert line.endswith(f"; {RIGHTS}")
+
+
+@pytest.mark.parametrize("login", [f":not-{PASSWORD}@", ""])
+def test_a_wrong_login_is_refused_at_once(
+    login: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    url = url_of(server).replace(f":{PASSWORD}@", login)
+    begun = time.monotonic()
+    line = refusal(start(site, url, tmp_path), site)
+    assert time.monotonic() - begun < LONG / 2  # no deadline is waited for
+    assert line.startswith("SERVER: AuthenticationError: ")
+    assert line.endswith(f"; {LOGIN}")
+
+
+def test_no_room_for_the_filter_is_told_with_what_it_takes(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    memory = admin(server).info("memory")["used_memory"]
+    admin(server).config_set("maxmemory", memory + 500_000)
+    crawl = start(site, url_of(server), tmp_path, BLOOM_EXPECTED_REQUESTS=5_000_000)
+    assert refusal(crawl, site) == (
+        "SERVER: the server's memory is full (maxmemory), and a generation takes 18,931,712 bytes; "
+        "give it more, or lower BLOOM_EXPECTED_REQUESTS"
+    )
+
+
+def test_a_server_without_any_room_is_refused_after_the_deadline(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    admin(server).config_set("maxmemory", 1)
+    crawl = start(site, url_of(server), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT)
+    assert refusal(crawl, site) == (
+        f"SERVER cannot be used: command not allowed when used memory > 'maxmemory' {WAITED}"
+    )
+
+
+def test_a_web_server_at_the_port_is_refused_at_once(site: GatedSite, tmp_path: Path) -> None:
+    port = site.site.server_address[1]
+    begun = time.monotonic()
+    line = refusal(start(site, url_of(port), tmp_path), site)
+    assert time.monotonic() - begun < LONG / 2
+    assert line.startswith("SERVER: InvalidResponse: Protocol ")
+    assert "BLOOM_REDIS_URL" in line  # what to do about it
+
+
+def test_a_server_that_never_answers_is_refused_after_the_deadline(
+    site: GatedSite, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun = time.monotonic()
+        url = url_of(silent.getsockname()[1])
+        line = refusal(start(site, url, tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT), site)
+        assert time.monotonic() - begun >= SHORT / 2
+    assert line.startswith("SERVER cannot be used: Timeout ")
+    assert line.endswith(WAITED)
+
+
+def test_a_server_that_still_loads_its_data_is_waited_for(site: GatedSite, tmp_path: Path) -> None:
+    """The user sees nothing but a late start, and `bloom/redis/retries`."""
+    server = locked_server(*SLOW_TO_LOAD)
+    proxy = WatchedProxy(server)
+    try:
+        with restarted_and_loading(server) as load:
+            crawl = start(site, url_of(proxy), tmp_path)
+            crawl.wait_until(lambda: proxy.tries() >= 4)
+            assert not site.site.hits
+            load()
+            stats = ended(crawl)
+    finally:
+        proxy.end()
+        server.end()
+    assert stats["bloom/redis/retries"] >= 1
+    assert is_quiet(crawl)
+    assert not site.missing()
+    assert site.repeats() == 0

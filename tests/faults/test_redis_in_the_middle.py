@@ -1,0 +1,523 @@
+"""Faults of Redis in the middle of a crawl: every page is crawled, some twice, none is lost.
+
+| in the middle | what the user sees |
+|---|---|
+| restart, with persistence; stall; full memory; demoted; failed save; pause; loading: short | \
+nothing but `bloom/redis/retries` |
+| restart without persistence; FLUSHALL; eviction; our blocks overwritten | one WARNING, \
+`bloom/redis/lost_keys` |
+| killed; stall; full memory; demoted; failed save: longer than the deadline | one ERROR, and the \
+spider is closed with `bloom_outage`; started again, the job goes on |
+| ... with BLOOM_REDIS_ON_OUTAGE = "pass" | one ERROR; the crawl goes on, `bloom/errors` |
+| another type at our keys; BITFIELD withdrawn | one ERROR that says what to do, and the spider is \
+closed with `bloom_outage`; put right and started again, the job goes on |
+| ... with "pass" | one ERROR; the crawl goes on |
+| slow replies; connections killed; dropped replies | nothing but a slower crawl |
+
+Elsewhere, in `test_redis_crawl.py`: two workers and a server that is killed and restarted twice
+(`test_every_page_is_crawled_though_the_server_is_killed_and_restarted`), and a killed server that
+comes back in the same crawl under "pass", or with its data before the next run under "close"
+(`test_an_outage_that_lasts`).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis_faults import (
+    KEY,
+    PASSWORD,
+    SHORT,
+    SLOW_TO_LOAD,
+    WAITED,
+    GatedSite,
+    WatchedProxy,
+    admin,
+    ended,
+    gated_cascade,
+    gated_tree,
+    is_quiet,
+    locked_server,
+    restarted_and_loading,
+    start,
+    start_until_the_middle,
+    told,
+    url_of,
+)
+
+import servers
+from crawls import Crawl
+
+LOST = (
+    f"Keys of the filter '{KEY}' in SERVER were lost: evicted, flushed, or not saved before a "
+    "restart. They were made anew{}; other pages recorded in them may be crawled again. Check "
+    "maxmemory-policy (noeviction) and persistence (appendonly yes)"
+)
+FROM_THE_MIRROR = LOST.format(" with what this crawl knows of them")
+EMPTY = LOST.format(", empty")
+EVICTS = (
+    "SERVER removes keys when its memory is full (maxmemory-policy allkeys-lru): the filter would "
+    "forget, and pages be crawled again; set it to noeviction"
+)
+CLOSED = (
+    "The spider is closed, and what is still under way is crawled unfiltered; start the crawl again"
+)
+PASSED = "Requests are crawled unfiltered until "
+
+
+@pytest.fixture
+def site() -> Iterator[GatedSite]:
+    site = gated_tree()
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    server = locked_server()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def saving_server() -> Iterator[servers.Server]:
+    """It keeps everything through a crash."""
+    server = locked_server("--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.end()
+
+
+# Faults, and how they end.
+
+
+def crash(server: servers.Server) -> None:
+    server.kill()
+
+
+def shut_down(server: servers.Server) -> None:
+    admin(server).shutdown(nosave=True)
+    server.kill()  # it has ended, or does now: either way it is gone after this
+
+
+def stall(server: servers.Server) -> None:
+    server.pause()
+
+
+def fill_the_memory(server: servers.Server) -> None:
+    admin(server).config_set("maxmemory", 1)
+
+
+def make_room(server: servers.Server) -> None:
+    admin(server).config_set("maxmemory", 0)
+
+
+def demote(server: servers.Server) -> None:
+    """A replica of one that is not there: it has all data, and takes no writes."""
+    admin(server).execute_command("REPLICAOF", "127.0.0.1", servers.free_port())
+
+
+def promote(server: servers.Server) -> None:
+    admin(server).execute_command("REPLICAOF", "NO", "ONE")
+
+
+def fail_to_save(server: servers.Server) -> None:
+    """The dump can't be written, for there is a directory in its place: writes are refused."""
+    (server.directory / "dump.rdb").mkdir()
+    admin(server).config_set("save", "3600 1")
+    _save_in_the_background(server, "err")
+
+
+def save(server: servers.Server) -> None:
+    (server.directory / "dump.rdb").rmdir()
+    _save_in_the_background(server, "ok")
+
+
+def _save_in_the_background(server: servers.Server, status: str) -> None:
+    client = admin(server)
+    client.bgsave()
+
+    def is_done() -> bool:
+        info = client.info("persistence")
+        return not info["rdb_bgsave_in_progress"] and info["rdb_last_bgsave_status"] == status
+
+    servers.wait_for(is_done, lambda: f"no {status}")
+
+
+def pause_writes(server: servers.Server) -> None:
+    admin(server).execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+
+
+def go_on_with_writes(server: servers.Server) -> None:
+    admin(server).execute_command("CLIENT", "UNPAUSE")
+
+
+PASSING: dict[str, tuple[Callable, Callable]] = {
+    "shut down and restarted": (shut_down, servers.Server.start),
+    "stalled": (stall, servers.Server.go_on),
+    "out of memory": (fill_the_memory, make_room),
+    "a replica": (demote, promote),
+    "unable to save": (fail_to_save, save),
+    "writes paused": (pause_writes, go_on_with_writes),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_fault_shorter_than_the_deadline_shows_in_the_retries_only(
+    fault: str, site: GatedSite, saving_server: servers.Server, tmp_path: Path
+) -> None:
+    make, mend = PASSING[fault]
+    proxy = WatchedProxy(saving_server)
+    try:
+        # A stalled server answers nothing, and costs one of these time-outs each time.
+        url = f"{url_of(proxy)}?socket_timeout=0.3"
+        crawl = start_until_the_middle(site, url, tmp_path)
+        make(saving_server)
+        tries = proxy.tries()
+        site.open()
+        crawl.wait_until(lambda: proxy.tries() >= tries + 5)  # it waits, and tries again
+        mend(saving_server)
+        stats = ended(crawl)
+    finally:
+        proxy.end()
+    assert stats["bloom/redis/retries"] >= 1
+    assert stats["bloom/redis/lost_keys"] == 0
+    assert "bloom/errors" not in stats
+    assert is_quiet(crawl)
+    assert not site.missing()
+    # What was under way may be new twice, as its first answer never came.
+    assert site.repeats() <= stats["bloom/redis/retries"]
+
+
+def test_a_restarted_server_that_loads_for_long_shows_in_the_retries_only(
+    site: GatedSite, tmp_path: Path
+) -> None:
+    """It is there, and says -LOADING to all that it is asked."""
+    server = locked_server(*SLOW_TO_LOAD)
+    proxy = WatchedProxy(server)
+    try:
+        url = url_of(proxy)
+        crawl = start_until_the_middle(site, url, tmp_path)
+        with restarted_and_loading(server) as load:
+            tries = proxy.tries()
+            site.open()
+            crawl.wait_until(lambda: proxy.tries() >= tries + 8)
+            load()
+            stats = ended(crawl)
+    finally:
+        proxy.end()
+        server.end()
+    assert stats["bloom/redis/retries"] >= 3
+    assert stats["bloom/redis/lost_keys"] == 0
+    assert is_quiet(crawl)
+    assert not site.missing()
+    assert site.repeats() == 0
+
+
+# Faults that last longer than the deadline.
+
+REFUSED = "Error 111 connecting to 127.0.0.1:{port}. "
+LASTING: dict[str, tuple[Callable, Callable, str]] = {
+    "killed, all data lost": (crash, servers.Server.start, REFUSED),
+    "stalled": (stall, servers.Server.go_on, "Timeout "),
+    "out of memory": (
+        fill_the_memory,
+        make_room,
+        "command not allowed when used memory > 'maxmemory'",
+    ),
+    "a replica": (demote, promote, "You can't write against a read only replica"),
+    "unable to save": (
+        fail_to_save,
+        save,
+        "MISCONF Valkey is configured to save RDB snapshots",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_goes_on_later(
+    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    make, mend, reason = LASTING[fault]
+    settings = {"JOBDIR": "job", "BLOOM_REDIS_DEADLINE_SECS": SHORT}
+    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    make(server)
+    site.open()
+    stats = ended(crawl, "bloom_outage")
+    assert_told_of_outage(crawl, reason.format(port=server.port), CLOSED)
+    assert stats["bloom/errors"] >= 1
+    assert site.missing()  # else it would have been over anyway
+    mend(server)
+    crawl = start(site, url_of(server), tmp_path, JOBDIR="job")
+    ended(crawl)
+    assert is_quiet(crawl)  # the job was closed cleanly
+    assert not site.missing()
+
+
+def assert_told_of_outage(crawl: Crawl, reason: str, consequence: str) -> None:
+    """One ERROR, and a second one if the filter can't be told that the crawl is over, either."""
+    outage, *at_the_close = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    assert outage.startswith(f"SERVER cannot be used: {reason}")
+    assert f"{WAITED}. {consequence}" in outage
+    assert len(at_the_close) <= 1
+    assert all(line.startswith("SERVER ") for line in at_the_close)
+
+
+def test_a_server_that_never_comes_back_is_done_without_if_told_to_pass(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    """The crawl goes on without any filter, to its end; what was known is not crawled again."""
+    site = gated_cascade()
+    settings = {"BLOOM_REDIS_ON_OUTAGE": "pass", "BLOOM_REDIS_DEADLINE_SECS": SHORT}
+    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    known = set(site.site.hits)
+    server.kill()
+    site.open()
+    stats = ended(crawl)
+    assert_told_of_outage(crawl, REFUSED.format(port=server.port), PASSED + "it is back, and")
+    assert stats["bloom/errors"] >= 1
+    assert not site.missing()
+    assert site.repeats() > 0  # pages with several links, which nobody filtered any more
+    assert all(site.site.hits[page] == 1 for page in known)
+    site.end()
+
+
+# Faults that lose what the server knew.
+
+
+def flush(server: servers.Server) -> None:
+    admin(server).flushall()
+
+
+def overwrite_our_blocks(server: servers.Server) -> None:
+    (key,) = blocks(server)
+    admin(server).set(key, "something else")
+
+
+def restart_empty(server: servers.Server) -> None:
+    server.kill()
+    server.start()
+
+
+def blocks(server: servers.Server) -> list[bytes]:
+    return admin(server).keys(f"{KEY}:*")
+
+
+LOSING = {
+    "flushed": flush,
+    "restarted without persistence": restart_empty,
+    "overwritten": overwrite_our_blocks,
+}
+
+
+@pytest.mark.parametrize("fault", LOSING)
+def test_what_the_server_has_lost_is_written_back_with_one_warning(
+    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    url = url_of(server)
+    crawl = start_until_the_middle(site, url, tmp_path)
+    LOSING[fault](server)
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [FROM_THE_MIRROR]
+    assert stats["bloom/redis/lost_keys"] == 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() == 0
+    if fault == "flushed":
+        site.site.forget()
+        ended(start(site, url, tmp_path))
+        assert site.site.total() == 1  # all is in Redis that the first crawl knew; only "/" is new
+
+
+def test_what_the_server_has_lost_is_crawled_again_without_a_mirror(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    # Room for so many that no count is told in between: what is read with each request tells it.
+    settings = {"BLOOM_REDIS_MIRROR": False, "BLOOM_EXPECTED_REQUESTS": 100_000}
+    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    flush(server)
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EMPTY]
+    assert stats["bloom/redis/lost_keys"] == 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() > 0
+
+
+def test_evicted_keys_are_written_back_and_the_policy_is_warned_of_at_the_start(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    client = admin(server)
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
+    crawl = start_until_the_middle(site, url_of(server), tmp_path)
+    ours = [KEY, *blocks(server)]
+    assert client.exists(*ours) == 2
+    for number in range(5000):  # somebody else fills the memory
+        client.set(f"other:{number}", "x" * 1000)
+        if number % 20 == 0 and not client.exists(*ours):
+            break
+    assert client.exists(*ours) == 0
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EVICTS, FROM_THE_MIRROR]
+    assert stats["bloom/redis/lost_keys"] >= 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() == 0
+
+
+# Refusals: what would not pass by itself.
+
+
+def put_a_list_in_place_of_our_blocks(server: servers.Server) -> Callable[[], object]:
+    (key,) = blocks(server)
+    client = admin(server)
+    client.delete(key)
+    client.lpush(key, "something else")
+    return lambda: client.delete(key)
+
+
+def put_a_text_in_place_of_our_hash(server: servers.Server) -> Callable[[], object]:
+    client = admin(server)
+    client.set(KEY, "something else")
+    return lambda: client.delete(KEY)
+
+
+def withdraw_bitfield(server: servers.Server) -> Callable[[], object]:
+    client = admin(server)
+    client.execute_command("ACL", "SETUSER", "crawler", "-bitfield")
+    return lambda: client.execute_command("ACL", "SETUSER", "crawler", "+bitfield")
+
+
+WRONG_TYPE = (
+    "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
+    "something else has that key: set BLOOM_REDIS_KEY to another name"
+)
+REFUSALS = {
+    "a list in place of our blocks": (put_a_list_in_place_of_our_blocks, WRONG_TYPE),
+    "a text in place of our hash": (put_a_text_in_place_of_our_hash, WRONG_TYPE),
+    "bitfield withdrawn": (withdraw_bitfield, "SERVER: NoPermissionError: "),
+}
+
+
+def let_in(server: servers.Server) -> str:
+    rules = ("on", f">{PASSWORD}", "~*", "+@all")
+    admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
+    return url_of(server, "crawler")
+
+
+@pytest.mark.parametrize("fault", REFUSALS)
+def test_a_refusal_closes_the_spider_and_the_job_goes_on_when_it_is_put_right(
+    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """No traceback, and no crawl that goes round in circles because nothing is filtered."""
+    refuse, reason = REFUSALS[fault]
+    # Room for 1,000: then the hash is told every 15 requests how many there are.
+    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 1000}
+    url = let_in(server)
+    # If it should go on all the same, it would never end.
+    limited = {**settings, "CLOSESPIDER_PAGECOUNT": 500}
+    crawl = start_until_the_middle(site, url, tmp_path, **limited)
+    put_right = refuse(server)
+    site.open()
+    stats = ended(crawl, "bloom_outage")
+    refusal, *at_the_close = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    assert refusal.startswith(reason)
+    assert CLOSED in refusal
+    assert at_the_close in ([], [WRONG_TYPE])  # the hash, when it is to be told of the end
+    assert stats["bloom/errors"] >= 1
+    put_right()
+    crawl = start(site, url, tmp_path, **settings)
+    ended(crawl)
+    assert not told(crawl, "ERROR", "CRITICAL")
+    assert not site.missing()
+
+
+def test_a_refusal_is_crawled_through_unfiltered_if_told_to_pass(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    site = gated_cascade()
+    url = let_in(server)
+    crawl = start_until_the_middle(site, url, tmp_path, BLOOM_REDIS_ON_OUTAGE="pass")
+    withdraw_bitfield(server)
+    site.open()
+    stats = ended(crawl)
+    (line,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    assert line.startswith("SERVER: NoPermissionError: ")
+    assert PASSED in line
+    assert stats["bloom/errors"] > 1
+    assert not site.missing()
+    assert site.repeats() > 0
+    site.end()
+
+
+# Faults that go on all the time.
+
+
+def test_a_slow_server_makes_a_slow_crawl_and_nothing_else(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    site = gated_tree(pages=30)
+    site.open()
+    proxy = WatchedProxy(server)
+    proxy.delays = [0.05, 0.2, 0.1]
+    begun = time.monotonic()
+    try:
+        crawl = start(site, url_of(proxy), tmp_path)
+        stats = ended(crawl)
+    finally:
+        proxy.end()
+    assert proxy.replies >= 30
+    assert time.monotonic() - begun > 30 * 0.1
+    assert stats["bloom/redis/retries"] == 0
+    assert is_quiet(crawl)
+    assert not site.missing()
+    assert site.repeats() == 0
+    site.end()
+
+
+def test_dropped_replies_show_in_the_retries_only(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """The server has executed what is asked again: then "seen before" would lose the page."""
+    site.open()
+    proxy = WatchedProxy(server, rate=0.12)
+    try:
+        crawl = start(site, url_of(proxy), tmp_path)
+        stats = ended(crawl)
+    finally:
+        proxy.end()
+    assert proxy.dropped >= 5
+    assert stats["bloom/redis/retries"] >= 5
+    assert "bloom/errors" not in stats
+    assert is_quiet(crawl)
+    assert not site.missing()
+    assert site.repeats() <= proxy.dropped
+
+
+def test_killed_connections_are_made_again_without_a_word(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    """CLIENT KILL, each time the crawl gets a page."""
+    client = admin(server)
+    killed = 0
+    answer = site.site.hit
+
+    def kill_and_answer(path: str) -> None:
+        nonlocal killed
+        killed += client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        answer(path)
+
+    site.site.hit = kill_and_answer
+    site.open()
+    crawl = start(site, url_of(server), tmp_path)
+    stats = ended(crawl)
+    assert killed >= 5
+    assert stats["bloom/redis/retries"] >= 1
+    assert stats["bloom/redis/lost_keys"] == 0
+    assert is_quiet(crawl)
+    assert not site.missing()
+    assert site.repeats() <= stats["bloom/redis/retries"]
