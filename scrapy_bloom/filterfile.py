@@ -152,6 +152,13 @@ class FilterFile:
         """
         self._map.flush(0, HEADER_BYTES)
 
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to this file: not if it was removed, or replaced."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         """Unmap the file, as it is; the filter can't be used any more."""
         self.filter.release()

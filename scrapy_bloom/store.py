@@ -124,19 +124,23 @@ class FileStore:
         """Write everything to the disk, mark the files as closed, and let the directory go.
 
         Raises:
-            StorageError: the disk failed; the filter stays marked as in use.
+            StorageError: the disk failed, and the filter stays marked as in use; or somebody has
+                removed or replaced a file meanwhile.
         """
         self._stop.set()
         if self._syncer is not None:
             self._syncer.join()
             self._syncer = None
         failure: StorageError | None = None
+        gone: list[Path] = []
         counts = {generation.number: generation.count for generation in self._live}
         # The newest one last: its mark stands for all.
         for number, file in sorted(self._files.items()):
             try:
                 if self._begun and failure is None:
                     _finish(file, counts[number], is_crawl=self._is_crawl)
+                    if not file.is_in_place():
+                        gone.append(file.path)
             except StorageError as error:
                 failure = error
             finally:
@@ -150,6 +154,11 @@ class FileStore:
         self._directory.unlock()
         if failure is not None:
             raise failure
+        if gone:
+            raise StorageError(
+                f"{gone[0]} was removed, or replaced by another file, while the crawl used it: "
+                "what it recorded is not there for the next run, which will crawl it again"
+            )
 
     def location(self, live: Sequence[LocalGeneration]) -> str:
         """Where the filter is, for people."""

@@ -220,16 +220,17 @@ def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:
 
 
 def test_a_directory_removed_under_a_crawl_costs_no_page(tree: Site, tmp_path: Path) -> None:
-    """The open file is still filtered with; that it can't grow is one error."""
+    """The open file is still filtered with; that it can't grow, and that it is gone, are told."""
     crawl = start(tree, tmp_path)
     shutil.rmtree(tmp_path / "kept")
     tree.delay = 0
     assert crawl.finish() == 0, crawl.output
     assert all_pages(tree)
     assert all(count == 1 for path, count in tree.hits.items() if path != "/p/0")
-    (error,) = crawl.lines("ERROR")
-    assert "No room for a new generation" in error
-    assert "kept/generation-0002.bloom cannot be created: No such file or directory" in error
+    no_room, gone = crawl.lines("ERROR")
+    assert "No room for a new generation" in no_room
+    assert "kept/generation-0002.bloom cannot be created: No such file or directory" in no_room
+    assert "kept/generation-0001.bloom was removed, or replaced by another file" in gone
     # The next run begins with an empty filter, and crawls all of it again.
     tree.forget()
     assert Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"}).finish() == 0
@@ -285,4 +286,7 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     tree.delay = 0
     assert crawl.finish() == 0, crawl.output
     assert all_pages(tree)
+    (error,) = crawl.lines("ERROR")
+    assert "kept/generation-0001.bloom was removed, or replaced by another file" in error
+    assert "not there for the next run, which will crawl it again" in error
     assert (tmp_path / FILTER).read_bytes() == b"a backup"
