@@ -10,6 +10,8 @@ from typing import Any
 
 LIMIT = 120.0  # seconds
 SCRAPY = Path(sys.executable).with_name("scrapy")
+# Where no file may be long, coverage.py could not write its own, and would say so.
+UNMEASURED = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE")}
 
 
 @dataclass

@@ -17,7 +17,7 @@ from scrapy import Request
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 import servers
-from cli import SCRAPY, bloom
+from cli import SCRAPY, UNMEASURED, bloom
 from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.job import Job
@@ -383,6 +383,7 @@ def test_no_room_to_grow(tmp_path: Path) -> None:
     ran = subprocess.run(
         ["prlimit", "--fsize=100000", SCRAPY, "bloom", "import", "-", "filter", "-n", "2000"],
         cwd=tmp_path,
+        env=UNMEASURED,
         input="\n".join(urls(range(60_000))),
         capture_output=True,
         text=True,
@@ -441,6 +442,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         [SCRAPY, "bloom", "import", "urls.txt", "filter", "-n", "1M"],
         cwd=tmp_path,
         preexec_fn=limited,
+        env=UNMEASURED,
         capture_output=True,
         text=True,
         timeout=60,
