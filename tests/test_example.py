@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from crawls import LIMIT
+from scrapy_bloom.header import read_header
 from sites import Site, tree_site
 
 EXAMPLE = Path(__file__).parents[1] / "example_project"
@@ -73,9 +74,9 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     process = scrapy(project, *command)
     filter_file = project / "job/bloom/generation-0001.bloom"
     end = time.monotonic() + LIMIT
-    while not filter_file.exists() and time.monotonic() < end:
+    while not filter_file.exists() or read_header(filter_file)[1].count < 500:
+        assert time.monotonic() < end
         time.sleep(0.05)
-    time.sleep(2)
     process.send_signal(signal.SIGINT)
     first, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, first
