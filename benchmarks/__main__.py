@@ -1,64 +1,80 @@
 """Run the benchmarks, all or by name, and write docs/benchmarks.md.
 
-A run of some of them, or with --quick, only prints its figures, so that it cannot take the place
-of the complete page by mistake; --output writes them all the same.
+Their results are kept, and the page is made of all that are; so a run of some of them renews their
+sections only. A run with --quick prints its figures and keeps nothing.
 """
 
 import argparse
+import datetime as dt
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from benchmarks import (
-    counting,
-    crashes,
-    growth,
-    importing,
-    large,
-    machine,
-    memory,
-    opening,
-    redis_backend,
-    report,
-    request,
-    scheduler,
-    space,
-)
+from benchmarks import report, results
 from benchmarks.report import Section
+from benchmarks.results import Result
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
-BENCHMARKS: dict[str, Callable[[bool], Section]] = {
-    "request": request.run,
-    "open": opening.run,
-    "memory": memory.run,
-    "large": large.run,
-    "space": space.run,
-    "counting": counting.run,
-    "growth": growth.run,
-    "redis": redis_backend.run,
-    "import": importing.run,
-    "crashes": crashes.run,
-    "scheduler": scheduler.run,
+# The modules, in the order of the page. Each has a function `run`, or that behind the colon, and is
+# only imported if it is used: the page can be written without what they need.
+BENCHMARKS = {
+    "request": "request",
+    "dupefilters": "peers",
+    "filters": "filters",
+    "crawl": "crawl",
+    "grow": "peer_growth",
+    "reopen": "peer_growth:run_opening",
+    "errors": "peer_errors",
+    "open": "opening",
+    "memory": "memory",
+    "large": "large",
+    "space": "space",
+    "counting": "counting",
+    "growth": "growth",
+    "redis": "redis_backend",
+    "import": "importing",
+    "crashes": "crashes",
+    "scheduler": "scheduler",
 }
 
 
 def main() -> None:
     options = _options()
-    names = [name for name in BENCHMARKS if name in options.names] or list(BENCHMARKS)
-    sections = []
-    for name in names:
+    are_kept = not options.quick and options.output is None
+    shown = []
+    for name in [] if options.page else [each for each in BENCHMARKS if each in options.names]:
         print(f"{name} ...\n", flush=True)
-        sections.append(BENCHMARKS[name](options.quick))
-        print(report.section_text(sections[-1]), flush=True)
-    complete = len(names) == len(BENCHMARKS) and not options.quick
-    output: Path | None = options.output or (PAGE if complete else None)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        command = "python -m benchmarks" + "".join(f" {name}" for name in options.names)
-        command += " --quick" if options.quick else ""
-        page = report.page_text(sections, machine.facts(), command, quick=options.quick)
-        output.write_text(page, encoding="utf-8")
-        print(f"written to {output}")
+        result = _run(name, quick=options.quick)
+        print(report.section_text(result.section), flush=True)
+        if are_kept:
+            results.save(result)
+        shown.append(result)
+    if are_kept or options.page:
+        shown = results.load(BENCHMARKS)
+    page: Path | None = options.output or (PAGE if are_kept else None)
+    if page is not None:
+        missing = set(BENCHMARKS) - {result.name for result in shown}
+        results.write_page(page, shown, sorted(missing) if are_kept or options.page else ())
+        print(f"written to {page}")
+
+
+def _run(name: str, *, quick: bool) -> Result:
+    from benchmarks import machine  # noqa: PLC0415 - see BENCHMARKS
+
+    module, _, function = BENCHMARKS[name].partition(":")
+    run: Callable[[bool], Section] = getattr(
+        import_module(f"benchmarks.{module}"), function or "run"
+    )
+    section = run(quick)
+    return Result(
+        name=name,
+        date=dt.datetime.now(dt.timezone.utc).date().isoformat(),
+        command=f"python -m benchmarks {name}{' --quick' if quick else ''}",
+        quick=quick,
+        facts=machine.facts(),
+        section=section,
+    )
 
 
 def _options() -> argparse.Namespace:
@@ -66,11 +82,18 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; default: all"
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
-    parser.add_argument("--output", type=Path, help="the page to write; default docs/benchmarks.md")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
+    mode.add_argument("--page", action="store_true", help="only write the page again")
+    parser.add_argument(
+        "--output", type=Path, metavar="PAGE", help="write the page there, and keep no results"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):
         parser.error(f"no benchmark is named {', '.join(sorted(unknown))}")
+    if options.names and options.page:
+        parser.error("--page is of all that was measured, without a NAME")
+    options.names = options.names or list(BENCHMARKS)
     return options
 
 

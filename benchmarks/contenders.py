@@ -1,0 +1,295 @@
+"""What else remembers fingerprints, each behind the same few lines as a user would write."""
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from scrapy import Request
+from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+
+from benchmarks import peer_env, samples
+from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
+from scrapy_bloom import BloomDupeFilter, BloomFilter
+from scrapy_bloom.local import LocalBackend
+
+FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
+MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
+RUST_HASH = f"{RBLOOM} with hash(), memory"
+LIVE = f"{PYBLOOM_LIVE}, memory"
+LIVE_SCALABLE = f"{PYBLOOM_LIVE}, scalable, memory"
+SET, SQLITE = "set of bytes, memory", "SQLite, file"
+SEEN = "RFPDupeFilter, requests.seen"
+
+SQLITE_COMMIT = 1_000
+SQLITE_TEXT = (
+    "SQLite: a table of the fingerprints alone (BLOB PRIMARY KEY, WITHOUT ROWID), INSERT OR "
+    f"IGNORE, a commit every {SQLITE_COMMIT:,} requests, journal_mode WAL, synchronous NORMAL, and "
+    "otherwise defaults"
+)
+RBLOOM_TEXT = (
+    "rbloom takes a hash function: SHA-256 of the fingerprint, 16 bytes of it as an integer, which "
+    "is its README's without the pickling. By default it takes Python's hash(), which is faster, "
+    "has 64 bits, and changes with each process, so that such a filter cannot be saved; it neither "
+    "tells what was new, so it is asked first"
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that remembers fingerprints, ready for use.
+
+    Attributes:
+        record: remembers one, and tells whether it was new.
+        new: what `record` returns for a new one.
+        has: whether one is there.
+        end: leaves what there is to the next run, where that is possible.
+        fill: remembers a fingerprint, if `record` is given something else.
+    """
+
+    record: Callable[[Any], bool]
+    new: bool
+    has: Callable[[bytes], bool]
+    end: Callable[[], object] = lambda: None
+    fill: Callable[[bytes], object] | None = None
+
+    def count_new(self, answers: int, asked: int) -> int:
+        """How many were new, if so many answers were True."""
+        return answers if self.new else asked - answers
+
+
+Make = Callable[[Path, int, float], Contender]
+
+
+def _ours_in_file(place: Path, capacity: int, error_rate: float) -> Contender:
+    backend = LocalBackend(place, capacity=capacity, error_rate=error_rate)
+    backend.open()
+    backend.begin()
+    return Contender(backend.add, True, backend.__contains__, backend.close)
+
+
+def _ours_in_memory(_place: Path, capacity: int, error_rate: float) -> Contender:
+    seen = BloomFilter(capacity, error_rate)
+    return Contender(seen.add, True, seen.__contains__)
+
+
+def _pybloomfilter(place: Path, capacity: int, error_rate: float) -> Contender:
+    kind = peer_env.module(PYBLOOMFILTER).BloomFilter
+    path = place / "filter.bloom"
+    if path.exists():
+        seen = kind.open(str(path))
+    else:
+        place.mkdir(parents=True, exist_ok=True)
+        seen = kind(capacity, error_rate, str(path))
+    return Contender(seen.add, False, seen.__contains__, seen.close)
+
+
+def hash_of(fingerprint: bytes) -> int:
+    """What rbloom's README recommends, for bytes."""
+    return int.from_bytes(sha256(fingerprint).digest()[:16], sys.byteorder, signed=True)
+
+
+def _rbloom(place: Path, capacity: int, error_rate: float) -> Contender:
+    kind = peer_env.module(RBLOOM).Bloom
+    path = place / "filter.rbloom"
+    if path.exists():
+        seen = kind.load(str(path), hash_of)
+    else:
+        place.mkdir(parents=True, exist_ok=True)
+        seen = kind(capacity, error_rate, hash_of)
+    return _asked_first(seen, lambda: seen.save(str(path)))
+
+
+def _rbloom_with_hash(_place: Path, capacity: int, error_rate: float) -> Contender:
+    return _asked_first(peer_env.module(RBLOOM).Bloom(capacity, error_rate))
+
+
+def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
+    kind = peer_env.module(PYBLOOM_LIVE).BloomFilter
+    path = place / "filter.live"
+    if path.exists():
+        with path.open("rb") as file:
+            seen = kind.fromfile(file)
+    else:
+        place.mkdir(parents=True, exist_ok=True)
+        seen = kind(capacity, error_rate)
+
+    def end() -> None:
+        with path.open("wb") as file:
+            seen.tofile(file)
+
+    return Contender(seen.add, False, seen.__contains__, end)
+
+
+def _set(_place: Path, _capacity: int, _error_rate: float) -> Contender:
+    return _asked_first(set())
+
+
+def _asked_first(seen: Any, end: Callable[[], object] = lambda: None) -> Contender:
+    add = seen.add
+
+    def record(fingerprint: bytes) -> bool:
+        if fingerprint in seen:
+            return False
+        add(fingerprint)
+        return True
+
+    return Contender(record, True, seen.__contains__, end)
+
+
+def _pybloom_live_scalable(_place: Path, capacity: int, error_rate: float) -> Contender:
+    seen = peer_env.module(PYBLOOM_LIVE).ScalableBloomFilter(capacity, error_rate)
+    return Contender(seen.add, False, seen.__contains__)
+
+
+def _sqlite(place: Path, _capacity: int, _error_rate: float) -> Contender:
+    connection = _connected(place)
+    execute = connection.execute
+    execute("BEGIN")
+    since_commit = 0
+
+    def record(fingerprint: bytes) -> bool:
+        nonlocal since_commit
+        since_commit += 1
+        if since_commit >= SQLITE_COMMIT:
+            since_commit = 0
+            execute("COMMIT")
+            execute("BEGIN")
+        return execute("INSERT OR IGNORE INTO seen VALUES (?)", (fingerprint,)).rowcount == 1
+
+    def has(fingerprint: bytes) -> bool:
+        return execute("SELECT 1 FROM seen WHERE fp = ?", (fingerprint,)).fetchone() is not None
+
+    def end() -> None:
+        execute("COMMIT")
+        connection.close()
+
+    return Contender(record, True, has, end)
+
+
+def _connected(place: Path) -> sqlite3.Connection:
+    place.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(place / "seen.sqlite", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("CREATE TABLE IF NOT EXISTS seen (fp BLOB PRIMARY KEY) WITHOUT ROWID")
+    return connection
+
+
+def fill_sqlite(place: Path, fingerprints: Iterable[bytes]) -> None:
+    """Write many into a table at once: in order, which takes a fraction of the time."""
+    connection = _connected(place)
+    connection.execute("BEGIN")
+    rows = ((each,) for each in sorted(fingerprints))
+    connection.executemany("INSERT OR IGNORE INTO seen VALUES (?)", rows)
+    connection.execute("COMMIT")
+    connection.close()
+
+
+class _Bare:
+    """In place of a fingerprinter: the filter is given fingerprints, not requests."""
+
+    def fingerprint(self, request: Any) -> bytes:
+        return bytes(request)
+
+
+def _requests_seen(place: Path, _capacity: int, _error_rate: float) -> Contender:
+    place.mkdir(parents=True, exist_ok=True)
+    seen = RFPDupeFilter(str(place), fingerprinter=_Bare())
+    record: Any = seen.request_seen
+    return Contender(record, False, record, lambda: seen.close("shutdown"))
+
+
+def fill_requests_seen(place: Path, fingerprints: Iterable[bytes]) -> None:
+    """Write what Scrapy 2.19 writes: each fingerprint behind its length, 2 bytes, big-endian."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "requests.seen").open("wb") as file:
+        for each in fingerprints:
+            file.write(b"\0\x14" + each)
+
+
+_ALL: Mapping[str, tuple[str, Make]] = {
+    FILE: ("", _ours_in_file),
+    MEMORY: ("", _ours_in_memory),
+    MMAP: (PYBLOOMFILTER, _pybloomfilter),
+    RUST: (RBLOOM, _rbloom),
+    RUST_HASH: (RBLOOM, _rbloom_with_hash),
+    LIVE: (PYBLOOM_LIVE, _pybloom_live),
+    LIVE_SCALABLE: (PYBLOOM_LIVE, _pybloom_live_scalable),
+    SET: ("", _set),
+    SQLITE: ("", _sqlite),
+    SEEN: ("", _requests_seen),
+}
+
+
+def present(*names: str) -> list[str]:
+    """Those of them that can be measured here."""
+    return [name for name in names if _ALL[name][0] not in peer_env.missing()]
+
+
+def imported(name: str) -> None:
+    """Import what a contender consists of, which is not to be measured."""
+    if package := _ALL[name][0]:
+        peer_env.module(package)
+
+
+def made(name: str, place: Path, capacity: int, error_rate: float) -> Contender:
+    """A contender as new, or with what was left in that directory; nobody else may use it."""
+    return _ALL[name][1](place, capacity, error_rate)
+
+
+class MinimalDupeFilter(BaseDupeFilter):
+    """What it takes to use one of them in a crawl, and nothing else."""
+
+    def __init__(self, fingerprinter: Any, contender: Contender) -> None:
+        self._fingerprint = fingerprinter.fingerprint
+        self._record = contender.record
+        self._new = contender.new
+
+    def request_seen(self, request: Request) -> bool:
+        """Whether it was seen before; a new one is recorded."""
+        return self._record(self._fingerprint(request)) is not self._new
+
+
+def minimal(name: str, place: Path, capacity: int, error_rate: float) -> Contender:
+    """A contender that is given URLs, with the fingerprints of Scrapy's fingerprinter."""
+    contender = made(name, place, capacity, error_rate)
+    fingerprinter = samples.crawler(place).request_fingerprinter
+    dupefilter = MinimalDupeFilter(fingerprinter, contender)
+    return Contender(
+        requested(dupefilter), False, contender.has, contender.end, fill=contender.record
+    )
+
+
+def bloom_dupefilter(place: Path | None, capacity: int, **settings: Any) -> Contender:
+    """Ours, given URLs; with a JOBDIR, if there is a place."""
+    dupefilter = BloomDupeFilter.from_crawler(
+        crawler(place, BLOOM_EXPECTED_REQUESTS=capacity, **settings)
+    )
+    dupefilter.open()
+    backend = dupefilter.backend
+    return Contender(
+        requested(dupefilter),
+        False,
+        backend.__contains__,
+        lambda: dupefilter.close("finished"),
+        fill=backend.add,
+    )
+
+
+def crawler(place: Path | None, **settings: Any) -> Any:
+    """A crawler with or without a JOBDIR."""
+    return samples.crawler(place or Path(), **({} if place else {"JOBDIR": None}), **settings)
+
+
+def requested(dupefilter: BaseDupeFilter) -> Callable[[str], bool]:
+    """Whether a URL was seen: its request, and the filter's answer to that."""
+    request_seen = dupefilter.request_seen
+
+    def request(url: str) -> bool:
+        return request_seen(Request(url))
+
+    return request

@@ -1,0 +1,180 @@
+"""How often each takes a fingerprint for seen that it never saw: full, and far over that."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, sqrt
+from pathlib import Path
+from typing import Any
+
+from bitarray import bitarray
+
+from benchmarks import contenders, peer_env, samples
+from benchmarks.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Contender
+from benchmarks.filters import UNUSED
+from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
+from benchmarks.report import Section, Table, at_most
+from scrapy_bloom.local import LocalBackend
+
+ERROR_RATE = 1e-3
+TIMES_OVER = 10
+OURS, OURS_WARN = 'LocalBackend, "grow"', 'LocalBackend, "warn"'
+HASHES = 6  # of scrapy-redis-bloomfilter, by default
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured.
+
+    Attributes:
+        capacity: what the filters are made for.
+        queries: for fingerprints that were never added.
+        slow_capacity: for scrapy-redis-bloomfilter, whose hash is slow.
+        slow_queries: likewise.
+        slow_bits: powers of two, its BLOOMFILTER_BIT: one as many per fingerprint as others have,
+            and its default.
+    """
+
+    capacity: int
+    queries: int
+    slow_capacity: int
+    slow_queries: int
+    slow_bits: Sequence[int]
+
+
+FULL = Sizes(100_000, 500_000, 20_000, 50_000, (18, 30))
+QUICK = Sizes(2_000, 5_000, 200, 500, (12, 20))
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    sizes = QUICK if quick else FULL
+    rates: dict[str, Sequence[float | None]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, make in _makers(Path(directory), sizes.capacity).items():
+            rates[name] = _measured(make(), sizes.capacity, sizes.queries)
+    rows = [(name, *_cells(found, sizes.queries)) for name, found in rates.items()]
+    if REDIS_BLOOM not in peer_env.missing():
+        for bit in sizes.slow_bits:
+            found = _measured(_redis_bloom(bit), sizes.slow_capacity, sizes.slow_queries)
+            rows.append(
+                (f"{REDIS_BLOOM}, BLOOMFILTER_BIT = {bit}", *_cells(found, sizes.slow_queries))
+            )
+            theory = [_textbook(1 << bit, n * sizes.slow_capacity) for n in (1, TIMES_OVER)]
+            label = f"the textbook's for 2**{bit} bits and {HASHES} hashes"
+            rows.append((label, *(f"{rate:.3g}" for rate in theory)))
+    grown = rates[OURS][1]
+    assert grown is not None
+    return Section(
+        title="False positives, full and over",
+        method=(
+            f"Filters made for {sizes.capacity:,} fingerprints at error rate {ERROR_RATE:g} are "
+            f"given as many, and then {TIMES_OVER} times as many; each time they are asked for "
+            f"{sizes.queries:,} that were never added. {REDIS_BLOOM}, whose hash is slow: "
+            f"{sizes.slow_capacity:,}, and {sizes.slow_queries:,} asked for, its class as it is, "
+            "over an array of bits in this process that answers GETBIT and SETBIT. Peers: "
+            f"{peer_env.versions(PYBLOOMFILTER, RBLOOM, PYBLOOM_LIVE, REDIS_BLOOM)}."
+        ),
+        checks=[
+            at_most(
+                f"ours at {TIMES_OVER} times the capacity, relative to {ERROR_RATE:g}",
+                grown / ERROR_RATE,
+                1.0,
+            )
+        ],
+        tables=[Table(("", "at the capacity", f"at {TIMES_OVER} times the capacity"), rows)],
+        notes="\n".join(_notes(sizes)),
+    )
+
+
+def _notes(sizes: Sizes) -> Iterator[str]:
+    yield (
+        '± is twice the standard error of counting so many. "grow" is the default: the first file '
+        'has half of the error rate. With "warn" there is one file with all of it, and the '
+        "crawl's log and stats tell how it rises."
+    )
+    yield (
+        f"{PYBLOOM_LIVE} has a filter that raises IndexError when it is full, and a scalable one, "
+        "which is made for an error rate of each of its filters, not of their sum. The others do "
+        "not grow and do not tell."
+    )
+    yield (
+        f"{REDIS_BLOOM} multiplies and adds the characters, and takes the lowest bits; its first "
+        f"hash is their mere sum. BLOOMFILTER_BIT = {sizes.slow_bits[0]} is "
+        f"{(1 << sizes.slow_bits[0]) / sizes.slow_capacity:.1f} bits per fingerprint, where the "
+        "textbook takes 14.4 for this error rate; by default it is 30, 128 MiB. The textbook's "
+        "rate is that of hashes that are even and independent."
+    )
+    yield "A set and a table in SQLite keep the fingerprints themselves, and never err."
+    yield from peer_env.notes(PYBLOOMFILTER, RBLOOM, PYBLOOM_LIVE, REDIS_BLOOM)
+
+
+def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]:
+    def ours(on_full: str) -> Contender:
+        backend = LocalBackend(None, capacity=capacity, error_rate=ERROR_RATE, on_full=on_full)
+        backend.open()
+        return Contender(backend.add, True, backend.__contains__)
+
+    def other(name: str) -> Callable[[], Contender]:
+        return lambda: contenders.made(name, place / name, capacity, ERROR_RATE)
+
+    others = contenders.present(MMAP, RUST, RUST_HASH, LIVE, LIVE_SCALABLE)
+    return {
+        OURS: lambda: ours("grow"),
+        OURS_WARN: lambda: ours("warn"),
+        **{name: other(name) for name in others},
+    }
+
+
+def _measured(contender: Contender, capacity: int, queries: int) -> Sequence[float | None]:
+    """Rates at the capacity and over it; None if it refuses to take so many."""
+    rates: list[float | None] = []
+    done = 0
+    for count in (capacity, TIMES_OVER * capacity):
+        try:
+            for fingerprint in samples.fingerprints(done, count - done):
+                contender.record(fingerprint)
+        except IndexError:
+            rates.append(None)
+            continue
+        done = count
+        wrong = sum(map(contender.has, samples.fingerprints(UNUSED, queries)))
+        rates.append(wrong / queries)
+    return rates
+
+
+def _cells(rates: Sequence[float | None], queries: int) -> Iterator[str]:
+    for rate in rates:
+        if rate is None:
+            yield "refuses"
+        else:
+            yield f"{rate:.2e} ± {2 * sqrt(rate * (1 - rate) / queries):.0e}"
+
+
+class _Bits:
+    """Answers like a server."""
+
+    def __init__(self, number: int) -> None:
+        self._bits = bitarray(number)
+
+    def getbit(self, _key: str, offset: int) -> int:
+        """GETBIT."""
+        return self._bits[offset]
+
+    def setbit(self, _key: str, offset: int, value: int) -> None:
+        """SETBIT."""
+        self._bits[offset] = value
+
+
+def _redis_bloom(bit: int) -> Contender:
+    kind: Any = peer_env.module(REDIS_BLOOM).BloomFilter
+    bloom = kind(_Bits(1 << bit), "", bit, HASHES)
+
+    def record(fingerprint: bytes) -> bool:
+        bloom.insert(fingerprint.hex())
+        return True
+
+    return Contender(record, True, lambda fingerprint: bool(bloom.exists(fingerprint.hex())))
+
+
+def _textbook(bits: int, count: int) -> float:
+    return float((1 - exp(-HASHES * count / bits)) ** HASHES)
