@@ -18,7 +18,13 @@ from scrapy_bloom.backend import Backend, create_backend, shell_backend
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.endings import Endings
 from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell, tell_at_the_start
-from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
+from scrapy_bloom.exceptions import (
+    BloomError,
+    OutageError,
+    RefusedError,
+    SettingError,
+    StorageError,
+)
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.logstats import Counts, log_stats
@@ -78,7 +84,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
-        self._logged_duplicate = self._logged_failure = False
+        self._logged_duplicate = self._logged_failure = self._told_of_refusal = False
         self._closed = False
         self._added = 0
         self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
@@ -329,16 +335,17 @@ class BloomDupeFilter(BaseDupeFilter):
         self._update_errors(0)
         if isinstance(error, OutageError):
             self._tell_of_outage(error)
-        elif isinstance(error, StorageError):
+        elif isinstance(error, RefusedError):
             self._tell_of_refusal(error)
         elif not self._logged_failure:
             self._logged_failure = True
             logger.error(
                 "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
-                "logged",
+                "logged%s",
                 what,
                 consequence,
-                exc_info=error,
+                f". It was: {error}" if isinstance(error, BloomError) else "",
+                exc_info=None if isinstance(error, BloomError) else error,
                 extra=self._extra,
             )
 
@@ -346,23 +353,23 @@ class BloomDupeFilter(BaseDupeFilter):
         if error.since == self._told_of_outage:
             return
         self._told_of_outage = error.since
-        self._give_up(error, "the server is back", "it is back")
+        self._give_up(error, "the server is back")
 
-    def _tell_of_refusal(self, error: StorageError) -> None:
+    def _tell_of_refusal(self, error: RefusedError) -> None:
         # Redis would refuse the next request, too; and unfiltered, links back would never end.
-        if not self._logged_failure:
-            self._logged_failure = True
-            self._give_up(error, "that is put right", "that is put right")
+        if not self._told_of_refusal:
+            self._told_of_refusal = True
+            self._give_up(error, "that is put right")
 
-    def _give_up(self, error: StorageError, again: str, until: str) -> None:
+    def _give_up(self, error: StorageError, when: str) -> None:
         if self._on_outage == "close" and self._close_spider is not None:
             what = (
                 "The spider is closed, and what is still under way is crawled unfiltered; start "
-                f"the crawl again when {again}"
+                f"the crawl again when {when}"
             )
             self._close_spider("bloom_outage")
         else:
-            what = f"Requests are crawled unfiltered until {until}, and counted in bloom/errors"
+            what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
         logger.error("%s. %s", error, what, extra=self._extra)
 
     def _look(self) -> FilterStatus:

@@ -10,6 +10,7 @@
         FingerprinterMismatchError             ... because other fingerprints are recorded in it
         UncleanShutdownError                   ... because the last run did not close it
         OutageError                            ... because Redis is out of reach
+        RefusedError                           ... because Redis refuses what it is asked
 
 Each message is one line that names the setting or file, says what is wrong with it, and what
 to do next.
@@ -22,6 +23,7 @@ __all__ = [
     "GeometryMismatchError",
     "LockedError",
     "OutageError",
+    "RefusedError",
     "SeenFileError",
     "SettingError",
     "StorageError",
@@ -77,3 +79,7 @@ class OutageError(StorageError):
         super().__init__(message)
         self.since = since
         self.goes_on = goes_on
+
+
+class RefusedError(StorageError):
+    """Redis refuses, and would again: a right is missing, or the key holds something else."""

@@ -156,8 +156,10 @@ class FilterFile:
         """Whether the path still leads to this file: not if it was removed, or replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), self.path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:  # no right to look, for example: nothing is known to be wrong
+            return error.errno != errno.ESTALE
 
     def close(self) -> None:
         """Unmap the file, as it is; the filter can't be used any more."""

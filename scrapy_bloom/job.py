@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scrapy_bloom import jobdir
-from scrapy_bloom.exceptions import UncleanShutdownError
+from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,19 @@ class Job:
         if on_unclean_shutdown == "auto":
             on_unclean_shutdown = "reset" if path and not crash_safe else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
+
+    def check_queue(self) -> None:
+        """That the queue of a filter which other jobs may share, too, is not lost.
+
+        Raises:
+            StorageError: it is.
+        """
+        if self.is_queue_lost:
+            raise StorageError(
+                f"{self._what(None)}, and look seen in the filter. Restore that file; or remove it "
+                "to go on without them, and give the crawl another BLOOM_REDIS_KEY if all is to be "
+                "crawled again"
+            )
 
     def begin(self, filter_id: str = "") -> None:
         """Mark the job as in use: whoever finds the mark knows that it did not end well."""
@@ -168,12 +181,15 @@ class Job:
         moved += set_aside()
         self.end()
         logger.warning(
-            "%s, so the requests that were queued then are lost but would look seen. The crawl "
-            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
-            "aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
-            "survives that",
-            what,
+            "%s. The crawl starts over with an empty filter, and pages are crawled again rather "
+            "than lost. Set aside, not deleted: %s%s",
+            what
+            if self.is_queue_lost
+            else f"{what}, so the requests that were queued then are lost but would look seen",
             ", ".join(moved),
+            ""
+            if self.is_queue_lost
+            else ". With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job survives that",
         )
         return True
 
@@ -182,6 +198,9 @@ class Job:
         return self._crash_safe and self._on_unclean_shutdown == "keep"
 
     def _what(self, place: Path | str | None) -> str:
+        if self.is_queue_lost and self.path is not None:
+            database = jobdir.database_path(self.path)
+            return f"{database} is empty: the requests that waited there are lost"
         place = place or self.path or ""
         return f"The last run did not close {place} (it was killed, or ran out of memory)"
 

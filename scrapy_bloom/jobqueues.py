@@ -32,8 +32,16 @@ def check_no_disk_queue(job_dir: Path) -> None:
         StorageError: it is, and its queue holds requests, or was broken by a kill.
     """
     queue = jobdir.queue_path(job_dir)
-    is_closed = jobdir.was_closed_by_scrapy(job_dir)
-    if queue.exists() and (jobdir.has_queued(job_dir) or not is_closed):
+    try:
+        holds_requests = queue.exists() and (
+            jobdir.has_queued(job_dir) or not jobdir.was_closed_by_scrapy(job_dir)
+        )
+    except OSError as error:
+        raise StorageError(
+            f"{job_dir} cannot be read: {error.strerror or error}; give the crawl the right to, or "
+            "another JOBDIR"
+        ) from error
+    if holds_requests:
         raise StorageError(
             f"{job_dir} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does "
             'not know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or '
@@ -45,7 +53,9 @@ def check_no_disk_queue(job_dir: Path) -> None:
 def has_waiting(job_dir: Path) -> bool:
     """Whether requests wait in either queue of a job, or were in flight when it was killed."""
     database = jobdir.database_path(job_dir)
-    return jobdir.has_queued(job_dir) or (database.exists() and _waiting_in(database) > 0)
+    return jobdir.has_queued(job_dir) or (
+        jobdir.is_database(database) and _waiting_in(database) > 0
+    )
 
 
 def _waiting_in(database: Path) -> int:

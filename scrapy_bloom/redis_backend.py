@@ -121,6 +121,8 @@ class RedisBackend:
             self._tell_of_a_local_one()
         if self._job.was_killed(stored.info.created_at if stored.info and there else None):
             importable = self._after_a_kill(stored, importable)
+        elif any(each.count for each in stored.generations):
+            self._job.check_queue()
         self._shared.join(importable, tell=True)
         newest = self._shared.newest
         if newest.geometry.is_counting or self._policy.counting:

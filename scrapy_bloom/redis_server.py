@@ -5,7 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from scrapy_bloom.exceptions import BloomError, OutageError, SettingError, StorageError
+from scrapy_bloom.exceptions import (
+    BloomError,
+    OutageError,
+    RefusedError,
+    SettingError,
+    StorageError,
+)
 from scrapy_bloom.redis_client import connect
 from scrapy_bloom.redis_errors import hint, is_passing, reason, short_text
 from scrapy_bloom.redis_url import places, without_secrets
@@ -86,7 +92,7 @@ class RedisServer:
 
         Raises:
             OutageError: the server could not be reached within the deadline.
-            StorageError: it refused the command.
+            RefusedError: it refused the command.
         """
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
@@ -185,6 +191,6 @@ class RedisServer:
             goes_on=goes_on,
         )
 
-    def _explained(self, error: Exception) -> StorageError:
+    def _explained(self, error: Exception) -> RefusedError:
         text = f"{type(error).__name__}: {short_text(error)}"
-        return StorageError(f"{self.address}: {text}{hint(error)}")
+        return RefusedError(f"{self.address}: {text}{hint(error)}")

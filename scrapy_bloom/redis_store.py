@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
@@ -73,7 +73,7 @@ class RedisStore:
         """What is there now.
 
         Raises:
-            StorageError: the key holds something else, or a filter of a newer format.
+            RefusedError: the key holds something else, or a filter of a newer format.
         """
         raw: Mapping[bytes, bytes] = self.server.call(lambda client: client.hgetall(self.key))
         fields = {name.decode("utf-8", "replace"): value for name, value in raw.items()}
@@ -81,9 +81,9 @@ class RedisStore:
             return parsed(fields)
         except StorageError as error:
             place = f"the key {self.key!r} of {self.server.address}"
-            raise StorageError(f"{place}: {error}") from None
+            raise RefusedError(f"{place}: {error}") from None
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise StorageError(
+            raise RefusedError(
                 f"the key {self.key!r} of {self.server.address} is no filter of scrapy_bloom, or a "
                 "damaged one; it was left as it is: set BLOOM_REDIS_KEY to another name"
             ) from None

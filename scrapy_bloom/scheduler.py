@@ -53,14 +53,14 @@ class CrashSafeScheduler(BaseScheduler):
         crawler: with its settings, stats and, from `open` on, its engine.
         dupefilter: told of each request that is to be filtered.
         job: the job directory, None without one.
-        order: in which requests of one priority are taken.
+
+    Raises:
+        SettingError: the order of the disk queues that are set is unknown.
     """
 
     is_crash_safe = True
 
-    def __init__(
-        self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None, order: "_Order"
-    ) -> None:
+    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
         settings = crawler.settings
         assert crawler.stats is not None
         self.df = dupefilter
@@ -70,7 +70,7 @@ class CrashSafeScheduler(BaseScheduler):
         self._job = job
         self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
         self._pqclass = load_object(settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._order = order
+        self._order = _order(settings)
         self._memory: Any = None
         self._database: RequestDatabase | None = None
         self._in_flight: InFlight | None = None
@@ -98,13 +98,13 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 check_no_disk_queue(job)
-            order = _order(crawler.settings)
+            _order(crawler.settings)  # sooner than the filter is made
         except BloomError as error:
             tell_at_the_start(crawler, error, logger)
             raise
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        return cls(crawler, build_from_crawler(dupefilter, crawler), job, order)
+        return cls(crawler, build_from_crawler(dupefilter, crawler), job)
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.

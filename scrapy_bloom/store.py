@@ -157,7 +157,8 @@ class FileStore:
         if gone:
             raise StorageError(
                 f"{gone[0]} was removed, or replaced by another file, while the crawl used it: "
-                "what it recorded is not there for the next run, which will crawl it again"
+                "what it recorded is lost to the next run, which crawls it again, or tells which "
+                "files are missing"
             )
 
     def location(self, live: Sequence[LocalGeneration]) -> str:

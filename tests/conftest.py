@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+import crawls
 import servers
 import sites
 
@@ -21,6 +22,12 @@ if "python3-doc" in REQUIRED and not REAL_SITES:
     raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
 if "redis-server" in REQUIRED and "redis" not in servers.PROGRAMS:
     raise RuntimeError("redis-server is missing: apt-get install redis-server")
+
+
+@pytest.fixture(autouse=True)
+def _no_crawl_outlives_its_test() -> Iterator[None]:
+    yield
+    crawls.end_all()
 
 
 @pytest.fixture

@@ -23,6 +23,18 @@ BASE_SETTINGS: dict[str, Any] = {
 }
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+def end_all() -> None:
+    """End the crawls that a failed test has left."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 class Crawl:
     """A crawl that runs in a process of its own; its output goes to a file."""
 
@@ -53,6 +65,7 @@ class Crawl:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+        _started.append(self._process)
 
     @property
     def output(self) -> str:

@@ -11,6 +11,7 @@ from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
 from scrapy.core.scraper import Scraper
 from scrapy.utils.reactor import install_reactor
+from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
 import servers
@@ -313,6 +314,45 @@ def test_another_scrapy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not list(tmp_path.iterdir())
     with opened() as scheduler:  # all else does work
         assert scheduler.enqueue_request(Request("https://example.com/"))
+
+
+class FailingOnce(RequestFingerprinter):
+    def fingerprint(self, request: Request) -> bytes:
+        if request.url.endswith("/broken"):
+            raise ValueError("broken")
+        return super().fingerprint(request)
+
+
+def test_a_refusal_is_told_of_also_after_another_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = servers.shared("valkey")
+    settings = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": server.url,
+        "BLOOM_REDIS_KEY": tmp_path.name,
+        "BLOOM_EXPECTED_REQUESTS": 1000,
+        "REQUEST_FINGERPRINTER_CLASS": FailingOnce,
+    }
+    with opened(**settings) as scheduler:
+        assert scheduler.enqueue_request(Request("https://example.com/broken"))
+        for key in server.client.keys(f"*{tmp_path.name}*"):
+            if server.client.type(key) == b"string":
+                server.client.delete(key)
+                server.client.rpush(key, "a list")
+        for request in requests(range(3)):
+            assert scheduler.enqueue_request(request)
+        broken, refused = [
+            record
+            for record in caplog.records
+            if record.levelname == "ERROR" and record.name.startswith("scrapy_bloom.")
+        ]
+        assert "The Bloom filter failed on <GET https://example.com/broken>" in broken.message
+        assert broken.exc_info
+        assert "WRONGTYPE" in refused.message
+        assert "The spider is closed" in refused.message
+        assert not refused.exc_info
+        assert bloom_stats(scheduler)["bloom/errors"] == 4
 
 
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:

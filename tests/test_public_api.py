@@ -26,6 +26,7 @@ def test_the_exported_names() -> None:
         "GeometryMismatchError",
         "LockedError",
         "OutageError",
+        "RefusedError",
         "ScrapyRedisFingerprinter",
         "SeenFileError",
         "SettingError",

@@ -1,6 +1,7 @@
 """The database of a job's requests: its order, its crashes, its refusals."""
 
 import os
+import resource
 import shutil
 import signal
 import sqlite3
@@ -141,6 +142,18 @@ def test_it_is_known_by_its_first_bytes(path: Path) -> None:
     push(database, "a")
     assert is_database(path)
     database.close()
+
+
+def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
+    """An empty file would look like a queue that was cut to nothing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StorageError, match="cannot be used"):
+            RequestDatabase(path, by_slot=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(path.parent.iterdir())
 
 
 def test_what_cannot_be_serialized(path: Path) -> None:

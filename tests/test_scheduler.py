@@ -154,6 +154,32 @@ def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
 
 
+def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: Path) -> None:
+    """Others may share the filter: it is not set aside, but the crawl refused."""
+    settings = {
+        **SAFE,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": servers.shared("valkey").url,
+        "BLOOM_REDIS_KEY": tmp_path.name,
+    }
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.interrupt()
+    database = database_path(tmp_path / "job")
+    good = database.read_bytes()
+    database.write_bytes(b"")
+    refused = Crawl(tree.url, tmp_path, settings)
+    assert refused.finish() != 0
+    (line,) = refused.told("ERROR")
+    assert "job/requests.sqlite is empty: the requests that waited there are lost" in line
+    assert "another BLOOM_REDIS_KEY" in line
+    database.write_bytes(good)
+    tree.delay = 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+
+
 @pytest.mark.parametrize("counting", [False, True])
 def test_with_a_filter_in_redis(counting: bool, tree: Site, tmp_path: Path) -> None:
     settings = {

@@ -288,5 +288,5 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")
     assert "kept/generation-0001.bloom was removed, or replaced by another file" in error
-    assert "not there for the next run, which will crawl it again" in error
+    assert "is lost to the next run, which crawls it again" in error
     assert (tmp_path / FILTER).read_bytes() == b"a backup"

@@ -41,7 +41,7 @@ NAMES = sorted(
 
 
 def is_documented(name: str, value: Any) -> bool:  # noqa: PLR0911 - one for each kind of setting
-    """Whether a value, as it was read, is one that README.md allows."""
+    """Whether a value, as it was read, is one that docs/settings.md allows."""
     if name == "BLOOM_EXPECTED_REQUESTS":
         return type(value) is int and 1 <= value <= 10**12
     if name == "BLOOM_ERROR_RATE":

@@ -35,7 +35,7 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_crawls(
     scheduler: str | None, tree: Site, tmp_path: Path
 ) -> None:
     """It crawls every page once; each of the others has one error, and another exit status."""
-    tree.delay = 0.2
+    tree.delay = 2
     settings = {"JOBDIR": "job", "SCHEDULER": scheduler}
     crawls = [Crawl(tree.url, tmp_path, settings) for _ in range(3)]
     # Slow until the last one has tried: else it would come when the first is done.
