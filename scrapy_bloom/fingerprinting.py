@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 Fingerprint = Callable[[Request], bytes]
 
 # The navigation of a large site many times over; and no more memory than a Bloom filter's user
-# would put up with: about 350 bytes for a usual URL, 1.4 MB in all, and at most 6 MB.
-REMEMBERED_URLS = 4096
+# would put up with: about 350 bytes for a usual URL, 0.7 MB in all, and at most 3 MB.
+REMEMBERED_URLS = 2048
 LONGEST_REMEMBERED = 1024
 
 

@@ -1,6 +1,5 @@
 """The BLOOM_* settings: read, checked and explained in one place."""
 
-import difflib
 import math
 import os
 import re
@@ -342,6 +341,8 @@ def _shown(value: Any) -> str:
 
 
 def _unknown(name: str) -> str:
+    import difflib  # noqa: PLC0415 - for a typo, and not in every crawl
+
     close = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_CHECKS)
     return f"{name} is not a setting of scrapy_bloom; {hint}"
