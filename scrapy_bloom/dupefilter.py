@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
@@ -18,13 +18,8 @@ from scrapy_bloom.backend import Backend, create_backend, shell_backend
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.endings import Endings
 from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell, tell_at_the_start
-from scrapy_bloom.exceptions import (
-    BloomError,
-    OutageError,
-    RefusedError,
-    SettingError,
-    StorageError,
-)
+from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.failures import Failures
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.logstats import Counts, log_stats
@@ -84,20 +79,17 @@ class BloomDupeFilter(BaseDupeFilter):
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
-        self._logged_duplicate = self._logged_failure = self._told_of_refusal = False
+        self._logged_duplicate = False
         self._closed = False
         self._added = 0
         self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
-        self._failures = 0
+        self._failures = Failures(on_outage, close_spider, self._extra)
         self._records_at_the_end = isinstance(backend, RecordCrawled)
         self._endings: Endings | None = None
         if forget_failed or self._records_at_the_end:
             self._endings = Endings(
                 backend, forget_failed=forget_failed, recorded=self._count_added
             )
-        self._on_outage = on_outage
-        self._told_of_outage = 0.0  # when the one began that was told of last
-        self._close_spider = close_spider
         self._fullness = Fullness(on_full, close_spider, self._extra)
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
@@ -284,7 +276,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._closed = True
         if self._endings is not None and not self._endings.close(self._extra):
-            self._failures += 1
+            self._failures.count += 1
         status = self.backend.status()
         self._update_stats(status)
         drops = status.expected_false_drops
@@ -292,7 +284,7 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             self.backend.close()
         except StorageError as error:
-            self._failures += 1
+            self._failures.count += 1
             self._update_errors(status.errors)
             logger.error("%s", error, extra=self._extra)  # noqa: TRY400 - one line
         logger.info(
@@ -325,52 +317,9 @@ class BloomDupeFilter(BaseDupeFilter):
         self._duplicates += 1
         self._stats.inc_value("dupefilter/filtered")
 
-    def _failed(
-        self,
-        what: object,
-        error: Exception,
-        consequence: str = "it is crawled, whether it was seen or not",
-    ) -> None:
-        self._failures += 1
+    def _failed(self, *failure: Any) -> None:
+        self._failures.add(*failure)
         self._update_errors(0)
-        if isinstance(error, OutageError):
-            self._tell_of_outage(error)
-        elif isinstance(error, RefusedError):
-            self._tell_of_refusal(error)
-        elif not self._logged_failure:
-            self._logged_failure = True
-            logger.error(
-                "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
-                "logged%s",
-                what,
-                consequence,
-                f". It was: {error}" if isinstance(error, BloomError) else "",
-                exc_info=None if isinstance(error, BloomError) else error,
-                extra=self._extra,
-            )
-
-    def _tell_of_outage(self, error: OutageError) -> None:
-        if error.since == self._told_of_outage:
-            return
-        self._told_of_outage = error.since
-        self._give_up(error, "the server is back")
-
-    def _tell_of_refusal(self, error: RefusedError) -> None:
-        # Redis would refuse the next request, too; and unfiltered, links back would never end.
-        if not self._told_of_refusal:
-            self._told_of_refusal = True
-            self._give_up(error, "that is put right")
-
-    def _give_up(self, error: StorageError, when: str) -> None:
-        if self._on_outage == "close" and self._close_spider is not None:
-            what = (
-                "The spider is closed, and what is still under way is crawled unfiltered; start "
-                f"the crawl again when {when}"
-            )
-            self._close_spider("bloom_outage")
-        else:
-            what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
-        logger.error("%s. %s", error, what, extra=self._extra)
 
     def _look(self) -> FilterStatus:
         """Every now and then: stats, and whether the filter is full."""
@@ -402,5 +351,5 @@ class BloomDupeFilter(BaseDupeFilter):
         self._update_errors(status.errors)
 
     def _update_errors(self, storage_errors: int) -> None:
-        if errors := self._failures + storage_errors:
+        if errors := self._failures.count + storage_errors:
             self._stats.max_value("bloom/errors", errors)

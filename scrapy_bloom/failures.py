@@ -1,0 +1,81 @@
+"""Telling that the filter failed: each outage, and the first of all else; all are counted."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class Failures:
+    """Those of one crawl's filter.
+
+    Args:
+        on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
+        close_spider: closes the spider with the reason given; None: there is none.
+        extra: for the log records.
+
+    Attributes:
+        count: how many there were.
+    """
+
+    def __init__(
+        self,
+        on_outage: str,
+        close_spider: Callable[[str], None] | None,
+        extra: Mapping[str, Any],
+    ) -> None:
+        self.count = 0
+        self._on_outage = on_outage
+        self._close_spider = close_spider
+        self._extra = extra
+        self._told = self._told_of_refusal = False
+        self._told_of_outage = 0.0  # when the one began that was told of last
+
+    def add(
+        self,
+        what: object,
+        error: Exception,
+        consequence: str = "it is crawled, whether it was seen or not",
+    ) -> None:
+        """Count a failure, and tell of it if it is of a new kind.
+
+        Args:
+            what: what the filter was asked about.
+            error: how it failed.
+            consequence: what becomes of that now.
+        """
+        self.count += 1
+        if isinstance(error, OutageError):
+            if error.since != self._told_of_outage:
+                self._told_of_outage = error.since
+                self._give_up(error, "the server is back")
+        elif isinstance(error, RefusedError):
+            # Redis would refuse the next request, too; and unfiltered, links back would never end.
+            if not self._told_of_refusal:
+                self._told_of_refusal = True
+                self._give_up(error, "that is put right")
+        elif not self._told:
+            self._told = True
+            logger.error(
+                "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
+                "logged%s",
+                what,
+                consequence,
+                f". It was: {error}" if isinstance(error, BloomError) else "",
+                exc_info=None if isinstance(error, BloomError) else error,
+                extra=self._extra,
+            )
+
+    def _give_up(self, error: StorageError, when: str) -> None:
+        if self._on_outage == "close" and self._close_spider is not None:
+            what = (
+                "The spider is closed, and what is still under way is crawled unfiltered; start "
+                f"the crawl again when {when}"
+            )
+            self._close_spider("bloom_outage")
+        else:
+            what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
+        logger.error("%s. %s", error, what, extra=self._extra)
