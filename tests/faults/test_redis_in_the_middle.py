@@ -274,7 +274,9 @@ def test_a_server_that_never_comes_back_is_done_without_if_told_to_pass(
     server.kill()
     site.open()
     stats = ended(crawl)
-    assert_told_of_outage(crawl, REFUSED.format(port=server.port), PASSED + "the server is back, and")
+    assert_told_of_outage(
+        crawl, REFUSED.format(port=server.port), PASSED + "the server is back, and"
+    )
     assert stats["bloom/errors"] >= 1
     assert not site.missing()
     assert site.repeats() > 0  # pages with several links, which nobody filtered any more
