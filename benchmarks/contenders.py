@@ -45,14 +45,14 @@ class Contender:
     Attributes:
         record: remembers one, and tells whether it was new.
         new: what `record` returns for a new one.
-        has: whether one is there.
+        has: whether one is there, if it can be asked without recording.
         end: leaves what there is to the next run, where that is possible.
         fill: remembers a fingerprint, if `record` is given something else.
     """
 
     record: Callable[[Any], bool]
     new: bool
-    has: Callable[[bytes], bool]
+    has: Callable[[bytes], bool] | None = None
     end: Callable[[], object] = lambda: None
     fill: Callable[[bytes], object] | None = None
 

@@ -137,6 +137,7 @@ def _measured(contender: Contender, capacity: int, queries: int) -> Sequence[flo
             rates.append(None)
             continue
         done = count
+        assert contender.has is not None
         wrong = sum(map(contender.has, samples.fingerprints(UNUSED, queries)))
         rates.append(wrong / queries)
     return rates

@@ -240,6 +240,7 @@ def _open(name: str, place: Path, count: int) -> tuple[float, float]:
     before = resident_bytes()
     begun = perf_counter()
     contender = contenders.made(name, place, count, ERROR_RATE)
+    assert contender.has is not None
     found = contender.has(last)
     secs = perf_counter() - begun
     growth = resident_bytes() - before

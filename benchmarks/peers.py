@@ -141,11 +141,8 @@ def _in_server(url: str) -> Mapping[str, Contender]:
 def _of(dupefilter: BaseDupeFilter) -> Contender:
     dupefilter.open()
 
-    def cannot(_fingerprint: bytes) -> bool:
-        raise NotImplementedError("it takes requests")
-
     request = contenders.requested(dupefilter)
-    return Contender(request, False, cannot, lambda: dupefilter.close("finished"))
+    return Contender(request, False, end=lambda: dupefilter.close("finished"))
 
 
 def _in_turn(made: Mapping[str, Contender], sizes: Sizes) -> Times:

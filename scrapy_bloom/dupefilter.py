@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
@@ -83,7 +83,9 @@ class BloomDupeFilter(BaseDupeFilter):
         self._closed = False
         self._added = 0
         self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
-        self._failures = Failures(on_outage, close_spider, self._extra)
+        self._failures = Failures(
+            on_outage, close_spider, self._extra, partial(self._update_errors, 0)
+        )
         self._records_at_the_end = isinstance(backend, RecordCrawled)
         self._endings: Endings | None = None
         if forget_failed or self._records_at_the_end:
@@ -221,7 +223,7 @@ class BloomDupeFilter(BaseDupeFilter):
             fingerprint = self._fingerprint(request)
             return self._is_seen(request, fingerprint, before_recording)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
-            self._failed(request, error)
+            self._failures.add(request, error)
             if self._endings is not None and fingerprint is not None:
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
                     self._endings.scheduled(request, fingerprint)
@@ -268,7 +270,7 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             self._endings.ended(request, outcome)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-            self._failed(request, error, "what is recorded of it could not be changed")
+            self._failures.add(request, error, "what is recorded of it could not be changed")
 
     def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
@@ -317,10 +319,6 @@ class BloomDupeFilter(BaseDupeFilter):
         self._duplicates += 1
         self._stats.inc_value("dupefilter/filtered")
 
-    def _failed(self, *failure: Any) -> None:
-        self._failures.add(*failure)
-        self._update_errors(0)
-
     def _look(self) -> FilterStatus:
         """Every now and then: stats, and whether the filter is full."""
         status = self.backend.status()
@@ -337,7 +335,7 @@ class BloomDupeFilter(BaseDupeFilter):
             log_stats(self._look(), counts, self._told, self._extra)
             self._told = counts
         except Exception as error:  # noqa: BLE001 - it would never be called again
-            self._failed("its figures", error, "they are left out of the log")
+            self._failures.add("its figures", error, "they are left out of the log")
 
     def _counts(self) -> Counts:
         return Counts(self._added, self._duplicates, self._forgotten)

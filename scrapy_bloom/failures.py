@@ -16,6 +16,7 @@ class Failures:
         on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
         close_spider: closes the spider with the reason given; None: there is none.
         extra: for the log records.
+        counted: called after each.
 
     Attributes:
         count: how many there were.
@@ -26,11 +27,13 @@ class Failures:
         on_outage: str,
         close_spider: Callable[[str], None] | None,
         extra: Mapping[str, Any],
+        counted: Callable[[], None],
     ) -> None:
         self.count = 0
         self._on_outage = on_outage
         self._close_spider = close_spider
         self._extra = extra
+        self._counted = counted
         self._told = self._told_of_refusal = False
         self._told_of_outage = 0.0  # when the one began that was told of last
 
@@ -48,6 +51,7 @@ class Failures:
             consequence: what becomes of that now.
         """
         self.count += 1
+        self._counted()
         if isinstance(error, OutageError):
             if error.since != self._told_of_outage:
                 self._told_of_outage = error.since

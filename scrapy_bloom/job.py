@@ -180,16 +180,16 @@ class Job:
             return False
         moved += set_aside()
         self.end()
+        hint = ""
+        if not self.is_queue_lost:
+            what += ", so the requests that were queued then are lost but would look seen"
+            hint = ". With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job survives that"
         logger.warning(
             "%s. The crawl starts over with an empty filter, and pages are crawled again rather "
             "than lost. Set aside, not deleted: %s%s",
-            what
-            if self.is_queue_lost
-            else f"{what}, so the requests that were queued then are lost but would look seen",
+            what,
             ", ".join(moved),
-            ""
-            if self.is_queue_lost
-            else ". With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job survives that",
+            hint,
         )
         return True
 

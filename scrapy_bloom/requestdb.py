@@ -79,14 +79,14 @@ class RequestDatabase:
         self.path = path
         self._by_slot = by_slot
         self._last_slot = ""
-        is_new = not path.exists()
+        was_there = path.exists()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
                 self._open()
             except BaseException:
                 self._db.close()
-                if is_new:  # an empty one would look like a queue that was cut to nothing
+                if not was_there:  # an empty one would look like a queue that was cut to nothing
                     for part in ("", "-wal", "-shm"):
                         with contextlib.suppress(OSError):
                             Path(f"{path}{part}").unlink()

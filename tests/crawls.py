@@ -23,6 +23,12 @@ BASE_SETTINGS: dict[str, Any] = {
 }
 
 
+def with_modules(directory: Path) -> dict[str, str]:
+    """The environment of a process that imports modules from a directory, before others."""
+    paths = filter(None, [os.fspath(directory), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 _started: list[subprocess.Popen[bytes]] = []
 
 

@@ -11,7 +11,7 @@ from scrapy.settings import default_settings
 
 import servers
 from cli import bloom
-from crawls import Crawl
+from crawls import SPIDER, Crawl
 from scrapy_bloom.jobdir import database_path
 from scrapy_bloom.requestdb import read_counts
 from sites import ScriptedSite, Site, tree_site
@@ -39,6 +39,14 @@ def end(crawl: Crawl, how: str) -> None:
     else:
         crawl._process.send_signal(getattr(signal, how))
     crawl.finish()
+
+
+def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) -> Crawl:
+    """A crawl that has asked for 50 pages, and is slow enough to be disturbed now."""
+    site.delay = 0.1
+    crawl = Crawl(site.url, path, settings, spider=spider)
+    crawl.wait_until(lambda: len(site.hits) >= 50)
+    return crawl
 
 
 def finished(site: Site, path: Path, settings: dict) -> Crawl:
@@ -114,9 +122,7 @@ def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
         pytest.skip("this version of Scrapy always has a reactor")
     settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
     tree.delay = 0
     finished(tree, tmp_path, settings)
@@ -139,9 +145,7 @@ def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
 
 
 def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE)
     crawl.kill()
     tree.delay = 0
     tree.forget()
@@ -162,9 +166,7 @@ def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: P
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": tmp_path.name,
     }
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, settings)
     crawl.interrupt()
     database = database_path(tmp_path / "job")
     good = database.read_bytes()
@@ -190,9 +192,7 @@ def test_with_a_filter_in_redis(counting: bool, tree: Site, tmp_path: Path) -> N
         "BLOOM_COUNTING": counting,
         "BLOOM_FORGET_FAILED": counting,
     }
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
     assert bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["pending"] > 0
     assert "in flight" in bloom("info", "job", cwd=tmp_path).out
@@ -228,9 +228,7 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
 
 
 def test_a_pause(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
     pending, in_flight = read_counts(database_path(tmp_path / "job"))
     assert pending
@@ -326,9 +324,7 @@ def test_a_full_disk(tree: Site, tmp_path: Path) -> None:
 
 
 def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, {"JOBDIR": "job"})
     crawl.interrupt()
     before = sorted((tmp_path / "job").rglob("*"))
     refused = Crawl(tree.url, tmp_path, SAFE)
@@ -345,9 +341,7 @@ def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> No
 
 
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
     refused = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     assert refused.finish() != 0
@@ -359,9 +353,7 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
 
 
 def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
     path = database_path(tmp_path / "job")
     good = path.read_bytes()
@@ -399,9 +391,7 @@ def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
 
 
 def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE)
     crawl.kill()
     tree.delay = 0
     tree.forget()
@@ -421,9 +411,7 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
 
 
 def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, {"JOBDIR": "job"})
     crawl.kill()
     tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
@@ -446,9 +434,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
         "        yield from self.parse(response)\n"
     )
     spider.write_text(code)
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
-    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl = under_way(tree, tmp_path, SAFE, spider=spider)
     crawl.kill()
     tree.delay = 0
     spider.write_text(code.replace("parse_page", "parse_other"))

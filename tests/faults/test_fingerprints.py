@@ -1,12 +1,11 @@
 """Fingerprints of any length are filtered; what is no fingerprint is crawled, with one error."""
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from crawls import Crawl
+from crawls import Crawl, with_modules
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
 from sites import ScriptedSite, Site, tree_site
@@ -79,7 +78,7 @@ def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
         "BLOOM_EXPECTED_REQUESTS": 15,
         **settings,
     }
-    paths = os.pathsep.join(filter(None, [os.fspath(modules), os.environ.get("PYTHONPATH")]))
+    paths = with_modules(modules)["PYTHONPATH"]
     return Crawl(site.url, path, settings, prefix=["env", f"PYTHONPATH={paths}"])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from crawls import with_modules
 from scrapy_bloom.header import read_header
 from scrapy_bloom.reading import FilterReader
 from sites import ScriptedSite
@@ -30,13 +31,10 @@ def site() -> Iterator[ScriptedSite]:
 
 def run(site: ScriptedSite, directory: Path) -> dict[str, Any]:
     """What became of each spider; checks that nothing was told of, and that the process ended."""
-    paths = os.pathsep.join(
-        filter(None, [os.fspath(SCRIPT.parent.parent), os.environ.get("PYTHONPATH")])
-    )
     ran = subprocess.run(
         [sys.executable, os.fspath(SCRIPT), str(SPIDERS), site.url],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=with_modules(SCRIPT.parent.parent),
         capture_output=True,
         text=True,
         timeout=240,

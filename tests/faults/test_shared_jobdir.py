@@ -1,7 +1,6 @@
 """Several crawls on one job directory: one of them crawls, the others say so and end."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crawls import BASE_SETTINGS, BLOOM, Crawl
+from crawls import BASE_SETTINGS, BLOOM, Crawl, with_modules
 from sites import Site
 
 PAGES = 150
@@ -92,13 +91,10 @@ TWO_CRAWLERS = """
 def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_path: Path) -> None:
     """The second one is refused, and does not let go of what the first one holds."""
     settings = {**BASE_SETTINGS, "DUPEFILTER_CLASS": BLOOM, "JOBDIR": "job"}
-    paths = os.pathsep.join(
-        filter(None, [os.fspath(Path(__file__).parent.parent), os.environ.get("PYTHONPATH")])
-    )
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TWO_CRAWLERS), json.dumps(settings), tree.url],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=with_modules(Path(__file__).parent.parent),
         capture_output=True,
         text=True,
         timeout=120,
