@@ -286,9 +286,8 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             self.backend.close()
         except StorageError as error:
-            self._failures.count += 1
+            self._failures.add_at_the_close(error)
             self._update_errors(status.errors)
-            logger.error("%s", error, extra=self._extra)  # noqa: TRY400 - one line
         logger.info(
             "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",

@@ -16,7 +16,7 @@ class Failures:
         on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
         close_spider: closes the spider with the reason given; None: there is none.
         extra: for the log records.
-        counted: called after each.
+        counted: called after each during the crawl.
 
     Attributes:
         count: how many there were.
@@ -52,15 +52,15 @@ class Failures:
         """
         self.count += 1
         self._counted()
+        if self._is_known(error):
+            return
         if isinstance(error, OutageError):
-            if error.since != self._told_of_outage:
-                self._told_of_outage = error.since
-                self._give_up(error, "the server is back")
+            self._told_of_outage = error.since
+            self._give_up(error, "the server is back")
         elif isinstance(error, RefusedError):
             # Redis would refuse the next request, too; and unfiltered, links back would never end.
-            if not self._told_of_refusal:
-                self._told_of_refusal = True
-                self._give_up(error, "that is put right")
+            self._told_of_refusal = True
+            self._give_up(error, "that is put right")
         elif not self._told:
             self._told = True
             logger.error(
@@ -72,6 +72,20 @@ class Failures:
                 exc_info=None if isinstance(error, BloomError) else error,
                 extra=self._extra,
             )
+
+    def add_at_the_close(self, error: StorageError) -> None:
+        """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
+        self.count += 1
+        if not self._is_known(error):
+            logger.error("%s", error, extra=self._extra)
+
+    def _is_known(self, error: Exception) -> bool:
+        """Whether it is the outage, or the refusal, that was told of already."""
+        if isinstance(error, OutageError):
+            return error.since == self._told_of_outage
+        if isinstance(error, RefusedError):
+            return self._told_of_refusal
+        return False
 
     def _give_up(self, error: StorageError, when: str) -> None:
         if self._on_outage == "close" and self._close_spider is not None:

@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,12 @@ if "python3-doc" in REQUIRED and not REAL_SITES:
     raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
 if "redis-server" in REQUIRED and "redis" not in servers.PROGRAMS:
     raise RuntimeError("redis-server is missing: apt-get install redis-server")
+
+# Under nohup, or in the background of a script, these are ignored, and so they would be by each
+# crawl, to which the tests send them. A handler is not handed down.
+for number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
