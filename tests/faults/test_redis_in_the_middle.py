@@ -21,6 +21,7 @@ comes back in the same crawl under "pass", or with its data before the next run 
 """
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -506,12 +507,14 @@ def test_killed_connections_are_made_again_without_a_word(
 ) -> None:
     """CLIENT KILL, each time the crawl gets a page."""
     client = admin(server)
+    one_at_a_time = threading.Lock()  # or the site's threads would kill each other's connections
     killed = 0
     answer = site.site.hit
 
     def kill_and_answer(path: str) -> None:
         nonlocal killed
-        killed += client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with one_at_a_time:
+            killed += client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         answer(path)
 
     site.site.hit = kill_and_answer
