@@ -72,13 +72,11 @@ class OutageError(StorageError):
 
     Attributes:
         since: when the outage began, on a monotonic clock: the same for all errors of one.
-        goes_on: the outage is known already; it was not waited for again.
     """
 
-    def __init__(self, message: str, *, since: float = 0.0, goes_on: bool = False) -> None:
+    def __init__(self, message: str, *, since: float = 0.0) -> None:
         super().__init__(message)
         self.since = since
-        self.goes_on = goes_on
 
 
 class RefusedError(StorageError):

@@ -99,7 +99,6 @@ class RedisServer:
             raise OutageError(
                 f"{self.address} is out of reach; it is tried again soon",
                 since=self._down_since,
-                goes_on=True,
             )
         pause = _FIRST_PAUSE
         while True:
@@ -120,13 +119,12 @@ class RedisServer:
             if not is_passing(failure):
                 raise self._explained(failure)
             if not patient:
-                raise self._gone(failure, since=begun, goes_on=True)
+                raise self._gone(failure, since=begun)
             if self._down_since is not None or now + pause > begun + self._deadline_secs:
-                goes_on, since = self._down_since is not None, self._down_since or begun
-                self._down_since = since
+                self._down_since = self._down_since or begun
                 # A server that hangs costs its time-out: that may be a tenth of our time.
                 self._next_attempt = now + max(1.0, 10 * (now - attempt))
-                raise self._gone(failure, since=since, goes_on=goes_on)
+                raise self._gone(failure, since=self._down_since)
             self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -182,13 +180,12 @@ class RedisServer:
             )
         return self._client
 
-    def _gone(self, error: Exception, *, since: float, goes_on: bool) -> OutageError:
+    def _gone(self, error: Exception, *, since: float) -> OutageError:
         return OutageError(
             f"{self.address} cannot be used: {short_text(error)} (waited up to "
             f"{self._deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
             "runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
-            goes_on=goes_on,
         )
 
     def _explained(self, error: Exception) -> RefusedError:
