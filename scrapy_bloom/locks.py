@@ -2,10 +2,14 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scrapy_bloom.exceptions import LockedError, StorageError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 
 class Lock(Protocol):
@@ -28,9 +32,9 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
 
     Raises:
         LockedError: another crawl has it.
-        StorageError: its directory cannot be written to.
+        StorageError: its directory cannot be written to, or its file system has no locks.
     """
-    from filelock import FileLock, Timeout  # noqa: PLC0415 - half a MB, for crawls with a file only
+    from filelock import Timeout  # noqa: PLC0415 - half a MB, for crawls with a file only
 
     directory = path.parent
     try:
@@ -38,17 +42,34 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
         if not os.access(directory, os.W_OK):
             # Its files might still be writable, but then setting one aside would fail later.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # The lock belongs to the filter, not to a thread: a crawl may be closed by another.
-        lock = FileLock(path, timeout=0, thread_local=False)
+        lock = _hard_lock(path)
         lock.acquire()
     except Timeout:
         raise LockedError(
             f"{of} is in use by another running crawl; wait for it to end, or give this one "
             f"another {settings}"
         ) from None
-    except OSError as error:
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
+            raise StorageError(
+                f"{directory} is on a file system without locks (flock), where two crawls could "
+                f"spoil each other's files; give the crawl another {settings}"
+            ) from error
         raise StorageError(
             f"{directory} cannot be written to: {error.strerror or error}; give the crawl the "
             f"right to write there, or another {settings}"
         ) from error
     return lock
+
+
+def _hard_lock(path: Path) -> "FileLock":
+    """A lock that ends with its process; not yet taken."""
+    from filelock import FileLock  # noqa: PLC0415 - as above
+
+    # Not bound to a thread: a crawl may be closed by another.
+    new = partial(FileLock, path, timeout=0, thread_local=False)
+    try:
+        # Not a mere mark in the file, which a crawl leaves for ever that is killed.
+        return new(fallback_to_soft=False)
+    except TypeError:  # an older filelock, which has nothing to fall back to
+        return new()

@@ -79,6 +79,20 @@ def test_one_crawl_at_a_time(tmp_path: Path) -> None:
     make(tmp_path).close()
 
 
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mark in a file takes their place, which a kill would leave for ever."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    make(tmp_path).close()
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(StorageError, match="without locks .* give the crawl another"):
+        make(tmp_path)
+    monkeypatch.undo()
+    make(tmp_path).close()
+
+
 def test_the_lock_is_released_when_opening_fails(tmp_path: Path) -> None:
     (tmp_path / FILTER_NAME).write_bytes(b"foreign")
     for _ in range(2):
