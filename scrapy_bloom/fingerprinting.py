@@ -14,6 +14,7 @@ from functools import lru_cache
 from json.encoder import encode_basestring_ascii as json_string
 
 from scrapy import Request
+from scrapy.utils import request as scrapy_request
 from scrapy.utils.request import RequestFingerprinter, RequestFingerprinterProtocol
 from w3lib.url import canonicalize_url
 
@@ -39,13 +40,19 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
         Scrapy might compute them differently. For any other, a subclass too, its own method.
     """
     own = fingerprinter.fingerprint
-    if type(fingerprinter) is not RequestFingerprinter:
+    if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
         return own
     fast = _fast_fingerprint(own)
     if all(own(sample) == fast(sample) for sample in _samples()):
         return fast
     logger.info("This version of Scrapy makes other fingerprints than those known; using its own")
     return own
+
+
+def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
+    """Whether somebody has put another function into Scrapy's class or its object."""
+    functions = [RequestFingerprinter.fingerprint, *vars(fingerprinter).values()]
+    return any(getattr(each, "__module__", "") != scrapy_request.__name__ for each in functions)
 
 
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
