@@ -114,6 +114,17 @@ def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
     assert bloom("import", "urls.txt", "old", cwd=tmp_path).status == 0
 
 
+def test_requests_seen_beside_the_queue_of_crash_safe_scheduler(tree: Site, tmp_path: Path) -> None:
+    settings = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+    tree.delay = 0.05
+    crawl = Crawl(tree.url, tmp_path, {**settings, "DUPEFILTER_CLASS": None})
+    crawl.wait_until(lambda: len(tree.hits) >= 20)
+    crawl.interrupt()
+    refused = bloom("import", "job", "filter", cwd=tmp_path)
+    assert "and would look crawled" in refused.error
+    assert not (tmp_path / "filter").exists()
+
+
 @pytest.mark.parametrize("command", ["import", "merge", "pull"])
 def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
     """Nothing that is put into its directory may hide that its queue is broken."""

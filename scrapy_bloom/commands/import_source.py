@@ -22,6 +22,7 @@ from scrapy_bloom.directory import filter_files
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.importing import SeenFile, open_seen
+from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.sources import RedisSet, UrlList
 
@@ -117,9 +118,9 @@ def _check_queue(job_dir: Path, dest: str) -> None:
             "recorded in requests.seen, too, and would look crawled. Start it once more, with "
             f"BloomDupeFilter, which says what becomes of it; {way_out}"
         )
-    if jobdir.has_queued(job_dir):
+    if has_waiting(job_dir):
         raise BloomError(
-            f"{jobdir.queue_path(job_dir)} holds requests that are recorded in requests.seen, too, "
+            f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
             "and would look crawled. Let that job finish first, or go on with it (a crawl with "
             f"BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
