@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import scrapy
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -94,7 +94,7 @@ class CrashSafeScheduler(BaseScheduler):
                 valid. It is logged as well, because Scrapy buries it under an error of its own.
         """
         path = job_dir(crawler.settings)
-        job = Path(path) if path and not is_shell(crawler) else None
+        job = Path(path).absolute() if path and not is_shell(crawler) else None
         try:
             if job is not None:
                 check_no_disk_queue(job)
@@ -216,9 +216,11 @@ class CrashSafeScheduler(BaseScheduler):
     def _is_seen(self, request: Request, queue: Callable[[], bool]) -> bool:
         if self._database is None:
             return self.df.request_seen(request)
-        if isinstance(self.df, BloomDupeFilter):
-            return self.df.request_seen(request, before_recording=queue)
-        # Another filter can't be asked without being told.
+        if getattr(type(self.df), "request_seen", None) is BloomDupeFilter.request_seen:
+            df = cast("BloomDupeFilter", self.df)
+            return df.request_seen(request, before_recording=queue)
+        # Another filter can't be asked without being told, and a subclass that overrides this may
+        # not know how to either.
         return not queue() or self.df.request_seen(request)
 
     def next_request(self) -> Request | None:

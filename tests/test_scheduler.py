@@ -420,6 +420,29 @@ def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
     assert "scrapy_bloom.CrashSafeScheduler" in line
 
 
+def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
+    """As Scrapy has it: with a request, and nothing else."""
+    spider = tmp_path / "spider.py"
+    spider.write_text(
+        SPIDER.read_text() + "\n"
+        "from scrapy_bloom import BloomDupeFilter\n"
+        "class Mine(BloomDupeFilter):\n"
+        "    def request_seen(self, request):\n"
+        "        return super().request_seen(request)\n"
+        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Mine}\n"
+    )
+    settings = {**SAFE, "DUPEFILTER_CLASS": None}
+    crawl = under_way(tree, tmp_path, settings, spider=spider)
+    crawl.kill()
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.lines("ERROR")
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= CONCURRENT
+    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+
+
 def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider = tmp_path / "spider.py"
     code = (
