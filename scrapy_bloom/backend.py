@@ -73,7 +73,7 @@ def create_backend(
     """
     only_crawled = settings.record_on == "crawled"
     job = Job(
-        Path(job_dir) if job_dir else None,
+        Path(job_dir).absolute() if job_dir else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
         crash_safe=crash_safe,

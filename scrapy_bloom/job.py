@@ -42,6 +42,7 @@ class Job:
         # For SQLite it is an empty one then: what waited there would look crawled.
         self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
         self._marked: str | None = None
+        self._judged_by_times = False
         self._only_crawled = only_crawled
         if on_unclean_shutdown == "auto":
             on_unclean_shutdown = "reset" if path and not crash_safe else "keep"
@@ -115,7 +116,8 @@ class Job:
             self.path, filter_changed_at
         ):
             return False
-        return not jobdir.was_closed_by_scrapy(self.path)
+        self._judged_by_times = not jobdir.was_closed_by_scrapy(self.path)
+        return self._judged_by_times
 
     def importable(self) -> Path | None:
         """The job's requests.seen, if its queue is still there."""
@@ -202,7 +204,10 @@ class Job:
             database = jobdir.database_path(self.path)
             return f"{database} is empty: the requests that waited there are lost"
         place = place or self.path or ""
-        return f"The last run did not close {place} (it was killed, or ran out of memory)"
+        why = "it was killed, or ran out of memory"
+        if self._judged_by_times:
+            why += "; or the files were copied without their times, see docs/faq.md"
+        return f"The last run did not close {place} ({why})"
 
     def _stop_if_asked(self, what: str) -> None:
         if self._on_unclean_shutdown == "stop":

@@ -221,6 +221,7 @@ class BloomSettings:
 
         Returns:
             BLOOM_DIR, else `bloom` in the job directory, else None: the filter stays in memory.
+            Absolute, so that a spider may change the working directory.
 
         Raises:
             SettingError: BLOOM_DIR begins with "~name", and there is no such user.
@@ -228,13 +229,13 @@ class BloomSettings:
         if self.dir is not None:
             path = self.dir % {"spider": spider}
             try:
-                return Path(path).expanduser()
+                return Path(path).expanduser().absolute()
             except RuntimeError:
                 raise SettingError(
                     f"BLOOM_DIR is {_shown(path)}, and there is no such home directory; allowed is "
                     'the path of a directory: write "./~..." for one whose name begins with "~"'
                 ) from None
-        return Path(job_dir, "bloom") if job_dir else None
+        return Path(job_dir, "bloom").absolute() if job_dir else None
 
 
 def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[str, Any]]:

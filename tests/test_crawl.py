@@ -1,5 +1,6 @@
 """Real crawls: run, paused, resumed, killed."""
 
+import os
 import re
 import shutil
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import REAL_SITES
-from crawls import Crawl
+from crawls import SPIDER, Crawl
 from sites import Site, python_doc_site, tree_site
 
 ALL_AT_ONCE = {"CONCURRENT_REQUESTS_PER_DOMAIN": 50}
@@ -112,6 +113,56 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page is not filtered
     assert "Imported " in crawl.output
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path: Path) -> None:
+    """It looks killed; the line says that it may be something else, and the advice helps."""
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, {**DEFAULT_FILTER, "JOBDIR": "job"})
+    crawl.wait_until(lambda: tree.total() >= 60)
+    assert crawl.interrupt() == 0
+    os.utime(tmp_path / "job/requests.queue/active.json", (1, 1))
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job", "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
+    assert crawl.finish() != 0
+    (error,) = crawl.told("ERROR")
+    assert "or the files were copied without their times, see docs/faq.md" in error
+    (tmp_path / "job/requests.queue/active.json").touch()
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page is not filtered
+    assert not crawl.lines("ERROR") + crawl.lines("WARNING")
+
+
+CHANGES_DIRECTORY = """
+import os
+
+def parse(self, response, parse=LinkSpider.parse):
+    os.makedirs("elsewhere", exist_ok=True)
+    os.chdir("elsewhere")
+    yield from parse(self, response)
+
+LinkSpider.parse = parse
+"""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"BLOOM_DIR": "kept"}, {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}],
+    ids=["BLOOM_DIR", "JOBDIR"],
+)
+def test_a_spider_may_change_the_working_directory(
+    settings: dict[str, str], tree: Site, tmp_path: Path
+) -> None:
+    spider = tmp_path / "spider.py"
+    spider.write_text(SPIDER.read_text() + CHANGES_DIRECTORY)
+    settings["BLOOM_EXPECTED_REQUESTS"] = "20"  # it has to grow there
+    for _ in range(2):
+        crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
+        assert crawl.finish() == 0, crawl.output
+        assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert len(tree.hits) == 150
+    assert tree.total() <= 150 + 3  # the start page is not filtered
 
 
 @pytest.mark.parametrize("paused", [False, True], ids=["killed", "paused and killed"])
@@ -283,7 +334,7 @@ def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
         assert crawl.finish() == 0, crawl.output
         assert "'finish_reason': 'bloom_full'" in crawl.output
         (warning,) = crawl.told("WARNING")
-        assert "raise BLOOM_EXPECTED_REQUESTS and start it again" in warning
+        assert "raise BLOOM_EXPECTED_REQUESTS, and start it again" in warning
         assert not crawl.lines("ERROR")
         assert len(tree.hits) < 150
     crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})

@@ -185,12 +185,13 @@ def test_any_value_is_accepted_or_refused_in_one_line(name: str, value: object) 
         assert "\n" not in str(error)
 
 
-def test_where_the_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.chdir(tmp_path)
     assert read().directory(None, "docs") is None
-    assert read().directory("job", "docs") == Path("job/bloom")
-    assert read(BLOOM_DIR="kept").directory("job", "docs") == Path("kept")
-    assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == Path("kept/docs")
+    assert read().directory("job", "docs") == tmp_path / "job/bloom"
+    assert read(BLOOM_DIR="kept").directory("job", "docs") == tmp_path / "kept"
+    assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == tmp_path / "kept/docs"
     assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
 
 
