@@ -22,6 +22,7 @@ from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
+from scrapy_bloom.leftover import Leftover, tell_of_end, tell_of_risk
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.settings import BloomSettings
@@ -37,6 +38,10 @@ logger = logging.getLogger(__name__)
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
 # too seldom to cost anything.
 _STATS_EVERY = 1000
+
+# If none of so many requests can be fingerprinted, no request can. A crawl without any filter may
+# have no end: links lead back.
+_HOPELESS = 100
 
 
 class BloomDupeFilter(BaseDupeFilter):
@@ -55,6 +60,7 @@ class BloomDupeFilter(BaseDupeFilter):
         on_outage: BLOOM_REDIS_ON_OUTAGE: what to do when the backend is out of reach.
         forget_failed: BLOOM_FORGET_FAILED: forget requests that failed for good. That, and a
             backend that records what was crawled, need `Outcomes` to tell.
+        leftover: what is left behind by a crawl that ends early.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -69,6 +75,7 @@ class BloomDupeFilter(BaseDupeFilter):
         on_full: str = "grow",
         on_outage: str = "close",
         forget_failed: bool = False,
+        leftover: Leftover = Leftover.NOTHING,
         close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
@@ -76,9 +83,13 @@ class BloomDupeFilter(BaseDupeFilter):
         self.backend = backend
         self.debug = debug
         self._fingerprint = fingerprint_function(fingerprinter)
+        self._fingerprinter = global_object_name(type(fingerprinter))
+        self._unfingerprinted = 0
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
+        self._close_spider = close_spider
+        self._leftover = leftover
         self._logged_duplicate = False
         self._closed = False
         self._added = 0
@@ -117,8 +128,10 @@ class BloomDupeFilter(BaseDupeFilter):
             settings = BloomSettings.from_settings(crawler.settings)
             in_shell = is_shell(crawler)
             if in_shell:
+                leftover = Leftover.NOTHING
                 backend = shell_backend(job_dir(crawler.settings))
             else:
+                leftover = Leftover.of(settings, job_dir(crawler.settings))
                 backend = create_backend(
                     settings,
                     job_dir=job_dir(crawler.settings),
@@ -135,6 +148,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 on_full=settings.on_full,
                 on_outage=settings.redis_on_outage,
                 forget_failed=settings.forget_failed and not in_shell,
+                leftover=leftover,
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
                 spider=crawler.spider,
@@ -168,6 +182,7 @@ class BloomDupeFilter(BaseDupeFilter):
             tell_at_the_start(crawler, error, logger)
             raise error
         new = cls.from_crawler(crawler)
+        new._leftover = Leftover.NOTHING  # noqa: SLF001 - our own; its queue is in Redis, too
         new.open()
         # After the scheduler, which may still clear the filter.
         crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
@@ -199,6 +214,8 @@ class BloomDupeFilter(BaseDupeFilter):
             f"{status.count:,}",
             extra=self._extra,
         )
+        if self._leftover is Leftover.LOST:
+            tell_of_risk(status.location, self._extra)
         self._update_stats(status)
 
     def request_seen(
@@ -208,6 +225,8 @@ class BloomDupeFilter(BaseDupeFilter):
 
         With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
         `meta["bloom_filter"] = False` it is recorded, but never filtered.
+
+        A subclass that overrides it may take the request alone.
 
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
@@ -224,7 +243,9 @@ class BloomDupeFilter(BaseDupeFilter):
             return self._is_seen(request, fingerprint, before_recording)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failures.add(request, error)
-            if self._endings is not None and fingerprint is not None:
+            if not isinstance(fingerprint, bytes):
+                self._count_unfingerprinted()
+            elif self._endings is not None:
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
                     self._endings.scheduled(request, fingerprint)
         return False
@@ -251,6 +272,23 @@ class BloomDupeFilter(BaseDupeFilter):
             self._endings.scheduled(request, fingerprint)
         return False
 
+    def _count_unfingerprinted(self) -> None:
+        self._unfingerprinted += 1
+        any_done = self._added or self._duplicates
+        if isinstance(self.backend, RecordCrawled):
+            any_done = any_done or self.backend.scheduled
+        if self._unfingerprinted != _HOPELESS or any_done or self._close_spider is None:
+            return
+        logger.error(
+            "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
+            "requests. The spider is closed, since unfiltered it might never end: mend that class, "
+            "and start the crawl again",
+            self._fingerprinter,
+            _HOPELESS,
+            extra=self._extra,
+        )
+        self._close_spider("bloom_no_fingerprints")
+
     def _count_added(self) -> None:
         self._added += 1
         if self._added >= self._look_at:
@@ -272,7 +310,7 @@ class BloomDupeFilter(BaseDupeFilter):
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
             self._failures.add(request, error, "what is recorded of it could not be changed")
 
-    def close(self, reason: str) -> None:  # noqa: ARG002 - Scrapy's signature
+    def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
         if self._closed:
             return
@@ -298,6 +336,7 @@ class BloomDupeFilter(BaseDupeFilter):
             drops,
             extra=self._extra,
         )
+        tell_of_end(self._leftover, reason, status.location, stats=self._stats, extra=self._extra)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""

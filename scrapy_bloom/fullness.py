@@ -49,7 +49,7 @@ class Fullness:
             self._next *= 2
         if self._on_full == "close" and self._close_spider is not None:
             self._next = math.inf  # what is under way may still add to it: say this once
-            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS and start it again to go on"
+            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
             self._close_spider("bloom_full")
         else:
             what = (

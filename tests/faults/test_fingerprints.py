@@ -59,6 +59,12 @@ class Broken:
             raise kind("on purpose")
         return kind
 
+class Text:
+    "As before Scrapy 2.7."
+
+    def fingerprint(self, request):
+        return request.url
+
 class Sometimes(Broken):
     "Fails for every third page only."
 
@@ -138,3 +144,22 @@ def test_a_broken_fingerprinter_costs_no_page(
     assert counted
     # With BLOOM_FORGET_FAILED, what can't be looked up is missed once more when the page is done.
     assert 2 * len(failing) <= int(counted[1]) <= 3 * len(failing)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"JOBDIR": None, "BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"}],
+    ids=["scheduled", "crawled"],
+)
+def test_a_crawl_in_which_nothing_can_be_fingerprinted_is_ended(
+    settings: dict[str, object], small: Site, tmp_path: Path
+) -> None:
+    """Its pages link to each other: unfiltered, it would have no end."""
+    limited = {**settings, "CLOSESPIDER_PAGECOUNT": 2000}
+    crawl = crawl_with("Text", small, tmp_path, **limited)
+    assert crawl.finish() == 0, crawl.output[-3000:]
+    assert "'finish_reason': 'bloom_no_fingerprints'" in crawl.output
+    first, last = crawl.lines("ERROR")
+    assert "The Bloom filter failed on <GET " in first
+    assert "fingerprinters.Text, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes" in last
+    assert small.total() < 500

@@ -1,0 +1,89 @@
+"""What a crawl that ends early leaves to later ones with the same filter: a queue, or none."""
+
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from scrapy.statscollectors import StatsCollector
+
+from scrapy_bloom.settings import BloomSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Leftover(Enum):
+    """Where the requests are that a crawl had queued when it ended, and had recorded as seen.
+
+    Attributes:
+        NOTHING: of no concern: the next run has both queue and filter, or neither.
+        JOB: in a JOBDIR, and the filter is elsewhere.
+        LOST: nowhere.
+    """
+
+    NOTHING = "nothing"
+    JOB = "job"
+    LOST = "lost"
+
+    @classmethod
+    def of(cls, settings: BloomSettings, job_dir: str | None) -> "Leftover":
+        """What a crawl with Scrapy's scheduler, or CrashSafeScheduler, would leave."""
+        if settings.backend == "redis":
+            outlives_the_run = not settings.redis_flush
+        else:
+            outlives_the_run = settings.dir is not None
+        if not outlives_the_run or settings.record_on == "crawled":
+            return cls.NOTHING
+        return cls.JOB if job_dir else cls.LOST
+
+
+def tell_of_risk(place: str, extra: Mapping[str, Any]) -> None:
+    """Say at the start that the queue may be lost, while there is time to change that."""
+    logger.info(
+        "There is no JOBDIR: should this crawl end early, what it has queued then is lost, but "
+        "looks seen in %s. A JOBDIR keeps the queue",
+        place,
+        extra=extra,
+    )
+
+
+def tell_of_end(
+    leftover: Leftover,
+    reason: str,
+    place: str,
+    *,
+    stats: StatsCollector,
+    extra: Mapping[str, Any],
+) -> None:
+    """Say at the close what was left behind.
+
+    Args:
+        leftover: see there.
+        reason: why the spider was closed.
+        place: the filter, for people.
+        stats: of the crawl; the scheduler's count what was queued.
+        extra: for the log records.
+    """
+    if reason == "finished" or leftover is Leftover.NOTHING:
+        return
+    if leftover is Leftover.JOB:
+        logger.info(
+            "What is queued waits in the JOBDIR, and looks seen in %s: only a crawl with both goes "
+            "on with it",
+            place,
+            extra=extra,
+        )
+        return
+    queued, taken = stats.get_value("scheduler/enqueued"), stats.get_value("scheduler/dequeued", 0)
+    if queued is not None and queued <= taken:
+        return
+    logger.warning(
+        "The crawl ended early (%s), and without a JOBDIR: %s that were queued are lost, but look "
+        "seen in %s, and no later run crawls them. To crawl them, start over: with another "
+        "BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`. With a JOBDIR the same "
+        'command goes on; BLOOM_RECORD_ON = "crawled" records in a file what was crawled only',
+        reason,
+        "the requests" if queued is None else f"{queued - taken:,} requests",
+        place,
+        extra=extra,
+    )

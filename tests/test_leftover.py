@@ -1,0 +1,137 @@
+"""A crawl that ends early, with a filter for later runs: where is what it had queued?"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from sites import ScriptedSite, Site
+
+PAGES = 150  # of the tree
+LOST = re.compile(
+    r"The crawl ended early \((\w+)\), and without a JOBDIR: ([\d,]+) requests that were queued "
+    r"are lost, but look seen in (\S+), "
+)
+RISK = "There is no JOBDIR: should this crawl end early, what it has queued then is lost"
+WAITS = "What is queued waits in the JOBDIR, and looks seen in "
+
+
+def in_redis(tmp_path: Path, **settings: Any) -> dict[str, Any]:
+    url = servers.shared("valkey").url
+    return {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": url,
+        "BLOOM_REDIS_KEY": tmp_path.name,
+        **settings,
+    }
+
+
+def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
+    site.delay = 0.05
+    crawl = Crawl(site.url, path, settings)
+    crawl.wait_until(lambda: len(site.hits) >= 20)
+    assert crawl.interrupt() == 0, crawl.output
+    assert "'finish_reason': 'shutdown'" in crawl.output
+    assert len(site.hits) < PAGES
+    site.delay = 0
+    return crawl
+
+
+def finished(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
+    crawl = Crawl(site.url, path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    return crawl
+
+
+@pytest.mark.parametrize("place", ["file", "redis"])
+def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path: Path) -> None:
+    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path)
+    crawl = ended_early(tree, tmp_path, settings)
+    assert RISK in "".join(crawl.told("INFO"))
+    (warning,) = crawl.told("WARNING")
+    found = LOST.search(warning)
+    assert found
+    assert found[1] == "shutdown"
+    crawl = finished(tree, tmp_path, settings)
+    missing = PAGES - len(tree.hits)
+    assert missing >= int(found[2].replace(",", "")) >= 1  # and what only they link to
+    assert not crawl.told("WARNING")  # nothing more is lost
+    # What the warning says will help does.
+    where = ["kept"] if place == "file" else [settings["BLOOM_REDIS_URL"], "--key", tmp_path.name]
+    assert bloom("reset", *where, "--yes", cwd=tmp_path).status == 0
+    finished(tree, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+
+
+def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -> None:
+    settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 5, "CONCURRENT_REQUESTS": 1}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    (warning,) = crawl.told("WARNING")
+    found = LOST.search(warning)
+    assert found
+    assert found[1] == "closespider_pagecount"
+
+
+def test_without_stats_of_the_scheduler_it_is_told_without_a_number(
+    tree: Site, tmp_path: Path
+) -> None:
+    stats = "scrapy.statscollectors.DummyStatsCollector"
+    tree.delay = 0.05
+    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats})
+    crawl.wait_until(lambda: len(tree.hits) >= 20)
+    crawl.interrupt()
+    (warning,) = crawl.told("WARNING")
+    assert "without a JOBDIR: the requests that were queued are lost" in warning
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"JOBDIR": "job"},
+        {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
+        {"BLOOM_REDIS_FLUSH": True},
+    ],
+    ids=["in memory", "job", "only what was crawled", "flushed at the end"],
+)
+def test_nothing_is_told_where_the_next_run_crawls_it(
+    settings: dict[str, Any], tree: Site, tmp_path: Path
+) -> None:
+    if "BLOOM_REDIS_FLUSH" in settings:
+        settings = in_redis(tmp_path, **settings)
+    crawl = ended_early(tree, tmp_path, settings)
+    assert not crawl.told("WARNING")
+    assert "JOBDIR" not in "".join(crawl.told("INFO"))
+    tree.forget()
+    finished(tree, tmp_path, {**settings, "JOBDIR": None})
+    if "JOBDIR" not in settings and "BLOOM_RECORD_ON" not in settings:
+        assert len(tree.hits) == PAGES
+
+
+def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
+    site = ScriptedSite({"/": [()]})
+    crawl = Crawl(site.url, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1})
+    assert crawl.finish() == 0, crawl.output
+    site.end()
+    assert "'finish_reason': 'closespider_pagecount'" in crawl.output
+    assert not crawl.told("WARNING")
+
+
+@pytest.mark.parametrize("place", ["file", "redis"])
+def test_a_filter_outside_the_jobdir(place: str, tree: Site, tmp_path: Path) -> None:
+    """The same job crawls the rest; another one, for which it looks seen, does not."""
+    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path)
+    crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
+    assert not crawl.told("WARNING")
+    assert WAITS in "".join(crawl.told("INFO"))
+    finished(tree, tmp_path, {**settings, "JOBDIR": "tuesday"})
+    assert len(tree.hits) < PAGES
+    crawl = finished(tree, tmp_path, {**settings, "JOBDIR": "monday"})
+    assert len(tree.hits) == PAGES
+    assert WAITS not in "".join(crawl.told("INFO"))
