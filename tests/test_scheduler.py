@@ -62,7 +62,7 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM twice", "SIGHUP"])
-@pytest.mark.parametrize("hits", [5, 70, 140])
+@pytest.mark.parametrize("hits", [5, 60, 110])
 def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
     tree.delay = 0.1
     crawl = Crawl(tree.url, tmp_path, SAFE)
