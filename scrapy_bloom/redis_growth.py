@@ -69,7 +69,11 @@ class SharedGrowth:
         newest = self._shared.newest
         if newest.open_until and not self._policy.window:
             # There is no window any more: what is recorded now shall not end with the quarter.
-            self._shared.append(self._policy.first(), 0.0)
+            try:
+                self._shared.append(self._policy.first(), 0.0)
+            except NoRoomError as error:
+                self._shared.extend(0.0)
+                self.log.cannot_turn(error)
         elif size := self._policy.other_kind(self._shared.live):
             try:
                 self._shared.follow(newest, size, newest.open_until)

@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,3 +54,34 @@ def bloom(
         env={key: value for key, value in os.environ.items() if key != "SCRAPY_SETTINGS_MODULE"},
     )
     return Ran(ended.returncode, ended.stdout, ended.stderr)
+
+
+def at_a_terminal(*arguments: str, cwd: Path, answer: bytes = b"") -> Ran:
+    """Run `scrapy bloom` at a terminal, and answer its question, if there is one."""
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", *arguments],
+        cwd=cwd,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(terminal)
+    said = b""
+    end = time.monotonic() + LIMIT
+    try:
+        while time.monotonic() < end:
+            if not select.select([controller], [], [], 1)[0]:
+                continue
+            try:
+                said += os.read(controller, 4096)
+            except OSError:  # the other side is closed
+                break
+            if answer and b"[y/N]" in said:
+                os.write(controller, answer)
+                answer = b""
+        return Ran(process.wait(LIMIT), said.decode(), "")
+    finally:
+        process.kill()
+        os.close(controller)

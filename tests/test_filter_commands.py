@@ -1,7 +1,6 @@
 """`scrapy bloom info, check, merge, push, pull, reset`: on filters in files and in Redis."""
 
 import os
-import pty
 import select
 import subprocess
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import servers
-from cli import SCRAPY, bloom
+from cli import SCRAPY, at_a_terminal, bloom
 from crawls import Crawl
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
@@ -385,33 +384,14 @@ def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
     assert "copy holds a filter already" in full.error
 
 
+def test_a_copy_under_way_shows_at_a_terminal(server: servers.Server, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(300))))
+    ran = at_a_terminal("push", "filter", server.url, "--key", tmp_path.name, cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert f"Copying to redis://127.0.0.1:{server.port}" in ran.out
+
+
 # reset
-
-
-def at_a_terminal(*arguments: str, cwd: Path, answer: bytes) -> tuple[int, str]:
-    """Run a command at a terminal, and answer its question."""
-    controller, terminal = pty.openpty()
-    process = subprocess.Popen(
-        [SCRAPY, "bloom", *arguments], cwd=cwd, stdin=terminal, stdout=terminal, stderr=terminal
-    )
-    os.close(terminal)
-    said = b""
-    end = time.monotonic() + 60
-    try:
-        while b"[y/N]" not in said and time.monotonic() < end:
-            if select.select([controller], [], [], 1)[0]:
-                said += os.read(controller, 4096)
-        os.write(controller, answer)
-        status = process.wait(60)
-        while select.select([controller], [], [], 0.2)[0]:
-            try:
-                said += os.read(controller, 4096)
-            except OSError:  # the other side is closed
-                break
-    finally:
-        process.kill()
-        os.close(controller)
-    return status, said.decode()
 
 
 def test_reset_asks(tmp_path: Path) -> None:
@@ -421,15 +401,15 @@ def test_reset_asks(tmp_path: Path) -> None:
     before = contents(tmp_path)
     nobody = bloom("reset", "job", cwd=tmp_path)
     assert "add --yes" in nobody.error
-    status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
-    assert status == 1
-    assert "nothing was deleted" in said
+    no = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
+    assert no.status == 1
+    assert "nothing was deleted" in no.out
     after = contents(tmp_path)
     lock = "job/bloom/lock"  # an older filelock sets its time
     assert {**after, lock: ()} == {**before, lock: ()}
-    status, said = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
-    assert status == 0, said
-    assert "Deleted 2 file(s)" in said
+    yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
+    assert yes.status == 0, yes
+    assert "Deleted 2 file(s)" in yes.out
     assert set(before) - set(contents(tmp_path)) == {
         "job/bloom/generation-0001.bloom",
         "job/bloom/generation-0002.bloom",

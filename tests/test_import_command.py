@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from scrapy import Request
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 import servers
-from cli import SCRAPY, UNMEASURED, bloom
+from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
 from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.job import Job
@@ -463,6 +464,17 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert ran.stderr.count("\n") == 1
     assert "cannot be created: File too large; the filter takes" in ran.stderr
     assert not list(tmp_path.glob("filter/*.bloom*"))
+
+
+def test_how_far_it_is_shows_at_a_terminal(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(60_000)))
+    ran = at_a_terminal("import", "urls.txt", "filter", cwd=tmp_path)
+    assert ran.status == 0, ran
+    shown = re.findall(r"Importing.*? ([\d,]+) requests .*?([\d,]+)/s", ran.out)
+    assert len(shown) > 1
+    done = [int(number.replace(",", "")) for number, _ in shown]
+    assert 0 < max(done) <= 60_000
+    assert done == sorted(done)
 
 
 # Memory.
