@@ -39,10 +39,6 @@ logger = logging.getLogger(__name__)
 # too seldom to cost anything.
 _STATS_EVERY = 1000
 
-# If none of so many requests can be fingerprinted, no request can. A crawl without any filter may
-# have no end: links lead back.
-_HOPELESS = 100
-
 
 class BloomDupeFilter(BaseDupeFilter):
     """Scrapy's set of seen requests as a Bloom filter: `DUPEFILTER_CLASS` in the settings.
@@ -83,19 +79,20 @@ class BloomDupeFilter(BaseDupeFilter):
         self.backend = backend
         self.debug = debug
         self._fingerprint = fingerprint_function(fingerprinter)
-        self._fingerprinter = global_object_name(type(fingerprinter))
-        self._unfingerprinted = 0
         self._add = backend.add
         self._stats = stats
         self._extra = {"spider": spider}
-        self._close_spider = close_spider
         self._leftover = leftover
         self._logged_duplicate = False
         self._closed = False
         self._added = 0
         self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
         self._failures = Failures(
-            on_outage, close_spider, self._extra, partial(self._update_errors, 0)
+            on_outage,
+            global_object_name(type(fingerprinter)),
+            close_spider,
+            self._extra,
+            counted=partial(self._update_errors, 0),
         )
         self._records_at_the_end = isinstance(backend, RecordCrawled)
         self._endings: Endings | None = None
@@ -244,7 +241,7 @@ class BloomDupeFilter(BaseDupeFilter):
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failures.add(request, error)
             if not isinstance(fingerprint, bytes):
-                self._count_unfingerprinted()
+                self._failures.add_unfingerprinted(any_worked=self._has_any_worked())
             elif self._endings is not None:
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
                     self._endings.scheduled(request, fingerprint)
@@ -272,22 +269,10 @@ class BloomDupeFilter(BaseDupeFilter):
             self._endings.scheduled(request, fingerprint)
         return False
 
-    def _count_unfingerprinted(self) -> None:
-        self._unfingerprinted += 1
-        any_done = self._added or self._duplicates
+    def _has_any_worked(self) -> bool:
         if isinstance(self.backend, RecordCrawled):
-            any_done = any_done or self.backend.scheduled
-        if self._unfingerprinted != _HOPELESS or any_done or self._close_spider is None:
-            return
-        logger.error(
-            "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
-            "requests. The spider is closed, since unfiltered it might never end: mend that class, "
-            "and start the crawl again",
-            self._fingerprinter,
-            _HOPELESS,
-            extra=self._extra,
-        )
-        self._close_spider("bloom_no_fingerprints")
+            return self.backend.scheduled > 0 or self._duplicates > 0
+        return self._added > 0 or self._duplicates > 0
 
     def _count_added(self) -> None:
         self._added += 1

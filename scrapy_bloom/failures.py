@@ -8,12 +8,17 @@ from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, Stora
 
 logger = logging.getLogger(__name__)
 
+# If none of so many requests can be fingerprinted, no request can. A crawl without any filter may
+# have no end: links lead back.
+_HOPELESS = 100
+
 
 class Failures:
     """Those of one crawl's filter.
 
     Args:
         on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
+        fingerprinter: import path of the class that makes the fingerprints.
         close_spider: closes the spider with the reason given; None: there is none.
         extra: for the log records.
         counted: called after each during the crawl.
@@ -25,16 +30,20 @@ class Failures:
     def __init__(
         self,
         on_outage: str,
+        fingerprinter: str,
         close_spider: Callable[[str], None] | None,
         extra: Mapping[str, Any],
+        *,
         counted: Callable[[], None],
     ) -> None:
         self.count = 0
         self._on_outage = on_outage
+        self._fingerprinter = fingerprinter
         self._close_spider = close_spider
         self._extra = extra
         self._counted = counted
         self._told = self._told_of_refusal = False
+        self._unfingerprinted = 0
         self._told_of_outage = 0.0  # when the one began that was told of last
 
     def add(
@@ -72,6 +81,25 @@ class Failures:
                 exc_info=None if isinstance(error, BloomError) else error,
                 extra=self._extra,
             )
+
+    def add_unfingerprinted(self, *, any_worked: bool) -> None:
+        """A failure that was added was that of the fingerprinter: if it always fails, give up.
+
+        Args:
+            any_worked: whether it has made a fingerprint in this crawl.
+        """
+        self._unfingerprinted += 1
+        if self._unfingerprinted != _HOPELESS or any_worked or self._close_spider is None:
+            return
+        logger.error(
+            "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
+            "requests. The spider is closed, since unfiltered it might never end: mend that class, "
+            "and start the crawl again",
+            self._fingerprinter,
+            _HOPELESS,
+            extra=self._extra,
+        )
+        self._close_spider("bloom_no_fingerprints")
 
     def add_at_the_close(self, error: StorageError) -> None:
         """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
