@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from scrapy.utils.reactor import install_reactor
 
 import crawls
 import servers
@@ -35,6 +36,12 @@ for number in (signal.SIGHUP, signal.SIGINT):
 def _no_crawl_outlives_its_test() -> Iterator[None]:
     yield
     crawls.end_all()
+
+
+@pytest.fixture(scope="session")
+def reactor() -> None:
+    """Scrapy 2.13 makes no crawler without one."""
+    install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
 from scrapy.core.scraper import Scraper
-from scrapy.utils.reactor import install_reactor
 from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
@@ -18,11 +17,7 @@ import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
 from scrapy_bloom.outcomes import Outcome
 
-
-@pytest.fixture(scope="module", autouse=True)
-def reactor() -> None:
-    """Scrapy 2.13 makes no crawler without one."""
-    install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
+pytestmark = pytest.mark.usefixtures("reactor")
 
 
 @contextmanager

@@ -314,7 +314,7 @@ def test_a_full_disk(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, settings, prefix=limit)
     crawl.finish()
     (line,) = crawl.told("ERROR")
-    assert "The queue in job/requests.sqlite cannot be written or read" in line
+    assert f"The queue in {tmp_path}/job/requests.sqlite cannot be written or read" in line
     assert "make room" in line
     assert "bloom_queue_failed" in line
     assert len(tree.hits) < PAGES
@@ -346,7 +346,7 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     refused = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     assert refused.finish() != 0
     (line,) = refused.told("ERROR")
-    assert "requests of the job wait in job/requests.sqlite" in line
+    assert f"requests of the job wait in {tmp_path}/job/requests.sqlite" in line
     tree.delay = 0
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
@@ -398,7 +398,7 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
     assert crawl.finish() == 0
     (line,) = crawl.told("WARNING")
-    assert "Set aside, not deleted: job/requests.sqlite.set-aside-" in line
+    assert f"Set aside, not deleted: {tmp_path}/job/requests.sqlite.set-aside-" in line
     assert len(tree.hits) == PAGES
     (aside,) = [
         path

@@ -148,7 +148,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     (error,) = crawl.told("ERROR")
-    assert "The queue in kept/requests.sqlite cannot be written or read" in error
+    assert f"The queue in {tmp_path}/kept/requests.sqlite cannot be written or read" in error
     assert "make room, or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()

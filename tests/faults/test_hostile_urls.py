@@ -66,6 +66,7 @@ def random_urls(number: int) -> Iterator[str]:
         yield "".join(rng.choices(pieces, k=rng.randrange(1, 25)))
 
 
+@pytest.mark.usefixtures("reactor")
 def test_request_seen_never_raises_and_answers_as_scrapys_filter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

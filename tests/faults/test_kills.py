@@ -170,7 +170,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
     if scheduler is None:
         (warning,) = crawl.told("WARNING")
         assert "The crawl starts over with an empty filter" in warning, what
-        assert "Set aside, not deleted: job/requests.queue.set-aside-" in warning, what
+        assert f"Set aside, not deleted: {tmp_path}/job/requests.queue.set-aside-" in warning, what
     else:
         assert not crawl.told("WARNING"), f"{what}: {crawl.output}"
         assert "Its queue survives that: nothing is lost" in crawl.output, what

@@ -27,6 +27,8 @@ from scrapy_bloom.hashing import block_of, make_hasher
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sizing import choose_geometry
 
+pytestmark = pytest.mark.usefixtures("reactor")
+
 EXPECTED, RATE = 20_000, 1e-3
 SETTINGS = {"BLOOM_EXPECTED_REQUESTS": EXPECTED, "BLOOM_ERROR_RATE": RATE, "BLOOM_ON_FULL": "warn"}
 GEOMETRY = choose_geometry(EXPECTED, RATE)
