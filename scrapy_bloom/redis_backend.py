@@ -202,10 +202,11 @@ class RedisBackend:
         """Remove the filter, for all crawlers; the next request begins a new one.
 
         It takes a second, until none of the others trusts its mirror of the old one any more: a
-        request that they answered from it afterwards would be lost.
+        request that they answered from it afterwards would be lost. Meanwhile, and for a second
+        afterwards, nobody can record in the new one: the caller empties its queue then, and what
+        others had recorded and queued before that would look seen, and be nowhere.
         """
-        self._shared.clear()
-        time.sleep(self._trust_secs)
+        self._shared.clear(and_wait=self._trust_secs)
 
     def close(self) -> None:
         """Tell the last counts, and close the connection.

@@ -96,40 +96,39 @@ class SharedGenerations:
             tell: log how the filter differs from the settings.
         """
         self.set_clock()
-        stored = self._store.read()
-        if stored.info is None:
-            self._store.define(self._new_info())
-            stored = self._store.read()
-        assert stored.info is not None
-        self._check_fingerprinter(stored.info)
-        if stored.left_over or stored.drafts:
-            self._store.remove_left_over(stored)
         created = False
-        if not stored.generations:
-            size, content, count = self._policy.first(), None, 0
-            if importable is not None:
-                seen = open_seen(importable)
-                size = self._policy.first(at_least=seen.count())
-                content = size.filter(bytes.fromhex(stored.info.salt))
-                count = import_seen(seen, content)
-            created = self._create_first(size, content, count)
+        end = time.monotonic() + _PATIENCE_SECS
+        while True:  # again, if another crawler removes it meanwhile
             stored = self._store.read()
-            if stored.info is None or not stored.generations:
-                raise StorageError(
-                    f"{self._place} was removed while it was being made; start again"
-                )
+            if stored.info is None:
+                self._store.define(self._new_info())
+                continue
+            self._check_fingerprinter(stored.info)
+            if stored.left_over or stored.drafts:
+                self._store.remove_left_over(stored)
+            if stored.generations:
+                break
+            if time.monotonic() > end:
+                raise StorageError(f"{self._place} is removed each time it is made; start again")
+            created = self._create_first(stored.info, importable)
         self._adopt(stored)
         if tell and not created:
             self._tell_what_is_joined()
 
-    def _create_first(self, size: Size, content: BloomFilter | None, count: int) -> bool:
+    def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; whether we made it."""
+        size, content, count = self._policy.first(), None, 0
+        if importable is not None:
+            seen = open_seen(importable)
+            size = self._policy.first(at_least=seen.count())
+            content = size.filter(bytes.fromhex(info.salt))
+            count = import_seen(seen, content)
         self._lock()
         try:
             stored = self._store.read()
-            if stored.info is None or stored.generations:
+            if stored.info != info or stored.generations:
                 return False
-            return self._published(stored.info, size, 1, 0.0, content=content, count=count)
+            return self._published(info, size, 1, 0.0, content=content, count=count)
         except NoRoomError as error:
             raise StorageError(
                 f"{self._store.server.address}: {error}; give it more, or lower "
@@ -209,12 +208,22 @@ class SharedGenerations:
         self.live, self.older, self.mirrors = [], [], []
         self._uncounted = 0
 
-    def clear(self) -> None:
-        """Remove the filter, for all crawlers; `join` begins a new one."""
+    def clear(self, *, and_wait: float = 0.0) -> None:
+        """Remove the filter, for all crawlers; `join` begins a new one.
+
+        Args:
+            and_wait: seconds to wait then, and the others for as long again: only we can begin the
+                new one in that time.
+        """
+        if and_wait:
+            self._lock()
         self._info = self._new_info()
         self._store.redefine(self._info)
         self._store.remove_left_over(self._store.read())
         self._forget()
+        if and_wait:
+            time.sleep(and_wait)
+            self._store.unlock_after(and_wait)
 
     @property
     def epoch(self) -> str:
@@ -233,6 +242,7 @@ class SharedGenerations:
             self._store.add_count(self._info.epoch, self.newest, self._uncounted)
         elif not self.live:
             self._store.undefine(self._info)
+            self._store.unlock()
 
     # How many requests they hold.
 
@@ -266,7 +276,8 @@ class SharedGenerations:
         room = newest.capacity - newest.count
         # Often when it is nearly full: all crawlers shall find that out in time.
         batch = room // 64 if room > 0 else newest.capacity // 256
-        self._count_at = max(1, min(batch, _LONGEST_BATCH))
+        # And never many: others may fill that room while we are slow.
+        self._count_at = max(1, min(batch, newest.capacity // 500, _LONGEST_BATCH))
 
     # The next generation.
 
@@ -400,7 +411,8 @@ class SharedGenerations:
     def _is_behind(self, stored: Stored, generation: RedisGeneration) -> bool:
         """Whether a crawler that knows fewer generations has written back what was lost."""
         newest = stored.generations[-1].number if stored.generations else 0
-        return self._is_ours(stored) and generation.number > newest
+        is_live = generation.id in {each.id for each in self.live}
+        return self._is_ours(stored) and is_live and generation.number > newest
 
     def _publish_again(self) -> None:
         """Everything is gone: write back what is known here, unless another was first."""

@@ -230,8 +230,11 @@ class SharedLookup:
         new, marks = answer
         if marks == SEALED:
             # In what is sealed, others do not look for it any more.
-            if new and self._shared.newest is newest:
-                self._growth.go_on(newest)
+            if self._shared.newest is newest:
+                if new:
+                    self._growth.go_on(newest)
+                else:
+                    self._shared.refresh()
             return None if new else False
         if marks != ALIVE:
             self._shared.lost(newest, block_hash)

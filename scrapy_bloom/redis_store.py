@@ -47,6 +47,7 @@ from scrapy_bloom.redis_server import RedisServer
 
 _LOCK_MILLISECONDS = 30_000
 _DRAFT_SECS = 3600  # after which nobody is still making it
+_RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 _BATCH = 64  # keys made at once, before the lock is prolonged
 
 
@@ -64,7 +65,7 @@ class RedisStore:
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
-        self.blocks = RedisBlocks(server, key)
+        self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
         self._token = secrets.token_hex(8)
 
     # What the filter is.
@@ -104,11 +105,21 @@ class RedisStore:
 
     def define(self, info: FilterInfo) -> None:
         """Define the filter, unless there is one."""
-        self.server.call(lambda client: client.hsetnx(self.key, "filter", info_text(info)))
+
+        def do(client: Any) -> None:
+            client.hsetnx(self.key, "filter", info_text(info))
+            client.persist(self.key)  # see undefine()
+
+        self.server.call(do)
 
     def redefine(self, info: FilterInfo) -> None:
         """Begin a new epoch: from now on, the generations there are left over."""
-        self.server.call(lambda client: client.hset(self.key, "filter", info_text(info)))
+
+        def do(client: Any) -> None:
+            client.hset(self.key, "filter", info_text(info))
+            client.persist(self.key)
+
+        self.server.call(do)
 
     def reset(self) -> None:
         """Remove the filter, for all crawlers: those that knew it begin a new one.
@@ -116,16 +127,22 @@ class RedisStore:
         Raises:
             StorageError: the server failed.
         """
+        self._remove_definition()
+        self.remove_left_over(self.read())
+
+    def _remove_definition(self, *, expiry: float = 0.0) -> None:
+        """On purpose, and so that it is seen: else others take it for lost, and write it back."""
         when = self.server.now()
 
         def do(client: Any) -> None:
             pipeline = client.pipeline(transaction=True)
             pipeline.hset(self.key, RESET, when)
             pipeline.hdel(self.key, "filter")
+            if expiry:
+                pipeline.pexpire(self.key, round(1000 * expiry))
             pipeline.execute()
 
         self.server.call(do)
-        self.remove_left_over(self.read())
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
         """Keep a filter under another name, and begin a new epoch under this one.
@@ -145,6 +162,7 @@ class RedisStore:
             client.hset(name, mapping=kept)
             pipeline = client.pipeline(transaction=True)
             pipeline.hset(self.key, "filter", info_text(info))
+            pipeline.persist(self.key)
             if len(kept) > 1:  # else they would be left over, and removed with their blocks
                 pipeline.hdel(self.key, *[each for each in kept if each != "filter"])
             pipeline.execute()
@@ -155,10 +173,10 @@ class RedisStore:
         return name
 
     def undefine(self, info: FilterInfo) -> None:
-        """Remove the definition of a filter without generations."""
+        """Remove the definition of a filter without generations; in an hour nothing is left."""
         stored = self.read()
         if stored.info == info and not stored.generations:
-            self.server.call(lambda client: client.hdel(self.key, "filter"))
+            self._remove_definition(expiry=_RESET_SECS)
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
         """Make a generation part of the filter; False if there is another of that number."""
@@ -186,6 +204,7 @@ class RedisStore:
                 return bool(there == fields["filter"].encode())
             pipeline = client.pipeline(transaction=True)
             pipeline.hset(self.key, mapping=fields)
+            pipeline.persist(self.key)
             pipeline.hdel(self.key, *drafts)
             pipeline.execute()
             return True
@@ -231,6 +250,11 @@ class RedisStore:
             return bool(client.get(self._lock_key) == self._token.encode())
 
         return self.server.call(do)
+
+    def unlock_after(self, secs: float) -> None:
+        """Let others make the next one after that time; the lock has to be held."""
+        milliseconds = max(1, round(1000 * secs))
+        self.server.call(lambda client: client.pexpire(self._lock_key, milliseconds))
 
     def unlock(self) -> None:
         """Let others make the next one. Not vital: the lock ends by itself."""

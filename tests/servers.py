@@ -232,3 +232,8 @@ def shared(program: str) -> Server:
 @functools.cache
 def shared_cluster() -> Cluster:
     return Cluster()
+
+
+def keys_for_good(client: redis.Redis, pattern: str) -> list[bytes]:
+    """The keys that stay, whose names match: those without an expiry."""
+    return [key for key in client.keys(pattern) if client.ttl(key) == -1]

@@ -11,7 +11,7 @@ import pytest
 
 import servers
 from crawls import SHARED_SPIDER, Crawl
-from sites import Site, tree_site
+from sites import ScriptedSite, Site, tree_site
 
 SCRAPY_REDIS = {
     "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
@@ -110,9 +110,35 @@ def test_what_scrapy_redis_keeps_and_flushes(
     assert pages(SCHEDULER_FLUSH_ON_START=True) == 150
     assert server.client.keys("shared:*")
     assert pages(SCHEDULER_PERSIST=False) == 0
-    assert not server.client.keys("*")  # flushed at the close
+    assert not servers.keys_for_good(server.client, "*")  # flushed at the close
     assert pages(SCHEDULER_PERSIST=False) == 150
-    assert not server.client.keys("*")
+    assert not servers.keys_for_good(server.client, "*")
+
+
+@pytest.mark.parametrize("flushes", ["at its close", "at its start"])
+def test_a_worker_that_flushes_costs_the_others_no_page(
+    flushes: str, server: servers.Server, tmp_path: Path
+) -> None:
+    """It empties filter and queue: what was queued in between must not look seen."""
+    pages = [f"/p/{number}" for number in range(100)]
+    site = ScriptedSite({path: [tuple(pages)] for path in ("/", *pages)})
+    settings = {
+        "REDIS_URL": server.url,
+        "SCHEDULER_PERSIST": flushes == "at its start",
+        "DOWNLOAD_DELAY": 0.05,
+        "CONCURRENT_REQUESTS": 2,
+    }
+    stays = shared(site.url, tmp_path / "stays", **settings)
+    if flushes == "at its close":
+        other = shared(site.url, tmp_path / "other", **settings, CLOSESPIDER_PAGECOUNT=15)
+    else:
+        stays.wait_until(lambda: site.total() >= 15)
+        other = shared(site.url, tmp_path / "other", **settings, SCHEDULER_FLUSH_ON_START=True)
+    for worker in (stays, other):
+        assert worker.finish() == 0, worker.output
+        assert not worker.told("ERROR") + worker.told("WARNING")
+    assert set(site.hits) == {"/", *pages}
+    site.end()
 
 
 def test_scrapy_redis_with_another_fingerprinter(
