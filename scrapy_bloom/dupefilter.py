@@ -321,7 +321,14 @@ class BloomDupeFilter(BaseDupeFilter):
             drops,
             extra=self._extra,
         )
-        tell_of_end(self._leftover, reason, status.location, stats=self._stats, extra=self._extra)
+        tell_of_end(
+            self._leftover,
+            reason,
+            status.location,
+            self._added,
+            stats=self._stats,
+            extra=self._extra,
+        )
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""

@@ -51,6 +51,7 @@ def tell_of_end(
     leftover: Leftover,
     reason: str,
     place: str,
+    recorded: int,
     *,
     stats: StatsCollector,
     extra: Mapping[str, Any],
@@ -61,6 +62,7 @@ def tell_of_end(
         leftover: see there.
         reason: why the spider was closed.
         place: the filter, for people.
+        recorded: how many requests this crawl has recorded.
         stats: of the crawl; the scheduler's count what was queued.
         extra: for the log records.
     """
@@ -74,16 +76,19 @@ def tell_of_end(
             extra=extra,
         )
         return
-    queued, taken = stats.get_value("scheduler/enqueued"), stats.get_value("scheduler/dequeued", 0)
-    if queued is not None and queued <= taken:
+    lost = recorded
+    if (queued := stats.get_value("scheduler/enqueued")) is not None:
+        # Some of these may not be recorded: with dont_filter, as start requests are.
+        lost = min(recorded, queued - stats.get_value("scheduler/dequeued", 0))
+    if lost <= 0:
         return
     logger.warning(
-        "The crawl ended early (%s), and without a JOBDIR: %s that were queued are lost, but look "
-        "seen in %s, and no later run crawls them. To crawl them, start over: with another "
+        "The crawl ended early (%s), and without a JOBDIR: up to %s requests that were queued are "
+        "lost, but look seen in %s to later runs. To crawl them, start over: with another "
         "BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`. With a JOBDIR the same "
         'command goes on; BLOOM_RECORD_ON = "crawled" records in a file what was crawled only',
         reason,
-        "the requests" if queued is None else f"{queued - taken:,} requests",
+        f"{lost:,}",
         place,
         extra=extra,
     )

@@ -8,13 +8,13 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import Crawl
+from crawls import SPIDER, Crawl
 from sites import ScriptedSite, Site
 
 PAGES = 150  # of the tree
 LOST = re.compile(
-    r"The crawl ended early \((\w+)\), and without a JOBDIR: ([\d,]+) requests that were queued "
-    r"are lost, but look seen in (\S+), "
+    r"The crawl ended early \((\w+)\), and without a JOBDIR: up to ([\d,]+) requests that were "
+    r"queued are lost, but look seen in (.+) to later runs"
 )
 RISK = "There is no JOBDIR: should this crawl end early, what it has queued then is lost"
 WAITS = "What is queued waits in the JOBDIR, and looks seen in "
@@ -41,8 +41,8 @@ def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
     return crawl
 
 
-def finished(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
-    crawl = Crawl(site.url, path, settings)
+def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SPIDER) -> Crawl:
+    crawl = Crawl(site.url, path, settings, spider=spider)
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
     return crawl
@@ -78,7 +78,7 @@ def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -
     assert found[1] == "closespider_pagecount"
 
 
-def test_without_stats_of_the_scheduler_it_is_told_without_a_number(
+def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     tree: Site, tmp_path: Path
 ) -> None:
     stats = "scrapy.statscollectors.DummyStatsCollector"
@@ -87,7 +87,11 @@ def test_without_stats_of_the_scheduler_it_is_told_without_a_number(
     crawl.wait_until(lambda: len(tree.hits) >= 20)
     crawl.interrupt()
     (warning,) = crawl.told("WARNING")
-    assert "without a JOBDIR: the requests that were queued are lost" in warning
+    recorded = re.search(r"closed: ([\d,]+) requests recorded", crawl.output)
+    found = LOST.search(warning)
+    assert found
+    assert recorded
+    assert found[2] == recorded[1]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,29 @@ def test_nothing_is_told_where_the_next_run_crawls_it(
     finished(tree, tmp_path, {**settings, "JOBDIR": None})
     if "JOBDIR" not in settings and "BLOOM_RECORD_ON" not in settings:
         assert len(tree.hits) == PAGES
+
+
+def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> None:
+    """The next run crawls all start requests again."""
+    site = ScriptedSite({f"/{number}": [()] for number in range(50)})
+    spider = tmp_path / "spider.py"
+    spider.write_text(
+        SPIDER.read_text() + "\n"
+        "def __init__(self, url, **kwargs):\n"
+        "    scrapy.Spider.__init__(self, **kwargs)\n"
+        "    self.start_urls = [f'{url}{number}' for number in range(50)]\n"
+        "    self.host, self.extractor = urlsplit(url).netloc, LinkExtractor()\n"
+        "LinkSpider.__init__ = __init__\n"
+    )
+    settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1, "CONCURRENT_REQUESTS": 1}
+    crawl = Crawl(site.url, tmp_path, settings, spider=spider)
+    assert crawl.finish() == 0, crawl.output
+    assert len(site.hits) < 50
+    assert "'finish_reason': 'closespider_pagecount'" in crawl.output
+    assert not crawl.told("WARNING")
+    finished(site, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 0}, spider)
+    assert len(site.hits) == 50
+    site.end()
 
 
 def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
