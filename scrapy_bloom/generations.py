@@ -223,7 +223,9 @@ def still_counting(live: Sequence[_G], now: float, window: float = 0.0) -> list[
     newest = live[-1]
     if not newest.open_until:
         return list(live)
-    window = window or ROTATIONS * (newest.open_until - newest.created_at)
+    # The longest: what was made by growth within a quarter is open for the rest of it only.
+    quarter = max(each.open_until - each.created_at for each in live)
+    window = window or ROTATIONS * quarter
     ends = [_end(each, following) for each, following in pairwise(live)] + [newest.open_until]
     return [each for each, end in zip(live, ends, strict=True) if now <= end + window]
 

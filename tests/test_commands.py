@@ -15,6 +15,8 @@ import workspace
 from cli import SCRAPY, bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.status import size_text
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 
@@ -179,6 +181,50 @@ def test_a_broken_project_is_one_line(code: str, tmp_path: Path) -> None:
         return  # Scrapy itself ends with a traceback, before any command begins
     assert "Traceback" not in ran.err
     assert "project's" in ran.err
+
+
+def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
+    window = 7 * 24 * 3600.0
+    plan = bloom("plan", "100k", "-s", f"BLOOM_WINDOW_SECS={window}", cwd=tmp_path)
+    assert plan.status == 0
+    assert "without BLOOM_WINDOW_SECS" in plan.err
+    now = 1_700_000_000.0
+    backend = LocalBackend(
+        None, capacity=100_000, error_rate=1e-6, window_secs=window, clock=lambda: now
+    )
+    backend.open()
+    backend.begin()
+    for number in range(6 * 25_000):  # a quarter of what is expected within each quarter
+        backend.add(b"%d" % number)
+        now += window / 4 / 25_000
+    status = backend.status()
+    assert 4 < len(status.generations) <= 6
+    assert status.nbytes <= 6 * status.generations[0].geometry.nbytes
+    assert f"at most {size_text(6 * status.generations[0].geometry.nbytes)}" in plan.err
+    backend.close()
+
+
+@pytest.mark.parametrize("command", [("report", "-o", "x.html"), ("compare",), ("info",)])
+def test_a_password_in_what_should_be_a_path_is_not_shown(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    name, *more = command
+    scheme = "http" if name == "info" else "redis"
+    ran = bloom(name, f"{scheme}://me:hushhush@host/0", *more, cwd=tmp_path)
+    assert ran.status != 0
+    assert "host" in ran.err
+    assert "hushhush" not in ran.err + ran.out
+
+
+def test_a_project_with_the_add_on_that_records_what_was_crawled(tmp_path: Path) -> None:
+    """BLOOM_DIR may be that of a spider, which no command is told of."""
+    project = workspace.start_project(tmp_path / "work")
+    with (project / "shopping/settings.py").open("a") as file:
+        file.write('\nADDONS = {"scrapy_bloom.Addon": 500}\nBLOOM_RECORD_ON = "crawled"\n')
+    workspace.write_urls(project / "urls.txt", workspace.urls(range(3)))
+    assert bloom("import", "urls.txt", "filter", cwd=project).status == 0
+    ran = bloom("check", "filter", "urls.txt", "--json", cwd=project)
+    assert ran.json["seen"] == 3
 
 
 def test_what_every_scrapy_command_imports() -> None:

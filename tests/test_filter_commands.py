@@ -227,6 +227,25 @@ def test_check_when_the_window_is_over(tmp_path: Path) -> None:
     assert bloom("check", "now", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 50
 
 
+def test_check_within_a_window_that_grew_shortly_before_a_quarter_ended(tmp_path: Path) -> None:
+    """The newest file is open for half an hour; what the others hold is remembered all the same."""
+    window = 7 * 24 * 3600.0
+    quarter = window / 4
+    clock = Clock(time.time() - quarter - 6 * 3600)
+    options = {"capacity": 400, "window_secs": window, "clock": clock}
+    backend = LocalBackend(tmp_path, error_rate=1e-6, fingerprinter=FINGERPRINTER, **options)
+    backend.open()
+    backend.begin()
+    for number, fingerprint in enumerate(fingerprints(urls(range(120)))):
+        if number == 100:
+            clock.now += quarter - 1800
+        assert backend.add(fingerprint)
+    assert len(backend.status().generations) == 2
+    backend.close()
+    write_urls(tmp_path / "urls.txt", urls(range(120)))
+    assert bloom("check", ".", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 120
+
+
 class Clock:
     def __init__(self, now: float) -> None:
         self.now = now
@@ -382,6 +401,21 @@ def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
     assert all(FilterReader(tmp_path / "copy").are_seen(recorded))
     full = bloom("pull", server.url, "copy", "--spider", spider, cwd=tmp_path)
     assert "copy holds a filter already" in full.error
+
+
+def test_a_filter_that_was_set_aside(server: servers.Server, tmp_path: Path) -> None:
+    """Its hash has another name, its blocks have not; it can be copied, and removed whole."""
+    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
+    shared_filter(server, key, recorded)
+    store = RedisStore(RedisServer(server.url), key)
+    other = FilterInfo(salt=SALT.hex(), fingerprinter=FINGERPRINTER, spider="", created_at=0)
+    aside = store.set_aside(store.read(), other)
+    assert bloom("pull", server.url, "copy", "--key", aside, cwd=tmp_path).status == 0
+    assert all(FilterReader(tmp_path / "copy").are_seen(recorded))
+    assert bloom("info", server.url, "--key", aside, "--scan", cwd=tmp_path).status == 0
+    assert bloom("reset", server.url, "--key", aside, "--yes", cwd=tmp_path).status == 0
+    assert set(server.client.keys(f"{key}*")) == {key.encode(), aside.encode()}
+    assert server.client.hkeys(aside) == [b"reset"]
 
 
 def test_a_copy_under_way_shows_at_a_terminal(server: servers.Server, tmp_path: Path) -> None:

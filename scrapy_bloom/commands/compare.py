@@ -44,6 +44,7 @@ from scrapy_bloom.commands.output import (
     print_table,
     progress,
 )
+from scrapy_bloom.commands.project import path_argument
 from scrapy_bloom.experiment import (
     BITMAP_BITS,
     BLOOM_BITS,
@@ -72,7 +73,7 @@ _FORMATS = (".png", ".svg")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("urls", type=Path, metavar="URLFILE", help="the URLs, one a line")
+    parser.add_argument("urls", type=path_argument, metavar="URLFILE", help="the URLs, one a line")
     parser.add_argument(
         "--error-rate",
         type=arguments.error_rate,

@@ -33,7 +33,8 @@ def masked(text: str) -> str:
     >>> masked("redis://me:secret@host/0 is away")
     'redis://***@host/0 is away'
     """
-    return re.sub(r"(?<=//)[^/@\s]*@", "***@", text)
+    # Taken for a path, a URL loses one of its slashes.
+    return re.sub(r"(?<=:/|//)[^/@\s]*@", "***@", text)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -20,8 +20,8 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.alternatives import alternatives
 from scrapy_bloom.commands.arguments import requests_or_rate
-from scrapy_bloom.commands.output import add_json, number, print_json, print_table
-from scrapy_bloom.generations import Policy
+from scrapy_bloom.commands.output import add_json, note, number, print_json, print_table
+from scrapy_bloom.generations import LIVE_QUARTERS, Policy
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sizing import expected_false_drops
 from scrapy_bloom.status import size_text
@@ -72,6 +72,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             del plan["instead"]
         print_json(plans)
         return
+    if bloom.window_secs:
+        note(
+            "scrapy bloom: the figures are without BLOOM_WINDOW_SECS; with it, a filter has up to "
+            f"{LIVE_QUARTERS} parts, here at most "
+            + ", ".join(size_text(_window_bytes(plan, bloom)) for plan in plans)
+        )
     print_table(
         ["requests", "error rate", "size", "bits", "hashes", "bits/request", "false drops"],
         [_row(plan) for plan in plans],
@@ -82,6 +88,17 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             [row for plan in plans for row in _rows_of_others(plan)],
             title="\nWhat else would take, or get wrong",
         )
+
+
+def _window_bytes(plan: dict[str, Any], bloom: BloomSettings) -> int:
+    policy = Policy(
+        expected=plan["requests"],
+        error_rate=plan["error_rate"],
+        on_full=bloom.on_full,
+        window=bloom.window_secs,
+        counting=plan["counting"],
+    )
+    return LIVE_QUARTERS * policy.first().geometry.nbytes
 
 
 def _plan(policy: Policy) -> dict[str, Any]:

@@ -124,6 +124,13 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters ask for them.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
+        # Before the add-ons: ours checks the settings.
+        highest = max(SETTINGS_PRIORITIES.values())
+        # No command schedules anything; what it fills may be for a crawl that does it otherwise.
+        if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
+            more["BLOOM_RECORD_ON"] = "scheduled"
+        for key, value in more.items():
+            crawler.settings.set(key, value, priority=highest)
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
         fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
@@ -134,14 +141,6 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
             "the project's spider, add-ons or request fingerprinter cannot be made: "
             f"{type(error).__name__}: {error}"
         ) from error
-    for key, value in more.items():
-        crawler.settings.set(key, value, priority=max(SETTINGS_PRIORITIES.values()))
-    # No command schedules anything; what it fills may be for a crawl that does it otherwise.
-    only_crawled = crawler.settings.get("BLOOM_RECORD_ON") == "crawled"
-    if only_crawled:
-        crawler.settings.set(
-            "BLOOM_RECORD_ON", "scheduled", priority=max(SETTINGS_PRIORITIES.values())
-        )
     bloom = BloomSettings.from_settings(crawler.settings)
     if only_crawled:  # the other half of the rate is that of the filter in memory
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)

@@ -22,7 +22,7 @@ from pathlib import Path
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import add_output, check_output, progress, say
-from scrapy_bloom.commands.project import add_spider, load_project
+from scrapy_bloom.commands.project import add_spider, load_project, path_argument
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.pictures import import_pyplot
@@ -38,7 +38,7 @@ HELP = "a page about a filter: fill, error rate, memory, forecast"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="where the filter is")
+    parser.add_argument("path", type=path_argument, metavar="PATH", help="where the filter is")
     add_output(parser, "-o", "--output", what="the page", required=True)
     add_spider(parser)
 
