@@ -123,15 +123,15 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.stats is not None
         try:
             settings = BloomSettings.from_settings(crawler.settings)
-            in_shell = is_shell(crawler)
+            in_shell, job = is_shell(crawler), job_dir(crawler.settings)
             if in_shell:
                 leftover = Leftover.NOTHING
-                backend = shell_backend(job_dir(crawler.settings))
+                backend = shell_backend(job)
             else:
-                leftover = Leftover.of(settings, job_dir(crawler.settings))
+                leftover = Leftover.of(settings, job)
                 backend = create_backend(
                     settings,
-                    job_dir=job_dir(crawler.settings),
+                    job_dir=job,
                     spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
                     fingerprinter=global_object_name(type(fingerprinter)),
                     crash_safe=getattr(

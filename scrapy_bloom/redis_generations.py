@@ -99,6 +99,8 @@ class SharedGenerations:
         created = False
         end = time.monotonic() + _PATIENCE_SECS
         while True:  # again, if another crawler removes it meanwhile
+            if time.monotonic() > end:
+                raise StorageError(f"{self._place} is removed each time it is made; start again")
             stored = self._store.read()
             if stored.info is None:
                 self._store.define(self._new_info())
@@ -108,8 +110,6 @@ class SharedGenerations:
                 self._store.remove_left_over(stored)
             if stored.generations:
                 break
-            if time.monotonic() > end:
-                raise StorageError(f"{self._place} is removed each time it is made; start again")
             created = self._create_first(stored.info, importable)
         self._adopt(stored)
         if tell and not created:

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import scrapy
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -216,11 +216,12 @@ class CrashSafeScheduler(BaseScheduler):
     def _is_seen(self, request: Request, queue: Callable[[], bool]) -> bool:
         if self._database is None:
             return self.df.request_seen(request)
-        if getattr(type(self.df), "request_seen", None) is BloomDupeFilter.request_seen:
-            df = cast("BloomDupeFilter", self.df)
+        df = self.df
+        if isinstance(df, BloomDupeFilter) and (
+            type(df).request_seen is BloomDupeFilter.request_seen  # or it may not know the keyword
+        ):
             return df.request_seen(request, before_recording=queue)
-        # Another filter can't be asked without being told, and a subclass that overrides this may
-        # not know how to either.
+        # Another filter can't be asked without being told.
         return not queue() or self.df.request_seen(request)
 
     def next_request(self) -> Request | None:

@@ -14,6 +14,7 @@ Examples:
 """
 
 import argparse
+from dataclasses import replace
 from typing import Any
 
 from scrapy.settings import Settings
@@ -55,28 +56,28 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     bloom = BloomSettings.from_settings(settings)
     counts = [each for each in options.figures if isinstance(each, int)]
     rates = [each for each in options.figures if isinstance(each, float)]
-    plans = [
-        _plan(
-            Policy(
-                expected=count,
-                error_rate=rate,
-                on_full=bloom.on_full,
-                counting=options.counting or bloom.counting,
-            )
+    policies = [
+        Policy(
+            expected=count,
+            error_rate=rate,
+            on_full=bloom.on_full,
+            counting=options.counting or bloom.counting,
         )
         for count in counts or [bloom.expected_requests]
         for rate in rates or [bloom.error_rate]
     ]
+    plans = [_plan(policy) for policy in policies]
     if options.json:
         for plan in plans if not options.vs else []:
             del plan["instead"]
         print_json(plans)
         return
-    if bloom.window_secs:
+    if window := bloom.window_secs:
+        parts = [replace(policy, window=window).first().geometry.nbytes for policy in policies]
         note(
             "scrapy bloom: the figures are without BLOOM_WINDOW_SECS; with it, a filter has up to "
             f"{LIVE_QUARTERS} parts, here at most "
-            + ", ".join(size_text(_window_bytes(plan, bloom)) for plan in plans)
+            + ", ".join(size_text(LIVE_QUARTERS * nbytes) for nbytes in parts)
         )
     print_table(
         ["requests", "error rate", "size", "bits", "hashes", "bits/request", "false drops"],
@@ -88,17 +89,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             [row for plan in plans for row in _rows_of_others(plan)],
             title="\nWhat else would take, or get wrong",
         )
-
-
-def _window_bytes(plan: dict[str, Any], bloom: BloomSettings) -> int:
-    policy = Policy(
-        expected=plan["requests"],
-        error_rate=plan["error_rate"],
-        on_full=bloom.on_full,
-        window=bloom.window_secs,
-        counting=plan["counting"],
-    )
-    return LIVE_QUARTERS * policy.first().geometry.nbytes
 
 
 def _plan(policy: Policy) -> dict[str, Any]:
