@@ -157,6 +157,11 @@ class Policy:
             return None
         return self._size(live[-1].capacity, self._share(live))
 
+    def is_exceeded(self, error_rate: float) -> bool:
+        """Whether generations made for that error rate err more often than asked for now."""
+        # Six sixths of a float add up to a little more than it.
+        return error_rate > self.error_rate * (1 + 1e-9)
+
     def _share(self, live: Sequence[Generation]) -> float:
         """The error rate of a further generation."""
         newest = live[-1]

@@ -339,7 +339,7 @@ class LocalBackend:
                 "further files have none, and nothing is forgotten"
             )
         error_rate = sum(each.error_rate for each in self._live)
-        if error_rate > policy.error_rate:
+        if policy.is_exceeded(error_rate):
             logger.info(
                 "The filter was made for an error rate of %.2g and keeps its files; "
                 "BLOOM_ERROR_RATE counts for further ones, on top of that",

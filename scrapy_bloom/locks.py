@@ -49,6 +49,12 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
             f"{of} is in use by another running crawl; wait for it to end, or give this one "
             f"another {settings}"
         ) from None
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((each for each in (directory, *directory.parents) if each.is_file()), directory)
+        raise StorageError(
+            f"{file} is a file, and {directory} has to be a directory; give the crawl another "
+            f"{settings}"
+        ) from error
     except (OSError, NotImplementedError) as error:
         if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
             raise StorageError(

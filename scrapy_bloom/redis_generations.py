@@ -490,7 +490,7 @@ class SharedGenerations:
         if not policy.window and policy.first().capacity > capacity:
             differences.append(f"room for {capacity:,} requests")
         error_rate = sum(each.error_rate for each in self.live)
-        if error_rate > policy.error_rate:
+        if policy.is_exceeded(error_rate):
             differences.append(f"an error rate of {error_rate:.2g}")
         if policy.counting != self.newest.geometry.is_counting:
             differences.append("no counters" if policy.counting else "counters")

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
 
+from scrapy_bloom import amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.redis_url import without_secrets
@@ -22,7 +23,7 @@ _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
 
 
 def _whole_number(name: str, value: Any) -> int:
-    allowed = f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000"
+    allowed = f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
     number = _as_number(name, value, allowed)
     if number != int(number) or not 1 <= number <= MAX_CAPACITY:
         raise _error(name, value, allowed)
@@ -38,8 +39,11 @@ def _rate(name: str, value: Any) -> float:
 
 
 def _seconds(name: str, value: Any) -> float:
-    allowed = f"a number of seconds from 0 to {_MAX_SECONDS:,}; 0 switches it off"
-    number = _as_number(name, value, allowed)
+    allowed = (
+        f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or '
+        '"7d"; 0 switches it off'
+    )
+    number = _as_number(name, value, allowed, amounts.seconds)
     if not 0 <= number <= _MAX_SECONDS:
         raise _error(name, value, allowed)
     return float(number)
@@ -63,6 +67,11 @@ def _directory(name: str, value: Any) -> str | None:
     path = os.fspath(value)
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
+    if "://" in path:  # of a server, perhaps with a password
+        raise SettingError(
+            f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
+            'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+        )
     _check_template(name, path, allowed)
     try:
         os.fsencode(path)
@@ -309,22 +318,15 @@ def _checked(name: str, value: Any) -> Any:
         ) from None
 
 
-def _as_number(name: str, value: Any, allowed: str) -> int | float:
-    number = _parsed(value) if isinstance(value, str) else value
+def _as_number(
+    name: str, value: Any, allowed: str, read: Callable[[str], float] = amounts.number
+) -> int | float:
+    number = read(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise _error(name, value, allowed)
     if isinstance(number, float) and not math.isfinite(number):
         raise _error(name, value, allowed)
     return number
-
-
-def _parsed(text: str) -> int | float | None:
-    for parse in (int, float):
-        try:
-            return parse(text)
-        except ValueError:
-            continue
-    return None
 
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:

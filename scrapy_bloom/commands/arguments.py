@@ -1,11 +1,10 @@
-"""How numbers and places are written on the command line."""
+"""Amounts on the command line, and the ranges they are allowed in."""
 
 import argparse
 import math
 
+from scrapy_bloom import amounts
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-
-_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 
 
 def requests(text: str) -> int:
@@ -17,7 +16,7 @@ def requests(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none, or out of range.
     """
-    value = _value(text)
+    value = amounts.number(text)
     if not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_CAPACITY:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of requests; allowed is a whole number from 1 to "
@@ -35,7 +34,7 @@ def error_rate(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: it is none, or out of range.
     """
-    value = _value(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = amounts.number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not MIN_ERROR_RATE <= value < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no error rate; allowed is a number between 0 and 1 (at least "
@@ -46,23 +45,6 @@ def error_rate(text: str) -> float:
 
 def requests_or_rate(text: str) -> int | float:
     """Either, told apart by their size: an int is a number of requests, a float a rate."""
-    if text.endswith("%") or _value(text) < 1:
+    if text.endswith("%") or amounts.number(text) < 1:
         return error_rate(text)
     return requests(text)
-
-
-def _value(text: str) -> float:
-    """The number that a text says; NaN if none."""
-    digits = text.strip().lower().replace(",", "")
-    unit = _UNITS.get(digits[-1:], 1)
-    if unit > 1:
-        digits = digits[:-1]
-    try:
-        # Not by floats where that can be spared: 1_000_000_000_001 is a number, too.
-        return int(digits) * unit
-    except ValueError:
-        pass
-    try:
-        return float(digits) * unit
-    except ValueError:
-        return math.nan

@@ -1,0 +1,114 @@
+"""Settings as people write them, 8k requests or seven days, in crawls that come again."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from scrapy.settings import Settings
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.transfer import upload
+from sites import Site
+from workspace import fingerprints, make_filter, urls
+
+DAY = 86_400
+SETTINGS = {
+    "BLOOM_EXPECTED_REQUESTS": "8k",
+    "BLOOM_ERROR_RATE": "1e-4",
+    "BLOOM_WINDOW_SECS": "7d",
+    "BLOOM_ON_FULL": "warn",
+    "BLOOM_SYNC_SECS": "0.5m",
+    "BLOOM_REDIS_DEADLINE_SECS": "20s",
+}
+
+
+@pytest.mark.parametrize("backend", ["files", "redis"])
+def test_a_filter_with_six_parts_is_what_was_asked_for(
+    backend: str, tree: Site, tmp_path: Path
+) -> None:
+    """The sum of six sixths of 1e-4 is a little more than that, as floats go."""
+    quarter = 7 * DAY // 4
+    newest = int(time.time()) - 3600
+    clock = Clock([newest - before * quarter for before in reversed(range(6))])
+    make_filter(
+        tmp_path / "filter",
+        clock.each(fingerprints(urls(range(6)))),
+        capacity=8000,
+        error_rate=1e-4,
+        on_full="warn",
+        window_secs=7 * DAY,
+        clock=clock,
+        spider="links",
+    )
+    assert len(list(tmp_path.glob("filter/*.bloom"))) == 6
+    place = {"BLOOM_DIR": "filter"}
+    if backend == "redis":
+        url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+        upload(tmp_path / "filter", url, key)
+        place = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key}
+    crawl = Crawl(tree.url, tmp_path, {**SETTINGS, **place})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    assert "an error rate of" not in crawl.output
+    assert not crawl.told("WARNING")
+
+
+class Clock:
+    """The time at which each of some fingerprints is recorded."""
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self.times = times
+        self.now = times[0]
+
+    def __call__(self) -> float:
+        return self.now
+
+    def each(self, fingerprints: Iterable[bytes]) -> Iterator[bytes]:
+        for fingerprint, now in zip(fingerprints, self.times, strict=True):
+            self.now = now
+            yield fingerprint
+
+
+def test_the_first_part_of_a_window_of_days(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path, {**SETTINGS, "BLOOM_DIR": "filter"})
+    assert crawl.finish() == 0, crawl.output
+    (generation,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
+    assert generation["capacity"] == 8000
+    assert generation["open_until"] - generation["created"] == pytest.approx(7 * DAY / 4, abs=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("1.5m", 90),
+        ("12h", 12 * 3600),
+        ("7d", 7 * DAY),
+        ("7 D", 7 * DAY),
+        ("2w", 14 * DAY),
+        ("3600", 3600),
+        ("1e3", 1000),
+        ("0", 0),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert BloomSettings.from_settings(Settings({"BLOOM_WINDOW_SECS": text})).window_secs == seconds
+
+
+@pytest.mark.parametrize("text", ["", "d", "7days", "1,5h", "-1d", "7d12h", "1e9d", "7k", "nand"])
+def test_no_durations(text: str) -> None:
+    with pytest.raises(SettingError, match='^BLOOM_SYNC_SECS is .* such as "90s"') as caught:
+        BloomSettings.from_settings(Settings({"BLOOM_SYNC_SECS": text}))
+    assert "a number of seconds from 0 to 1,000,000,000" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1,5M", "5Mio", "7d", "5K5", "M"])
+def test_no_numbers_of_requests(text: str) -> None:
+    """A comma stands between thousands: 1,5M would be 15 millions to some, and 1.5 to others."""
+    with pytest.raises(SettingError, match="^BLOOM_EXPECTED_REQUESTS is .* for example"):
+        BloomSettings.from_settings(Settings({"BLOOM_EXPECTED_REQUESTS": text}))
