@@ -171,19 +171,20 @@ def redis_backend(
     )
 
 
-def shell_backend(job_dir: str | None) -> Backend:
-    """A filter in memory, not yet opened: what is fetched in a shell is not part of any crawl.
+def backend_without_crawl(command: str, job_dir: str | None) -> Backend:
+    """Make a filter in memory, not yet opened: what is tried by hand is not part of any crawl.
 
     Args:
+        command: of Scrapy, for example "shell".
         job_dir: Scrapy's job directory, None without one.
 
     Raises:
-        StorageError: there is a JOBDIR. Scrapy's shell then waits for ever for its page (its
-            callback gets lost in the disk queue), and takes a paused job's requests meanwhile.
+        StorageError: there is a JOBDIR. The command would take a paused job's requests. Scrapy's
+            shell then waits for ever for its page, too (its callback gets lost in the disk queue).
     """
     if job_dir:
         raise StorageError(
-            f"scrapy shell does not work with a job directory, and this project has JOBDIR = "
-            f"{job_dir!r}; start the shell with -s JOBDIR="
+            f"scrapy {command} does not work with a job directory, whose requests it would take, "
+            f"and this project has JOBDIR = {job_dir!r}; start it with -s JOBDIR="
         )
     return LocalBackend(None, capacity=100_000, error_rate=1e-6)

@@ -14,10 +14,15 @@ from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
-from scrapy_bloom.backend import Backend, create_backend, shell_backend
+from scrapy_bloom.backend import Backend, backend_without_crawl, create_backend
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.endings import Endings
-from scrapy_bloom.engine import Ticker, close_spider_soon, is_shell, tell_at_the_start
+from scrapy_bloom.engine import (
+    Ticker,
+    close_spider_soon,
+    command_without_crawl,
+    tell_at_the_start,
+)
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.fingerprinting import fingerprint_function
@@ -123,11 +128,12 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.stats is not None
         try:
             settings = BloomSettings.from_settings(crawler.settings)
-            in_shell, job = is_shell(crawler), job_dir(crawler.settings)
-            if in_shell:
+            command, job = command_without_crawl(crawler), job_dir(crawler.settings)
+            if command:
                 leftover = Leftover.NOTHING
-                backend = shell_backend(job)
+                backend = backend_without_crawl(command, job)
             else:
+                settings.warn_of_unused(extra={"spider": crawler.spider})
                 leftover = Leftover.of(settings, job)
                 backend = create_backend(
                     settings,
@@ -144,7 +150,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 stats=crawler.stats,
                 on_full=settings.on_full,
                 on_outage=settings.redis_on_outage,
-                forget_failed=settings.forget_failed and not in_shell,
+                forget_failed=settings.forget_failed and not command,
                 leftover=leftover,
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
@@ -155,7 +161,7 @@ class BloomDupeFilter(BaseDupeFilter):
             secs = 0.0
             with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
                 secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
-            if secs > 0 and not in_shell:
+            if secs > 0 and not command:
                 new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()
         except BloomError as error:
@@ -194,7 +200,7 @@ class BloomDupeFilter(BaseDupeFilter):
         Raises:
             StorageError: the server failed.
         """
-        if clear := getattr(self.backend, "clear", None):  # not in a shell
+        if clear := getattr(self.backend, "clear", None):  # not without a crawl
             clear()
             logger.info("The Bloom filter in Redis was cleared", extra=self._extra)
 

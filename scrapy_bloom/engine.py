@@ -21,17 +21,22 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
 
-def is_shell(crawler: Crawler) -> bool:
-    """Whether this is `scrapy shell`: it opens the filter, without a crawl, and never closes it.
+def command_without_crawl(crawler: Crawler) -> str | None:
+    """Return the name of Scrapy's command if it is one that tries a page by hand; else None.
 
-    Only there is an engine without `Crawler.crawl`. Whether it runs already does not matter: the
-    shell starts it in another thread.
+    Those commands put a `start()` of their own into the spider: `parse`, `fetch` (and so `view`),
+    `check`, `bench`. The shell opens the filter, and never closes it: only there is an engine
+    without `Crawler.crawl`. Whether it runs already does not matter, since the shell starts it in
+    another thread.
     """
+    module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
+    if module == "scrapy.commands":
+        return command
     try:
         engine = crawler.engine
     except RuntimeError:  # Scrapy 2.19: not there yet
-        return False
-    return engine is not None and not crawler.crawling
+        return None
+    return "shell" if engine is not None and not crawler.crawling else None
 
 
 def check_methods(of: Any, names: Iterable[str], feature: str, way_out: str) -> None:

@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.dupefilter import BloomDupeFilter
-from scrapy_bloom.engine import close_spider_soon, is_shell, tell_at_the_start
+from scrapy_bloom.engine import close_spider_soon, command_without_crawl, tell_at_the_start
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.jobqueues import check_no_disk_queue
@@ -94,7 +94,7 @@ class CrashSafeScheduler(BaseScheduler):
                 valid. It is logged as well, because Scrapy buries it under an error of its own.
         """
         path = job_dir(crawler.settings)
-        job = Path(path).absolute() if path and not is_shell(crawler) else None
+        job = Path(path).absolute() if path and not command_without_crawl(crawler) else None
         try:
             if job is not None:
                 check_no_disk_queue(job)

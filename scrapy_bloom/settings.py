@@ -1,5 +1,6 @@
 """The BLOOM_* settings: read, checked and explained in one place."""
 
+import logging
 import math
 import os
 import re
@@ -16,6 +17,8 @@ from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.redis_url import without_secrets
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
 _MAX_SECONDS = 10**9
@@ -185,13 +188,37 @@ class BloomSettings:
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
-                values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
+                field, value = name.removeprefix(PREFIX).lower(), settings[name]
+                # The command line can't say None otherwise.
+                is_empty = value == "" and field in _MAY_BE_NONE
+                values[field] = None if is_empty else _checked(name, value)
         if values.get("backend") == "redis":
             url, params = _redis_place(settings, values.get("redis_url"))
             values.update(redis_url=url, redis_params=params)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
         return new
+
+    def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
+        """Tell of settings that count for Redis only, where the filter is not there.
+
+        Args:
+            extra: for the log record.
+        """
+        unused = [
+            PREFIX + each.name.upper()
+            for each in fields(self)
+            if each.name.startswith("redis_")
+            and each.name != "redis_params"
+            and getattr(self, each.name) != each.default
+        ]
+        if self.backend == "local" and unused:
+            logger.warning(
+                '%s: set, but without any effect, since BLOOM_BACKEND is "local", and the filter '
+                'in a file or in memory; to share it in Redis, set BLOOM_BACKEND = "redis"',
+                ", ".join(unused),
+                extra=extra,
+            )
 
     def _check_together(self, job_dir: Any) -> None:
         if self.forget_failed and not self.counting:
@@ -274,6 +301,7 @@ def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[
     return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url) or "", params
 
 
+_MAY_BE_NONE = {each.name for each in fields(BloomSettings) if each.default is None}
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_EXPECTED_REQUESTS": _whole_number,
     "BLOOM_ERROR_RATE": _rate,

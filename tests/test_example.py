@@ -129,7 +129,7 @@ def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site)
     assert process.stdout
     limit = threading.Timer(LIMIT, process.kill)
     limit.start()
-    assert any("start the shell with -s JOBDIR=" in line for line in process.stdout)
+    assert any("start it with -s JOBDIR=" in line for line in process.stdout)
     limit.cancel()
     process.kill()  # since Scrapy 2.14 it ends by itself; before, it hangs
     process.communicate(timeout=LIMIT)

@@ -49,6 +49,7 @@ def test_defaults() -> None:
         ("BLOOM_SYNC_SECS", "2.5", "sync_secs", 2.5),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", "salt", bytes(range(0, 256, 17))),
         ("BLOOM_SALT", None, "salt", None),
+        *((f"BLOOM_{name}", "", name.lower(), None) for name in ("DIR", "SALT")),
         ("BLOOM_COUNTING", True, "counting", True),
         ("BLOOM_COUNTING", "True", "counting", True),
         ("BLOOM_FORGET_FAILED", "0", "forget_failed", False),
@@ -85,7 +86,7 @@ def test_accepted(name: str, value: object, field: str, expected: object) -> Non
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
-            for value in ("", 7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
+            for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
         ),
     ],
 )
@@ -125,7 +126,7 @@ def test_what_does_not_go_together(values: dict[str, object], reason: str) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["", "12", "g" * 32, "0" * 31, "0" * 34, 5, b"0" * 32])
+@pytest.mark.parametrize("value", ["12", "g" * 32, "0" * 31, "0" * 34, 5, b"0" * 32])
 def test_a_bad_salt_is_refused_and_not_shown(value: object) -> None:
     with pytest.raises(SettingError, match="^BLOOM_SALT is not valid .* 32 hexadecimal") as caught:
         read(BLOOM_SALT=value)
@@ -234,6 +235,10 @@ def test_redis_defaults() -> None:
         ("BLOOM_REDIS_FLUSH", "1", "redis_flush", True),
         ("BLOOM_REDIS_SENTINEL", "mymaster", "redis_sentinel", "mymaster"),
         ("BLOOM_REDIS_SENTINEL", None, "redis_sentinel", None),
+        *(
+            (f"BLOOM_REDIS_{name}", "", f"redis_{name.lower()}", None)
+            for name in ("SENTINEL", "URL")
+        ),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "redis_key", "seen:%(spider)s:100%%"),
         ("BLOOM_REDIS_DEADLINE_SECS", "2.5", "redis_deadline_secs", 2.5),
         ("BLOOM_REDIS_ON_OUTAGE", "pass", "redis_on_outage", "pass"),
@@ -253,7 +258,7 @@ def test_redis_accepted(name: str, value: object, field: str, expected: object) 
         ),
         *(
             ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
-            for value in ("", 5, b"mymaster", ["mymaster"], True)
+            for value in (5, b"mymaster", ["mymaster"], True)
         ),
         *(
             ("BLOOM_REDIS_KEY", value, "a name without braces")
@@ -274,7 +279,7 @@ def test_redis_refused(name: str, value: object, allowed: str) -> None:
 
 
 BAD_URLS = [
-    *("", 5, b"redis://host", ["redis://host"], True, SECRET, f"redis:{SECRET}"),
+    *(5, b"redis://host", ["redis://host"], True, SECRET, f"redis:{SECRET}"),
     *(f"http://me:{SECRET}@host", f"redis://:{SECRET}", f"redis://:a/{SECRET}@host:6379/0"),
     *(f"redis://:a?{SECRET}@host", f"redis://:a#{SECRET}@host", f"redis://:[{SECRET}@host"),
     *(f"redis://:{SECRET}@host/zero", f"redis://:{SECRET}@host:port", f"unix://{SECRET}/run/sock"),
@@ -286,7 +291,7 @@ BAD_URLS = [
     ("name", "value"),
     [
         *(("BLOOM_REDIS_URL", value) for value in BAD_URLS),
-        *(("REDIS_URL", value) for value in BAD_URLS if value),  # empty: as if it were not set
+        *(("REDIS_URL", value) for value in BAD_URLS),
     ],
 )
 def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:

@@ -1,0 +1,142 @@
+"""Commands of Scrapy without a crawl leave the filter and the job of the project alone."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli import LIMIT
+from crawls import Crawl
+from sites import Site, tree_site
+
+SPIDER = """
+import scrapy
+
+class Docs(scrapy.Spider):
+    name = "docs"
+
+    async def start(self):
+        yield scrapy.Request(self.settings["URL"])
+
+    def parse(self, response):
+        '''Follow all links.
+
+        @url %(url)s
+        @returns requests 1
+        '''
+        yield {"url": response.url}
+        yield from response.follow_all(css="a")
+"""
+SETTINGS = """
+SPIDER_MODULES = ["pages"]
+DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
+TELNETCONSOLE_ENABLED = False
+REMOTE_CONTROL_ENABLED = False
+DOWNLOAD_DELAY = 0
+LOG_LEVEL = "INFO"
+URL = %(url)r
+"""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    new = tree_site(pages=7)
+    yield new
+    new.end()
+
+
+@pytest.fixture
+def project(tmp_path: Path, site: Site) -> Path:
+    values = {"url": site.url}
+    (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = project\n")
+    (tmp_path / "project.py").write_text(SETTINGS % values)
+    (tmp_path / "pages.py").write_text(SPIDER % values)
+    return tmp_path
+
+
+def scrapy(project: Path, *arguments: str, **settings: object) -> tuple[int, str]:
+    options = [arg for name, value in settings.items() for arg in ("-s", f"{name}={value}")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "scrapy", *arguments, *options],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
+    return {os.fspath(path): path.read_bytes() for path in files}
+
+
+def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, site: Site) -> None:
+    for command in (
+        ("parse", f"{site.url}p/1?b=1&a=2", "--spider=docs", "--depth=2", "--nocolour"),
+        ("fetch", f"{site.url}p/2?b=1&a=2"),
+        ("check", "docs"),
+    ):
+        status, output = scrapy(project, *command, BLOOM_DIR="kept")
+        assert status == 0, output
+        assert "p/3" in output or "p/5" in output or "Ran 1 contract" in output
+        assert not (project / "kept").exists()
+    site.forget()
+    status, output = scrapy(project, "crawl", "docs", BLOOM_DIR="kept")
+    assert status == 0, output
+    assert len(site.hits) == 7  # /p/0 is the start page, too
+    before = contents(project / "kept")
+    scrapy(project, "parse", f"{site.url}p/9", "--spider=docs", BLOOM_DIR="kept")
+    assert contents(project / "kept") == before
+
+
+@pytest.mark.parametrize("scheduler", ["Scrapy's", "scrapy_bloom.CrashSafeScheduler"])
+def test_a_paused_job_is_left_alone(project: Path, site: Site, scheduler: str) -> None:
+    settings = {} if scheduler == "Scrapy's" else {"SCHEDULER": scheduler}
+    (project / "job").mkdir()
+    status, output = scrapy(
+        project, "crawl", "docs", JOBDIR="job", CLOSESPIDER_PAGECOUNT=1, **settings
+    )
+    assert status == 0, output
+    before = contents(project / "job")
+    site.forget()
+    for name, *command in (
+        ("parse", "parse", "--spider=docs"),
+        ("fetch", "fetch"),
+        ("fetch", "view"),
+    ):
+        ask = (*command, f"{site.url}p/6")
+        _, output = scrapy(project, *ask, JOBDIR="job", BROWSER="true", **settings)
+        assert f"scrapy {name} does not work with a job directory" in output
+        assert "start it with -s JOBDIR=" in output
+        assert contents(project / "job") == before
+    assert not site.hits
+    status, output = scrapy(project, "fetch", f"{site.url}p/6", JOBDIR="", **settings)
+    assert status == 0, output
+    assert site.hits == {"/p/6": 1}
+    status, output = scrapy(project, "crawl", "docs", JOBDIR="job", **settings)
+    assert status == 0, output
+    assert len(site.hits) >= 6
+
+
+def test_settings_that_do_nothing_are_told_of(tree: Site, tmp_path: Path) -> None:
+    useless = {"BLOOM_REDIS_URL": "redis://:secret@localhost/0", "BLOOM_REDIS_MIRROR": False}
+    for settings, names in (
+        (useless, ["BLOOM_REDIS_URL, BLOOM_REDIS_MIRROR"]),
+        # As by default, or empty.
+        (
+            {"BLOOM_REDIS_URL": "", "BLOOM_REDIS_MIRROR": True, "BLOOM_DIR": "", "BLOOM_SALT": ""},
+            [],
+        ),
+    ):
+        crawl = Crawl(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
+        assert crawl.finish() == 0, crawl.output
+        assert [
+            line.split("WARNING: ")[1].split(": set")[0] for line in crawl.told("WARNING")
+        ] == names
+        assert "secret" not in crawl.output
+        assert "Bloom filter in memory" in crawl.output
