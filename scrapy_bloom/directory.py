@@ -190,6 +190,10 @@ class FilterDirectory:
         """Mark the job as in use; see `Job`."""
         self._job.begin()
 
+    def sync_queue(self) -> None:
+        """Write the job's queue to the disk; see `Job`."""
+        self._job.sync_queue()
+
     def end(self) -> None:
         """Take the mark away: the crawl has ended well."""
         self._job.end()

@@ -1,6 +1,7 @@
 """A crawl's job: whether its last run was killed, and what then becomes of its queue and filter."""
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Job:
         database = jobdir.database_path(path) if crash_safe and path is not None else None
         crash_safe = database is not None and jobdir.is_database(database)
         self._crash_safe = crash_safe
+        self._was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # For SQLite it is an empty one then: what waited there would look crawled.
         self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
         self._marked: str | None = None
@@ -66,6 +68,15 @@ class Job:
         self._marked = filter_id
         if self.path is not None:
             jobdir.set_mark(self.path, filter_id)
+
+    def sync_queue(self) -> None:
+        """Write a queue that survives a kill to the disk: before the filter, each time.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if self.path is not None:
+            jobdir.sync_database(self.path)
 
     def goes_on_with(self, filter_id: str) -> None:
         """The crawl, if it has begun, records in that filter from now on."""
@@ -147,6 +158,9 @@ class Job:
         """
         what = self._what(place)
         self._stop_if_asked(what)
+        if self._is_kept_whole and self._was_machine_restarted:
+            self._warn_of_power_cut(what)
+            return False
         if self._is_kept_whole:
             logger.info(
                 "%s. Its queue survives that: nothing is lost, and what was under way then is "
@@ -195,6 +209,18 @@ class Job:
         )
         return True
 
+    def _warn_of_power_cut(self, what: str) -> None:
+        assert self.path is not None
+        queue_of = time.localtime(jobdir.database_changed_at(self.path))
+        logger.warning(
+            "%s. Its queue on the disk is that of %s: requests recorded after that, until the "
+            "machine went down, may look seen and be nowhere, and are not crawled. To crawl "
+            "everything again, stop this crawl and give it another JOBDIR (and another BLOOM_DIR "
+            "or BLOOM_REDIS_KEY, if one is set)",
+            what,
+            time.strftime("%Y-%m-%d %H:%M:%S", queue_of),
+        )
+
     @property
     def _is_kept_whole(self) -> bool:
         return self._crash_safe and self._on_unclean_shutdown == "keep"
@@ -205,6 +231,8 @@ class Job:
             return f"{database} is empty: the requests that waited there are lost"
         place = place or self.path or ""
         why = "it was killed, or ran out of memory"
+        if self._was_machine_restarted:
+            why = "the machine went down, or the job was moved here from another"
         if self._judged_by_times:
             why += "; or the files were copied without their times, see docs/faq.md"
         return f"The last run did not close {place} ({why})"

@@ -5,10 +5,12 @@ After a kill, the requests of that time are lost, and a stale state makes the re
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
 SET_ASIDE = ".set-aside-"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
@@ -41,6 +43,30 @@ def is_database(path: Path) -> bool:
 def was_cut_to_nothing(path: Path) -> bool:
     """Whether a file is there of which SQLite would say that it is new: one of 0 or 1 bytes."""
     return path.is_file() and path.stat().st_size <= 1
+
+
+def sync_database(job_dir: Path) -> None:
+    """Write the queue of CrashSafeScheduler to the disk, as it is now; may run in any thread.
+
+    What is not in its write-ahead log any more, SQLite has written to the disk. (Its other files
+    must not be opened here: closing them would end the locks that SQLite has on them.)
+
+    Raises:
+        OSError: the disk failed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(f"{database_path(job_dir)}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def database_changed_at(job_dir: Path) -> float:
+    """When the queue of CrashSafeScheduler was last written to, in seconds since 1970."""
+    database = database_path(job_dir)
+    paths = (database, Path(f"{database}-wal"))
+    return max(path.stat().st_mtime for path in paths if path.exists())
 
 
 def mark_path(job_dir: Path) -> Path:
@@ -84,19 +110,41 @@ def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
 
 def set_mark(job_dir: Path, filter_id: str = "") -> None:
     """Mark the job as in use, by a crawl with that filter if there are several."""
-    mark_path(job_dir).write_text(
-        f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
-    )
+    with mark_path(job_dir).open("w") as mark:
+        mark.write(f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n")
+        mark.write(f"{_boot_id()}\n")
+        mark.flush()
+        os.fsync(mark.fileno())
 
 
 def marked_filter(job_dir: Path) -> str | None:
     """The filter of the crawl that was killed; empty if unknown, None if there is no mark."""
+    lines = _mark_lines(job_dir)
+    return None if lines is None else lines[0]
+
+
+def was_machine_restarted(job_dir: Path) -> bool:
+    """Whether the job is marked, and by a crawl that ran before the machine was last started."""
+    marked = (_mark_lines(job_dir) or ["", ""])[1]
+    return bool(marked) and marked != _boot_id()
+
+
+def _mark_lines(job_dir: Path) -> list[str] | None:
+    """The filter and the boot of a mark, each empty if unknown; None if there is no mark."""
     try:
-        _, *rest = mark_path(job_dir).read_text().split("\n")
+        _, *lines = mark_path(job_dir).read_text().split("\n")
     except FileNotFoundError:
         return None
-    # Without its end, the line was being written at that moment.
-    return rest[0] if len(rest) > 1 else ""
+    # Without its end, the last line was being written at that moment.
+    return [*lines[:-1], "", ""][:2]
+
+
+def _boot_id() -> str:
+    """Which start of the machine this is; empty where that cannot be known."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def clear_mark(job_dir: Path) -> None:

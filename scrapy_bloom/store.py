@@ -4,6 +4,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from scrapy_bloom.directory import FilterDirectory, set_changed_at
@@ -138,7 +139,7 @@ class FileStore:
         for number, file in sorted(self._files.items()):
             try:
                 if self._begun and failure is None:
-                    _finish(file, counts[number], is_crawl=self._is_crawl)
+                    self._finish(file, counts[number])
                     if not file.is_in_place():
                         gone.append(file.path)
             except StorageError as error:
@@ -180,6 +181,21 @@ class FileStore:
     def _newest(self, live: Sequence[LocalGeneration]) -> FilterFile:
         return self._files[live[-1].number]
 
+    def _finish(self, file: FilterFile, count: int) -> None:
+        if self._is_crawl and not file.state.in_use:
+            return
+        try:
+            # Twice: the disk must never hold the mark of a clean close without the bits.
+            self._sync(file)
+            file.save_state(count=count, in_use=False)
+            file.sync()
+        except OSError as error:
+            file.save_state(in_use=self._is_crawl)
+            raise StorageError(
+                f"{file.path} could not be written to the disk: {error.strerror or error}; the "
+                "next run will take it for not closed"
+            ) from error
+
     def _try_to_sync(self, sync: Callable[[], None]) -> None:
         try:
             sync()
@@ -192,6 +208,11 @@ class FileStore:
                     error.strerror or error,
                 )
 
+    def _sync(self, file: FilterFile) -> None:
+        # The queue first: what the filter on the disk has, the queue on the disk must have had.
+        self._directory.sync_queue()
+        file.sync()
+
     def _sync_regularly(self) -> None:
         synced = {generation.number: generation.count for generation in self._live}
         while not self._stop.wait(self._sync_secs):
@@ -202,25 +223,9 @@ class FileStore:
                 if file is not None and is_changed:
                     self._forgotten_in.discard(number)
                     synced[number] = generation.count
-                    self._try_to_sync(file.sync)
+                    self._try_to_sync(partial(self._sync, file))
             self._close_discarded()
 
     def _close_discarded(self) -> None:
         while self._discarded:
             self._discarded.pop().close()
-
-
-def _finish(file: FilterFile, count: int, *, is_crawl: bool) -> None:
-    if is_crawl and not file.state.in_use:
-        return
-    try:
-        # Twice: the disk must never hold the mark of a clean close without the bits.
-        file.sync()
-        file.save_state(count=count, in_use=False)
-        file.sync()
-    except OSError as error:
-        file.save_state(in_use=is_crawl)
-        raise StorageError(
-            f"{file.path} could not be written to the disk: {error.strerror or error}; the next "
-            "run will take it for not closed"
-        ) from error

@@ -104,6 +104,9 @@ class Crawl:
             self._process.wait()
             raise AssertionError(f"the crawl did not end:\n{self.output}") from None
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def interrupt(self) -> int:
         self._process.send_signal(signal.SIGINT)
         return self.finish()

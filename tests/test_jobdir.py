@@ -16,9 +16,24 @@ def test_a_mark_names_its_filter_until_it_is_cleared(filter_id: str, tmp_path: P
     assert jobdir.marked_filter(tmp_path) is None
 
 
-def test_a_mark_that_was_being_written_names_no_filter(tmp_path: Path) -> None:
+def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> None:
     jobdir.set_mark(tmp_path, "0123abcd")
     whole = jobdir.mark_path(tmp_path).read_text()
+    named = whole.index("0123abcd\n") + len("0123abcd\n")
     for length in range(len(whole)):
         jobdir.mark_path(tmp_path).write_text(whole[:length])
-        assert jobdir.marked_filter(tmp_path) == ""
+        assert jobdir.marked_filter(tmp_path) == ("" if length < named else "0123abcd")
+        assert not jobdir.was_machine_restarted(tmp_path)
+
+
+def test_a_mark_tells_whether_the_machine_was_restarted(tmp_path: Path) -> None:
+    assert not jobdir.was_machine_restarted(tmp_path)
+    jobdir.set_mark(tmp_path, "0123abcd")
+    assert not jobdir.was_machine_restarted(tmp_path)
+    mark = jobdir.mark_path(tmp_path)
+    text, filter_id, _ = mark.read_text().splitlines()
+    mark.write_text(f"{text}\n{filter_id}\n01234567-89ab-cdef-0123-456789abcdef\n")
+    assert jobdir.was_machine_restarted(tmp_path)
+    assert jobdir.marked_filter(tmp_path) == "0123abcd"
+    mark.write_text(f"{text}\n{filter_id}\n")  # as older versions wrote it
+    assert not jobdir.was_machine_restarted(tmp_path)

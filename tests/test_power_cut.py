@@ -1,0 +1,94 @@
+"""CrashSafeScheduler after a power cut: the disk is as it was at some instant before."""
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crawls import Crawl
+from disks import Disk
+from scrapy_bloom.jobdir import BOOT_ID, mark_path
+from sites import Site
+
+PAGES = 150
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+NO_SYNC = {**SAFE, "BLOOM_SYNC_SECS": 3600}  # the kernel may write what it likes meanwhile
+
+pytestmark = pytest.mark.skipif(not BOOT_ID.exists(), reason="no boot id: a cut looks like a kill")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    try:
+        disk = Disk(tmp_path / "power")
+    except OSError as error:
+        pytest.skip(f"no disk can be mounted: {error}")
+    yield disk
+    disk.end()
+
+
+def restart_machine(job: Path) -> None:
+    """Change the boot that the job's mark names: to the crawl, that is another start."""
+    boot = BOOT_ID.read_text().strip()
+    mark = mark_path(job)
+    assert boot in mark.read_text()
+    mark.write_text(mark.read_text().replace(boot, "01234567-89ab-cdef-0123-456789abcdef"))
+
+
+def stopped_at(crawl: Crawl, site: Site, hits: int) -> None:
+    """Let a crawl run until so many pages are crawled, and hold it there."""
+    crawl.wait_until(lambda: len(site.hits) >= hits)
+    crawl.send(signal.SIGSTOP)
+
+
+def told_times(line: str) -> list[float]:
+    stamps = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line.partition("WARNING")[2])
+    return [time.mktime(time.strptime(stamp, "%Y-%m-%d %H:%M:%S")) for stamp in stamps]
+
+
+def test_a_filter_that_is_newer_than_its_queue(tree: Site, tmp_path: Path) -> None:
+    """The kernel wrote the mapped filter to the disk, and not yet what was queued meanwhile."""
+    tree.delay = 0.1
+    job = tmp_path / "job"
+    crawl = Crawl(tree.url, tmp_path, NO_SYNC)
+    stopped_at(crawl, tree, 10)
+    begun = time.time()
+    shutil.copytree(job, tmp_path / "as it was")
+    crawl.send(signal.SIGCONT)
+    stopped_at(crawl, tree, 50)
+    crawl.kill()
+    for part in ("", "-wal"):
+        shutil.copy2(tmp_path / f"as it was/requests.sqlite{part}", job)
+    (job / "requests.sqlite-shm").unlink()
+    restart_machine(job)
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, NO_SYNC)
+    assert crawl.finish() == 0
+    (line,) = crawl.told("WARNING")
+    assert "the machine went down" in line
+    assert "another JOBDIR" in line
+    (queue_of,) = told_times(line)
+    assert begun - 10 < queue_of <= begun
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
+def test_the_queue_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: Path) -> None:
+    """Seen from outside, at each regular write and at the end."""
+    trace = tmp_path / "trace"
+    strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
+    tree.delay = 0.05
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "BLOOM_SYNC_SECS": 0.3}, prefix=strace)
+    assert crawl.finish() == 0
+    synced = re.findall(r"sync\(\d+<.*/([^/]+)>", trace.read_text())
+    writes = [at for at, name in enumerate(synced) if name == "generation-0001.bloom"]
+    regular = [at for at in writes if synced[at - 1] == "requests.sqlite-wal"]
+    assert len(regular) >= 2
+    # Besides: two at the end, after the queue was closed, and one when the file was made.
+    assert len(writes) - len(regular) <= 3
+    last_of_queue = max(at for at, name in enumerate(synced) if name.startswith("requests.sqlite"))
+    assert last_of_queue < writes[-2]
