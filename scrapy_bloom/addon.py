@@ -1,10 +1,15 @@
 """The Scrapy add-on: the filter in one entry of ADDONS, with its settings checked early."""
 
+import logging
+
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
 
+from scrapy_bloom.engine import fail_at_the_start
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.settings import BloomSettings
+
+logger = logging.getLogger(__name__)
 
 
 class Addon:
@@ -31,9 +36,8 @@ class Addon:
         """
         try:
             BloomSettings.from_settings(settings)
-        except SettingError:
-            if self._crawler is not None:
-                # Older Scrapy ends with exit status 0 unless the crawler has no spider.
-                self._crawler.spider = None
-            raise
+        except SettingError as error:
+            if self._crawler is None:
+                raise
+            fail_at_the_start(self._crawler, error, logger)
         settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")

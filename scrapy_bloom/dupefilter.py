@@ -21,7 +21,7 @@ from scrapy_bloom.engine import (
     Ticker,
     close_spider_soon,
     command_without_crawl,
-    tell_at_the_start,
+    fail_at_the_start,
 )
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.failures import Failures
@@ -165,8 +165,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()
         except BloomError as error:
-            tell_at_the_start(crawler, error, logger)
-            raise
+            fail_at_the_start(crawler, error, logger)
         return new
 
     @classmethod
@@ -182,8 +181,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
-            tell_at_the_start(crawler, error, logger)
-            raise error
+            fail_at_the_start(crawler, error, logger)
         new = cls.from_crawler(crawler)
         new._leftover = Leftover.NOTHING  # noqa: SLF001 - our own; its queue is in Redis, too
         new.open()

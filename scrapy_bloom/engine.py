@@ -1,15 +1,19 @@
 """What a filter asks of Scrapy's engine, across the versions of Scrapy."""
 
 import asyncio
+import contextlib
+import functools
 import logging
+import sys
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import scrapy
 from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
+from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.exceptions import BloomError, SettingError
 
@@ -82,17 +86,51 @@ def call_soon(function: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(function)
 
 
-def tell_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> None:
-    """Log an error that ends the crawl before it begins, which Scrapy would bury under others.
+def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:
+    """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
+
+    Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
+    The event loop would log a traceback of what is said here in one line.
 
     Args:
-        crawler: that is being built.
-        error: in one line.
-        logger: of the component that cannot be built.
+        crawler: the crawler that is being built.
+        error: what is wrong, in one line.
+        logger: the logger of the component that cannot be built.
+
+    Raises:
+        BloomError: the error.
     """
     logger.error("%s", error, extra={"spider": crawler.spider})
+    if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
+        sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
     # Older Scrapy ends with exit status 0 unless the crawler has no spider.
     crawler.spider = None
+    with contextlib.suppress(RuntimeError):  # Scrapy 2.19: no engine yet
+        if crawler.engine is not None:
+            crawler.engine.spider = None
+    error.is_logged = True
+    _log_only_news()
+    raise error.with_traceback(None) from None
+
+
+@functools.cache
+def _log_only_news() -> None:
+    """Keep the event loops of this process from logging an error again that `is_logged`."""
+    for name in ("asyncio", "twisted"):
+        logging.getLogger(name).addFilter(_is_news)
+    # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
+    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a record says more than the error that was logged at the start."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, BloomError) and error.is_logged:
+        return False
+    # The headline of such a record; and what an engine leaves that was built and never started.
+    return not record.getMessage().startswith(
+        ("Unhandled error in Deferred", "Unclosed client session")
+    )
 
 
 class Ticker:

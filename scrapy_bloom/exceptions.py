@@ -32,7 +32,13 @@ __all__ = [
 
 
 class BloomError(Exception):
-    """Base of every error that scrapy_bloom raises on purpose."""
+    """Base of every error that scrapy_bloom raises on purpose.
+
+    Attributes:
+        is_logged: whether the log has it already.
+    """
+
+    is_logged = False
 
 
 class SettingError(BloomError, ValueError):

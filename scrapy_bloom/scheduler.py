@@ -24,7 +24,7 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.dupefilter import BloomDupeFilter
-from scrapy_bloom.engine import close_spider_soon, command_without_crawl, tell_at_the_start
+from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.jobqueues import check_no_disk_queue
@@ -100,8 +100,7 @@ class CrashSafeScheduler(BaseScheduler):
                 check_no_disk_queue(job)
             _order(crawler.settings)  # sooner than the filter is made
         except BloomError as error:
-            tell_at_the_start(crawler, error, logger)
-            raise
+            fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
         return cls(crawler, build_from_crawler(dupefilter, crawler), job)
@@ -118,8 +117,8 @@ class CrashSafeScheduler(BaseScheduler):
             try:
                 self._open_database(self._job)
             except BloomError as error:
-                tell_at_the_start(self.crawler, error, logger)
-                raise
+                self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
+                fail_at_the_start(self.crawler, error, logger)
         opened: Deferred[None] | None = self.df.open()
         if self._database is not None and (newest := self._database.newest()) is not None:
             if opened is None:

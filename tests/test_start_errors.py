@@ -1,0 +1,122 @@
+"""A crawl that cannot begin says why in one line, the last one, however it is started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scrapy.crawler
+from filelock import FileLock
+
+import servers
+from crawls import SHARED_SPIDER, Crawl
+
+NOWHERE = "http://127.0.0.1:9/"
+BAD_RATE = {"BLOOM_ERROR_RATE": 7}
+SAID_OF_IT = "BLOOM_ERROR_RATE is '7'; allowed is a number between 0 and 1"
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+SCREEN = 24  # lines
+
+
+def last_line(crawl: Crawl) -> str:
+    """Return the last line of a crawl that failed, once it is checked that nothing hides it."""
+    assert crawl.finish() == 1, crawl.output
+    output = crawl.output
+    assert "Traceback" not in output
+    assert "Engine slot" not in output
+    said = output.rpartition("INFO: Spider opened\n")[2]
+    assert len(said.splitlines()) < SCREEN, said
+    (told,) = crawl.told("ERROR")
+    assert told == output.splitlines()[-1]
+    return told
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"},
+        {"TWISTED_REACTOR_ENABLED": False},
+        {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"},
+        {"DUPEFILTER_CLASS": None, "ADDONS": '{"scrapy_bloom.Addon": 500}'},
+    ],
+    ids=["asyncio", "select", "no reactor", "scheduler", "add-on"],
+)
+def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) -> None:
+    assert SAID_OF_IT in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))
+
+
+def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    (tmp_path / "job/bloom").mkdir(parents=True)
+    away = {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": f"redis://me:secret@127.0.0.1:{servers.free_port()}/0",
+        "BLOOM_REDIS_DEADLINE_SECS": 0.3,
+    }
+    assert "a-file" in last_line(Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "a-file/filter"}))
+    assert "cannot be used" in last_line(Crawl(NOWHERE, tmp_path, away))
+    assert "set BLOOM_BACKEND" in last_line(
+        Crawl(
+            NOWHERE,
+            tmp_path,
+            {
+                "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+                "REDIS_URL": servers.shared("valkey").url,
+            },
+            spider=SHARED_SPIDER,
+        )
+    )
+    with FileLock(tmp_path / "job/bloom/lock"):
+        assert "job/bloom is in use by another" in last_line(
+            Crawl(NOWHERE, tmp_path, {"JOBDIR": "job"})
+        )
+    with FileLock(tmp_path / "job/requests.sqlite.lock"):
+        assert "is in use by another" in last_line(Crawl(NOWHERE, tmp_path, SAFE))
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.glob("*.log"))
+
+
+def test_an_error_is_on_the_terminal_where_the_log_is_not(tmp_path: Path) -> None:
+    crawl = Crawl(NOWHERE, tmp_path, {**BAD_RATE, "LOG_FILE": "log"})
+    assert crawl.finish() == 1
+    (line,) = crawl.output.splitlines()
+    assert line.startswith(SAID_OF_IT)
+
+
+_SCRIPT = """
+import asyncio
+import sys
+from scrapy import Spider, crawler
+
+class S(Spider):
+    name = "s"
+
+settings = {"DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter", "BLOOM_ERROR_RATE": "7"}
+process = getattr(crawler, sys.argv[1])(settings)
+crawl = process.crawl(S)
+if len(sys.argv) > 2:  # the script waits for it itself
+    crawl.addErrback(lambda failure: print(type(failure.value).__name__))
+process.start()
+sys.exit(process.bootstrap_failed)
+"""
+
+
+@pytest.mark.parametrize("process", ["CrawlerProcess", "AsyncCrawlerProcess"])
+def test_an_error_is_the_last_line_of_a_script(tmp_path: Path, process: str) -> None:
+    if not hasattr(scrapy.crawler, process):
+        pytest.skip("not in this version of Scrapy")
+    ran = script(tmp_path, process)
+    assert "Traceback" not in ran.stderr
+    assert SAID_OF_IT in ran.stderr.splitlines()[-1]
+    assert ran.returncode == 1
+
+
+def test_a_script_gets_the_error_itself(tmp_path: Path) -> None:
+    assert script(tmp_path, "CrawlerProcess", "wait").stdout == "SettingError\n"
+
+
+def script(work_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _SCRIPT, *arguments]
+    return subprocess.run(
+        command, cwd=work_dir, capture_output=True, text=True, timeout=60, check=False
+    )
