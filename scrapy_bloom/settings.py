@@ -276,10 +276,7 @@ def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[
     """
     if own is not None:
         return own, {}
-    try:
-        params = dict(settings.getdict("REDIS_PARAMS"))
-    except (TypeError, ValueError):
-        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
+    params = _redis_params(settings)
     for name in ("url", "host", "port", "db"):
         if value := settings.get(f"REDIS_{name.upper()}"):
             params[name] = value
@@ -293,6 +290,23 @@ def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[
         host = f"[{host}]" if ":" in host else host  # IPv6
         url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
     return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url) or "", params
+
+
+def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
+    """The options of redis-py in REDIS_PARAMS, without those that say which server it is.
+
+    Raises:
+        SettingError: it is no dict.
+    """
+    place = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
+    return {name: value for name, value in _redis_params(settings).items() if name not in place}
+
+
+def _redis_params(settings: BaseSettings) -> dict[str, Any]:
+    try:
+        return dict(settings.getdict("REDIS_PARAMS"))
+    except (TypeError, ValueError):
+        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
 
 
 _MAY_BE_NONE = {each.name for each in fields(BloomSettings) if each.default is None}

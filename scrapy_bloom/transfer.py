@@ -3,9 +3,10 @@
 import binascii
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bitarray import bitarray
 
@@ -50,6 +51,7 @@ def upload(
     url: str,
     key: str,
     *,
+    params: Mapping[str, Any] | None = None,
     cluster: bool = False,
     sentinel: str | None = None,
     deadline_secs: float = 30.0,
@@ -61,6 +63,7 @@ def upload(
         url: as in BLOOM_REDIS_URL.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
             be a filter yet.
+        params: options of redis-py for what the URL does not say, as in REDIS_PARAMS.
         cluster: as in BLOOM_REDIS_CLUSTER.
         sentinel: as in BLOOM_REDIS_SENTINEL.
         deadline_secs: as in BLOOM_REDIS_DEADLINE_SECS.
@@ -82,7 +85,9 @@ def upload(
         fingerprinter=read_header(found[-1])[0].fingerprinter,
         job=Job(None, "stop"),
     )
-    server = RedisServer(url, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs)
+    server = RedisServer(
+        url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
+    )
     source.lock()
     try:
         files = source.load()
@@ -101,6 +106,7 @@ def download(
     key: str,
     directory: str | os.PathLike[str],
     *,
+    params: Mapping[str, Any] | None = None,
     cluster: bool = False,
     sentinel: str | None = None,
     deadline_secs: float = 30.0,
@@ -113,6 +119,7 @@ def download(
         url: as in BLOOM_REDIS_URL.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
+        params: options of redis-py for what the URL does not say, as in REDIS_PARAMS.
         cluster: as in BLOOM_REDIS_CLUSTER.
         sentinel: as in BLOOM_REDIS_SENTINEL.
         deadline_secs: as in BLOOM_REDIS_DEADLINE_SECS.
@@ -127,7 +134,9 @@ def download(
     path = Path(directory)
     check_free(path)
     target = FilterDirectory(path, fingerprinter="", job=Job(None, "stop"))
-    server = RedisServer(url, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs)
+    server = RedisServer(
+        url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
+    )
     target.lock()
     try:
         if filter_files(path):

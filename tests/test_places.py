@@ -1,11 +1,16 @@
 """Where a filter is, or a list: a path or the URL of a server, and what is neither is refused."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
+import servers
+from cli import bloom
 from crawls import Crawl
 from sites import Site
+from workspace import fingerprints, make_filter, start_project, urls, write_urls
 
 SECRET = "hushhush"
 
@@ -31,3 +36,109 @@ def test_a_bloom_dir_that_is_a_url(tree: Site, tmp_path: Path) -> None:
     assert "BLOOM_REDIS_URL" in line
     assert SECRET not in crawl.output
     assert [each.suffix for each in tmp_path.iterdir()] == [".log"]
+
+
+UNKNOWN = f"redis+tls://:{SECRET}@h/0?password={SECRET}"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "urls.txt", UNKNOWN),
+        ("import", UNKNOWN, "new"),
+        ("check", UNKNOWN, "urls.txt"),
+        ("check", "filter", UNKNOWN),
+        ("info", UNKNOWN),
+        ("report", UNKNOWN, "-o", "page.html"),
+        ("reset", UNKNOWN, "--yes"),
+        ("compare", UNKNOWN),
+        ("merge", "filter", UNKNOWN, "-o", "new"),
+        ("merge", "filter", "filter", "-o", f"redis://h/0?password={SECRET}"),
+        ("push", UNKNOWN, "redis://localhost"),
+        ("push", "filter", UNKNOWN),
+        ("pull", "redis://localhost", UNKNOWN, "--key", "k"),
+        ("pull", "redis://localhost", "new", f"redis://h/0?p%61ssword={SECRET}"),
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(UNKNOWN, "URL"),
+)
+def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    before = sorted(tmp_path.rglob("*"))
+    ran = bloom(*arguments, cwd=tmp_path)
+    assert ran.status in (1, 2)
+    assert not ran.out
+    (line,) = [line for line in ran.err.splitlines() if "error: " in line]
+    assert "://" in line
+    assert SECRET not in ran.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[servers.Server]:
+    """A server with a password."""
+    server = servers.Server("valkey", "--requirepass", SECRET)
+    yield server
+    server.end()
+
+
+def test_a_password_among_the_options_of_a_url_is_never_printed(
+    locked: servers.Server, tmp_path: Path
+) -> None:
+    url = f"{locked.url}?password={SECRET}"
+    client = redis.Redis.from_url(url)
+    client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(9)))])
+    made_by = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
+    key, source = ("--key", "shop:bloom"), ("--source-key", "shop:dupefilter")
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    commands = [
+        ("import", url, "filter", *source, *made_by, "--json"),
+        ("import", url, url.replace("/0?", "/1?"), *source, *key, *made_by, "--json"),
+        ("push", "filter", url, *key, "--json"),
+        ("info", url, *key, "--json"),
+        ("info", url, *key),
+        ("check", url, "urls.txt", *key, *made_by, "--json"),
+        ("pull", url, "pulled", *key, "--json"),
+        ("reset", url, *key, "--yes"),
+    ]
+    for command in commands:
+        ran = bloom(*command, cwd=tmp_path)
+        assert ran.status == 0, (command, ran)
+        assert SECRET not in ran.out + ran.err
+    assert bloom(*commands[0], cwd=tmp_path).json["source"] == f"{locked.url}?***"
+
+
+def test_the_commands_use_what_redis_params_say(locked: servers.Server, tmp_path: Path) -> None:
+    """As a crawl does: for what the URL does not say, unless BLOOM_REDIS_URL counts alone."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    project = start_project(tmp_path / "work")
+    with (project / "shopping/settings.py").open("a") as file:
+        file.write(f"\nREDIS_PARAMS = {{'password': '{SECRET}', 'db': 7, 'host': 'nowhere'}}\n")
+    key = ("--key", "told:bloom")
+    for command in (
+        ("push", tmp_path / "filter", locked.url, *key),
+        ("info", locked.url, *key),
+        ("check", locked.url, tmp_path / "urls.txt", *key),
+        ("import", tmp_path / "urls.txt", locked.url, *key),
+        ("pull", locked.url, "pulled", *key),
+        ("reset", locked.url, *key, "--yes"),
+    ):
+        ran = bloom(*command, cwd=project)
+        assert ran.status == 0, (command, ran)
+    said = locked.url.replace("//", "//:wrong@")
+    assert "invalid username-password pair" in bloom("info", said, *key, cwd=project).error
+    alone = ("-s", f"BLOOM_REDIS_URL={locked.url}")
+    assert "Authentication required" in bloom("info", locked.url, *key, *alone, cwd=project).error
+
+
+def test_a_sentinels_password(tmp_path: Path) -> None:
+    own = servers.Service()
+    login = ("ACL", "SETUSER", "default", "resetpass", f">{SECRET}")
+    own.sentinel.client.execute_command(*login)
+    params = f'REDIS_PARAMS={{"sentinel_kwargs": {{"password": "{SECRET}"}}}}'
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    place = (own.url, "--key", "told:bloom", "-s", "BLOOM_REDIS_SENTINEL=mymaster", "-s", params)
+    assert bloom("import", "urls.txt", *place, cwd=tmp_path).status == 0
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 5
+    own.end()

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.status import FilterStatus, size_text
 
+# Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
+_URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
 
 
@@ -28,13 +30,19 @@ class Countable(Protocol):
 
 
 def masked(text: str) -> str:
-    """A text without the user and password of any URL in it.
+    """A text whose URLs show neither user, password nor options.
 
-    >>> masked("redis://me:secret@host/0 is away")
-    'redis://***@host/0 is away'
+    >>> masked("redis://me:secret@host/0?password=secret is away")
+    'redis://***@host/0?*** is away'
     """
-    # Taken for a path, a URL loses one of its slashes.
-    return re.sub(r"(?<=:/|//)[^/@\s]*@", "***@", text)
+    return _URL.sub(_without_secrets, text)
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    scheme, login, place, options = url.groups(default="")
+    if "@" in place + options:  # a part of a password, perhaps
+        return f"{scheme}***"
+    return scheme + ("***@" if login else "") + place + ("?***" if options else "")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

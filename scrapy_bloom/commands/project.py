@@ -12,12 +12,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.output import note
+from scrapy_bloom.commands.output import masked, note
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings, redis_params
 from scrapy_bloom.sources import UrlList
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
@@ -44,8 +44,19 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def is_redis(place: str) -> bool:
-    """Whether a place is the URL of a server, and no path."""
-    return place.lower().startswith(_REDIS_SCHEMES)
+    """Whether a place is the URL of a server, and no path.
+
+    Raises:
+        BloomError: it is another URL. A directory of that name would bear its password.
+    """
+    if place.lower().startswith(_REDIS_SCHEMES):
+        return True
+    if "://" in place:
+        raise BloomError(
+            f"{masked(place)} is neither a path nor the URL of a Redis server, which begins with "
+            "redis://, with rediss:// (for TLS) or with unix://"
+        )
+    return False
 
 
 def path_argument(text: str) -> Path:
@@ -55,7 +66,7 @@ def path_argument(text: str) -> Path:
         argparse.ArgumentTypeError: it is a URL.
     """
     if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is a URL; a path is meant here")
+        raise argparse.ArgumentTypeError(f"{masked(text)} is a URL; a path is meant here")
     return Path(text)
 
 
@@ -127,6 +138,7 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
         # Before the add-ons: ours checks the settings.
         highest = max(SETTINGS_PRIORITIES.values())
         # No command schedules anything; what it fills may be for a crawl that does it otherwise.
+        has_own_url = bool(crawler.settings.get("BLOOM_REDIS_URL"))
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
         for key, value in more.items():
@@ -142,6 +154,8 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
             f"{type(error).__name__}: {error}"
         ) from error
     bloom = BloomSettings.from_settings(crawler.settings)
+    if "BLOOM_REDIS_URL" in more and not has_own_url:
+        bloom = replace(bloom, redis_params=redis_params(crawler.settings))
     if only_crawled:  # the other half of the rate is that of the filter in memory
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
@@ -164,7 +178,8 @@ def connect(
     """The server of a URL, and the name of a filter there.
 
     Args:
-        settings: as the command got them; BLOOM_REDIS_CLUSTER and the like count.
+        settings: as the command got them; BLOOM_REDIS_CLUSTER and the like count, and as in a
+            crawl REDIS_PARAMS unless there is a BLOOM_REDIS_URL.
         url: as in BLOOM_REDIS_URL.
         key: as --key says.
         spider: as --spider says.
@@ -187,6 +202,7 @@ def connect(
         key = bloom.redis_key % {"spider": name}
     server = RedisServer(
         url,
+        params=bloom.redis_params,
         cluster=bloom.redis_cluster,
         sentinel=bloom.redis_sentinel,
         deadline_secs=bloom.redis_deadline_secs,
@@ -205,15 +221,21 @@ def redis_argument(text: str) -> str:
     Raises:
         argparse.ArgumentTypeError: it is none.
     """
-    if not is_redis(text):
+    if not text.lower().startswith(_REDIS_SCHEMES):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no URL of a Redis server: redis://, rediss:// or unix://"
+            f"{masked(text)} is no URL of a Redis server: redis://, rediss:// or unix://"
         )
     return text
 
 
 def url_list(argument: str, project: Project) -> UrlList:
-    """The URLs that a command-line argument names, "-" being the standard input."""
+    """The URLs that a command-line argument names, "-" being the standard input.
+
+    Raises:
+        BloomError: it is a URL.
+    """
+    if "://" in argument:
+        raise BloomError(f"{masked(argument)} is a URL; a file with URLs is meant here")
     return UrlList(None if argument == "-" else Path(argument), project.url_fingerprint)
 
 

@@ -48,6 +48,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             options.url,
             key,
             options.path,
+            params=bloom.redis_params,
             cluster=bloom.redis_cluster,
             sentinel=bloom.redis_sentinel,
             deadline_secs=bloom.redis_deadline_secs,

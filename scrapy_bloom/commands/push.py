@@ -54,6 +54,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             filter_directory(options.path),
             options.url,
             key,
+            params=bloom.redis_params,
             cluster=bloom.redis_cluster,
             sentinel=bloom.redis_sentinel,
             deadline_secs=bloom.redis_deadline_secs,
