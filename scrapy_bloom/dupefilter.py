@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,19 @@ from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
-from scrapy_bloom.leftover import Leftover, tell_of_end, tell_of_risk
+from scrapy_bloom.leftover import (
+    Leftover,
+    outlives_the_run,
+    tell_of_end,
+    tell_of_risk,
+    warn_that_all_was_seen,
+)
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus, size_text
+from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
@@ -62,6 +70,7 @@ class BloomDupeFilter(BaseDupeFilter):
         forget_failed: BLOOM_FORGET_FAILED: forget requests that failed for good. That, and a
             backend that records what was crawled, need `Outcomes` to tell.
         leftover: what is left behind by a crawl that ends early.
+        this_run: what is filtered within this run only.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -77,6 +86,7 @@ class BloomDupeFilter(BaseDupeFilter):
         on_outage: str = "close",
         forget_failed: bool = False,
         leftover: Leftover = Leftover.NOTHING,
+        this_run: ThisRun | None = None,
         close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
@@ -88,6 +98,9 @@ class BloomDupeFilter(BaseDupeFilter):
         self._stats = stats
         self._extra = {"spider": spider}
         self._leftover = leftover
+        self._this_run = this_run or ThisRun()
+        self._is_queue_shared = False
+        self._has_passed = False  # any request
         self._logged_duplicate = False
         self._closed = False
         self._added = 0
@@ -152,6 +165,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 on_outage=settings.redis_on_outage,
                 forget_failed=settings.forget_failed and not command,
                 leftover=leftover,
+                this_run=ThisRun(start_requests=outlives_the_run(settings) and not job),
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
                 spider=crawler.spider,
@@ -183,11 +197,15 @@ class BloomDupeFilter(BaseDupeFilter):
             )
             fail_at_the_start(crawler, error, logger)
         new = cls.from_crawler(crawler)
-        new._leftover = Leftover.NOTHING  # noqa: SLF001 - our own; its queue is in Redis, too
+        new._queue_is_shared()  # noqa: SLF001 - our own
         new.open()
         # After the scheduler, which may still clear the filter.
         crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
         return new
+
+    def _queue_is_shared(self) -> None:
+        """The queue is in Redis, too: it is not lost, and others may have what is seen here."""
+        self._leftover, self._this_run, self._is_queue_shared = Leftover.NOTHING, ThisRun(), True
 
     def _spider_closed(self, reason: str) -> None:
         self.close(reason)
@@ -225,7 +243,8 @@ class BloomDupeFilter(BaseDupeFilter):
         """Whether the request was seen before; a new one is recorded.
 
         With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
-        `meta["bloom_filter"] = False` it is recorded, but never filtered.
+        `meta["bloom_filter"] = False` it is recorded, but never filtered; with `"run"` in place of
+        False, it is filtered if this run has scheduled it, whatever earlier runs have recorded.
 
         A subclass that overrides it may take the request alone.
 
@@ -241,7 +260,8 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            return self._is_seen(request, fingerprint, before_recording)
+            if self._is_seen(request, fingerprint, before_recording):
+                return True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failures.add(request, error)
             if not isinstance(fingerprint, bytes):
@@ -249,16 +269,21 @@ class BloomDupeFilter(BaseDupeFilter):
             elif self._endings is not None:
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
                     self._endings.scheduled(request, fingerprint)
+        self._has_passed = True
         return False
 
     def _is_seen(
         self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
     ) -> bool:
         meta = request.meta
-        if self._endings is not None and self._endings.is_dead(fingerprint):
+        in_this_run = self._this_run.is_asked(meta)
+        if (self._endings is not None and self._endings.is_dead(fingerprint)) or (
+            in_this_run and not self._this_run.begins_with(fingerprint)
+        ):
             return self._filtered(request, fingerprint)
+        is_filtered = not in_this_run and bool(meta.get("bloom_filter", True))
         if "bloom_record" in meta and not meta["bloom_record"]:
-            return bool(meta.get("bloom_filter", True)) and fingerprint in self.backend
+            return is_filtered and fingerprint in self.backend
         if before_recording is not None and fingerprint not in self.backend:
             if self._endings is not None:
                 self._endings.mark(request, fingerprint)  # it goes into the queue, too
@@ -267,8 +292,9 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._add(fingerprint):
             if not self._records_at_the_end:
                 self._count_added()
-        elif meta.get("bloom_filter", True):
+        elif is_filtered:
             return self._endings is None or self._filtered(request, fingerprint)
+        self._this_run.scheduled(fingerprint)
         if self._endings is not None:
             self._endings.scheduled(request, fingerprint)
         return False
@@ -304,11 +330,9 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._closed:
             return
         self._closed = True
-        if self._endings is not None and not self._endings.close(
-            self._extra, is_finished=reason == "finished"
-        ):
+        if self._endings is not None and not self._endings.close(self._extra):
             self._failures.count += 1
-        status = self.backend.status()
+        status = self._status()
         self._update_stats(status)
         drops = status.expected_false_drops
         self._stats.set_value("bloom/expected_false_drops", drops)
@@ -335,6 +359,10 @@ class BloomDupeFilter(BaseDupeFilter):
             stats=self._stats,
             extra=self._extra,
         )
+        if reason == "finished" and not self._has_passed and not self._is_queue_shared:
+            warn_that_all_was_seen(
+                self._duplicates, status.location, stats=self._stats, extra=self._extra
+            )
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
@@ -355,9 +383,14 @@ class BloomDupeFilter(BaseDupeFilter):
         self._duplicates += 1
         self._stats.inc_value("dupefilter/filtered")
 
+    def _status(self) -> FilterStatus:
+        status = self.backend.status()
+        in_memory = self._this_run.generations()
+        return replace(status, volatile=[*status.volatile, *in_memory]) if in_memory else status
+
     def _look(self) -> FilterStatus:
         """Every now and then: stats, and whether the filter is full."""
-        status = self.backend.status()
+        status = self._status()
         self._look_at = self._added + math.ceil(min(self._fullness.look(status), _STATS_EVERY))
         self._update_stats(status)
         return status

@@ -27,8 +27,7 @@ class Endings:
     def __init__(
         self, backend: Backend, *, forget_failed: bool, recorded: Callable[[], None]
     ) -> None:
-        self._forgetting = Forgetting(backend.forget) if forget_failed else None
-        self._backend = backend
+        self._forgetting = Forgetting(backend.discard) if forget_failed else None
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._recorded = recorded
 
@@ -44,6 +43,8 @@ class Endings:
     def scheduled(self, request: Request, fingerprint: bytes) -> None:
         """A request was let pass, and is recorded, or shall be at its end."""
         self.mark(request, fingerprint)
+        if self._forgetting is not None:
+            self._forgetting.scheduled(fingerprint)
 
     def mark(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it stands for a fingerprint, once."""
@@ -76,19 +77,14 @@ class Endings:
                 self._forgetting.failed(fingerprints)
             else:
                 self._forgetting.ended(fingerprints)
-        if outcome is not Outcome.FAILED:
-            self._backend.ended(fingerprints)
 
-    def close(self, extra: Mapping[str, Any], *, is_finished: bool) -> bool:
+    def close(self, extra: Mapping[str, Any]) -> bool:
         """Do what is left to do, and tell what could not be done; whether all could.
 
         Args:
-            is_finished: see `Forgetting.close`.
             extra: for the log records.
         """
-        number = 0
-        if self._forgetting is not None:
-            number = self._forgetting.close(is_finished=is_finished)
+        number = self._forgetting.close() if self._forgetting is not None else 0
         if number:
             logger.error(
                 "%s failed requests could not be forgotten, since the filter is out of reach: they "
@@ -100,7 +96,7 @@ class Endings:
             logger.info(
                 "%s of %s new requests were crawled without an error, and are recorded. The others "
                 "are crawled by the next run that finds a link to them: list pages should be "
-                'requested with meta={"bloom_filter": False}',
+                'requested with meta={"bloom_filter": "run"}',
                 f"{self._recorder.crawled:,}",
                 f"{self._recorder.scheduled:,}",
                 extra=extra,

@@ -178,7 +178,7 @@ class Job:
             logger.warning(
                 "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
                 "this run finds a link to it: list pages should be requested with "
-                'meta={"bloom_filter": False}. (If that run had BLOOM_RECORD_ON = "scheduled", '
+                'meta={"bloom_filter": "run"}. (If that run had BLOOM_RECORD_ON = "scheduled", '
                 "what it had queued looks seen, and is not crawled)",
                 what,
                 f" (at least {count:,} requests)" if count is not None else "",

@@ -28,13 +28,16 @@ class Leftover(Enum):
     @classmethod
     def of(cls, settings: BloomSettings, job_dir: str | None) -> "Leftover":
         """What a crawl with Scrapy's scheduler, or CrashSafeScheduler, would leave."""
-        if settings.backend == "redis":
-            outlives_the_run = not settings.redis_flush
-        else:
-            outlives_the_run = settings.dir is not None
-        if not outlives_the_run or settings.record_on == "crawled":
+        if not outlives_the_run(settings) or settings.record_on == "crawled":
             return cls.NOTHING
         return cls.JOB if job_dir else cls.LOST
+
+
+def outlives_the_run(settings: BloomSettings) -> bool:
+    """Return whether a crawl's filter is there for later ones, wherever its queue is."""
+    if settings.backend == "redis":
+        return not settings.redis_flush
+    return settings.dir is not None
 
 
 def tell_of_risk(place: str, extra: Mapping[str, Any]) -> None:
@@ -89,6 +92,32 @@ def tell_of_end(
         'command goes on; BLOOM_RECORD_ON = "crawled" records in a file what was crawled only',
         reason,
         f"{lost:,}",
+        place,
+        extra=extra,
+    )
+
+
+def warn_that_all_was_seen(
+    filtered: int, place: str, *, stats: StatsCollector, extra: Mapping[str, Any]
+) -> None:
+    """Warn at the close of a run in which no request has passed the filter.
+
+    Args:
+        filtered: how many requests were filtered.
+        place: the filter, for people.
+        stats: of the crawl. Requests of an earlier run, from a job's queue, are taken from the
+            scheduler, and not put there.
+        extra: for the log records.
+    """
+    taken = stats.get_value("scheduler/dequeued", 0) - stats.get_value("scheduler/enqueued", 0)
+    if not filtered or taken > 0:
+        return
+    logger.warning(
+        "Nothing new was crawled: each of the %s requests that came to the filter was recorded in "
+        '%s before. Pages that lead to new ones are crawled once in each run with meta={"bloom_'
+        'filter": "run"}; to crawl pages again after some time, set BLOOM_WINDOW_SECS; to start '
+        "over, use another JOBDIR, BLOOM_DIR or BLOOM_REDIS_KEY, or `scrapy bloom reset`",
+        f"{filtered:,}",
         place,
         extra=extra,
     )

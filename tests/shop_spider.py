@@ -1,4 +1,4 @@
-"""The spider of runs that share a filter, as in docs/recipes.md: list pages always, else new ones.
+"""The spider of runs that share a filter (docs/recipes.md): list pages once a run, else new ones.
 
 What it has crawled it appends to the file at -a done.
 """
@@ -18,7 +18,6 @@ class ShopSpider(scrapy.Spider):
         super().__init__(**kwargs)
         self.start_urls = [url]
         self.done = Path(done).open("a", buffering=1)  # noqa: SIM115 - as long as the spider
-        self.lists = set()
         self.extractor = LinkExtractor(allow=["/a/", "/s/"])
 
     def parse(self, response):
@@ -27,7 +26,7 @@ class ShopSpider(scrapy.Spider):
         for link in self.extractor.extract_links(response):
             if "/s/" not in link.url:
                 yield scrapy.Request(link.url.partition("?")[0])
-            elif (url := link.url.replace("sort=date&page", "page")) not in self.lists:
-                self.lists.add(url)
-                yield scrapy.Request(url, meta={"bloom_filter": False})
+            else:
+                url = link.url.replace("sort=date&page", "page")
+                yield scrapy.Request(url, meta={"bloom_filter": "run"})
         self.done.write(urlsplit(response.url).path + "\n")

@@ -145,6 +145,7 @@ def _generation(each: GenerationStatus) -> _Figures:
         "bytes": each.geometry.nbytes,
         "blocks": num_blocks,
         "hashes": num_hashes,
+        "counting": each.geometry.is_counting,
         "fill_ratio": each.fill_ratio,
         "error_rate_now": each.error_rate_now,
         "error_rate_at_capacity": each.error_rate,
@@ -207,8 +208,9 @@ def _print(figures: _Figures) -> None:
 
 
 def _row(each: _Figures) -> list[str]:
+    kind = " counting" if each["counting"] else ""
     row = [
-        str(each["number"]),
+        f"{each['number']}{kind}",
         time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
         number(each["recorded"]),
         number(each["capacity"]),

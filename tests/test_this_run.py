@@ -1,0 +1,217 @@
+"""Requests that are filtered within their run only, where the filter outlives its runs."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scrapy import Request
+
+import servers
+from crawls import Crawl
+from scrapy_bloom.this_run import ThisRun
+from sites import ScriptedSite
+from test_dupefilter import bloom_stats, opened
+
+SITEMAP = """
+from urllib.parse import urlsplit
+from scrapy.spiders import SitemapSpider
+
+class Shop(SitemapSpider):
+    name = "shop"
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.sitemap_urls = [url]
+
+    def parse(self, response):
+        # Copied meta: this is no start request, though its meta says so.
+        yield response.follow("/article/shared", self.done, meta=response.meta)
+        yield {"page": urlsplit(response.url).path}
+
+    def done(self, response):
+        yield {"page": urlsplit(response.url).path}
+"""
+LISTS = """
+import scrapy
+from scrapy.linkextractors import LinkExtractor
+from scrapy.spiders import CrawlSpider, Rule
+
+class Shop(CrawlSpider):
+    name = "shop"
+    rules = [
+        Rule(LinkExtractor(allow="/list/"), process_request="each_run"),
+        Rule(LinkExtractor(allow="/item/"), callback="parse_item"),
+    ]
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.start_urls = [url]
+
+    def each_run(self, request, response):
+        return request.replace(meta={**request.meta, "bloom_filter": "run"})
+
+    def parse_item(self, response):
+        yield {"page": response.url}
+"""
+
+
+def sitemap(*paths: str) -> bytes:
+    """A sitemap; `{}` is to be the address of the site."""
+    locs = "".join(f"<url><loc>{{0}}{path}</loc></url>" for path in paths)
+    xmlns = "http://www.sitemaps.org/schemas/sitemap/0.9"
+    return f'<?xml version="1.0"?><urlset xmlns="{xmlns}">{locs}</urlset>'.encode()
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    new = ScriptedSite({})
+    yield new
+    new.end()
+
+
+def night(site: ScriptedSite, path: Path, spider: str, **settings: Any) -> Crawl:
+    """One more run, which ends well."""
+    file = path / "spider.py"
+    file.write_text(spider)
+    site.forget()
+    start = "sitemap.xml" if spider is SITEMAP else "list/0"
+    crawl = Crawl(f"{site.url}{start}", path, settings, spider=file)
+    assert crawl.finish() == 0, crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    return crawl
+
+
+def place(name: str, path: Path) -> dict[str, Any]:
+    """Settings for a filter that outlives its runs."""
+    url = servers.shared("valkey").url if name == "redis" else ""
+    return {
+        "file": {"BLOOM_DIR": "kept"},
+        "redis": {
+            "BLOOM_BACKEND": "redis",
+            "BLOOM_REDIS_URL": url,
+            "BLOOM_REDIS_KEY": os.fspath(path),
+        },
+        "crawled": {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
+        "crash-safe": {
+            "BLOOM_DIR": "kept",
+            "JOBDIR": "job",
+            "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        },
+    }[name]
+
+
+@pytest.mark.parametrize("kind", ["file", "redis", "crawled"])
+def test_start_requests_are_crawled_by_each_run(
+    kind: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    settings = place(kind, tmp_path)
+
+    def offer(*paths: str) -> None:
+        # The start request is redirected: its target is one, too.
+        site.answers["/sitemap.xml"] = ["/today.xml"]
+        site.answers["/today.xml"] = [sitemap(*paths).replace(b"{0}", site.url[:-1].encode())]
+
+    offer("/article/1", "/article/2")
+    crawl = night(site, tmp_path, SITEMAP, **settings)
+    pages = {"/sitemap.xml", "/today.xml", "/article/1", "/article/2", "/article/shared"}
+    assert site.hits == dict.fromkeys(pages, 1)
+    crawl = night(site, tmp_path, SITEMAP, **settings)
+    assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1}
+    assert not crawl.told("WARNING")  # start requests lead to what is new
+    offer("/article/1", "/article/2", "/article/3")
+    night(site, tmp_path, SITEMAP, **settings)
+    assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1, "/article/3": 1}
+
+
+def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) -> None:
+    """As with Scrapy's own filter; but this one says so."""
+    site.answers["/sitemap.xml"] = [sitemap("/article/1").replace(b"{0}", site.url[:-1].encode())]
+    settings = {"JOBDIR": "job", "BLOOM_DIR": "kept"}
+    crawl = night(site, tmp_path, SITEMAP, **settings)
+    assert not crawl.told("WARNING")
+    crawl = night(site, tmp_path, SITEMAP, **settings)
+    assert not site.hits
+    (warning,) = crawl.told("WARNING")
+    assert "Nothing new was crawled: each of the 1 requests that came to the filter was " in warning
+    assert 'meta={"bloom_filter": "run"}' in warning
+
+
+@pytest.mark.parametrize("kind", ["file", "redis", "crawled", "crash-safe"])
+def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
+    kind: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    lists = tuple(f"/list/{number}" for number in range(8))
+    for number, name in enumerate(lists):
+        site.answers[name] = [(*lists, f"/item/{number}", "/item/shared")]
+    settings = place(kind, tmp_path)
+    night(site, tmp_path, LISTS, **settings)
+    # The start URL is asked for without the filter.
+    assert all(1 <= site.hits[name] <= 2 for name in lists[:1])
+    assert all(site.hits[name] == 1 for name in lists[1:])
+    assert sum(site.hits[page] for page in site.hits if "item" in page) == 9
+    site.answers["/list/5"] = [(*lists, "/item/new")]
+    crawl = night(site, tmp_path, LISTS, **settings)
+    assert all(site.hits[name] == 1 for name in lists[1:])
+    assert [page for page in site.hits if "item" in page] == ["/item/new"]
+    assert not crawl.told("WARNING")
+
+
+def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -> None:
+    lists = LISTS.replace(' "bloom_filter": "run"', "")
+    site.answers["/list/0"] = [("/list/1", "/item/1")]
+    site.answers["/list/1"] = [("/list/0", "/item/2")]
+    for expected in ([], ["2"]):
+        crawl = night(site, tmp_path, lists, BLOOM_DIR="kept")
+        told = [line.split("each of the ")[1].split()[0] for line in crawl.told("WARNING")]
+        assert told == expected
+
+
+def test_what_each_meta_means(tmp_path: Path) -> None:
+    pages = [f"https://example.com/{number}" for number in range(9)]
+    with opened(BLOOM_DIR=tmp_path / "kept") as scheduler:
+        assert scheduler.enqueue_request(Request(pages[0]))
+        size = bloom_stats(scheduler)["bloom/bytes"]
+    with opened(BLOOM_DIR=tmp_path / "kept") as scheduler:
+
+        def passes(page: str, **meta: Any) -> bool:
+            return bool(scheduler.enqueue_request(Request(page, meta=meta)))
+
+        assert not passes(pages[0])
+        assert not passes(pages[0], bloom_filter="Run")  # true as any other text
+        assert passes(pages[0], bloom_filter="run")
+        assert not passes(pages[0], bloom_filter="run")
+        assert passes(pages[0], bloom_filter=False)
+        # What this run has scheduled in any way.
+        assert passes(pages[1])
+        assert not passes(pages[1], bloom_filter="run")
+        assert passes(pages[2], bloom_filter=0)
+        assert not passes(pages[2], bloom_filter="run")
+        # It is recorded, unless it says otherwise.
+        assert passes(pages[3], bloom_filter="run")
+        assert not passes(pages[3])
+        assert passes(pages[4], bloom_filter="run", bloom_record=False)
+        assert not passes(pages[4], bloom_filter="run", bloom_record=False)
+        assert passes(pages[4])
+        # A start request asks by itself; what was made of its response does not.
+        assert passes(pages[5], is_start_request=True)
+        assert not passes(pages[5], is_start_request=True)
+        assert not passes(pages[5])
+    with opened(BLOOM_DIR=tmp_path / "kept") as scheduler:
+        assert not passes(pages[5], is_start_request=True, bloom_filter=True)
+        assert not passes(pages[5], is_start_request=True, depth=1)
+        assert "bloom/error_rate" in bloom_stats(scheduler)
+        assert passes(pages[5], is_start_request=True)
+    assert bloom_stats(scheduler)["bloom/bytes"] > size  # what is in memory counts
+    assert bloom_stats(scheduler)["bloom/count"] == 6
+
+
+def test_a_million_in_a_run() -> None:
+    this_run = ThisRun()
+    assert not this_run.generations()  # who does not ask does not pay
+    numbers = range(1_000_000)
+    new = sum(this_run.begins_with(number.to_bytes(4, "big")) for number in numbers)
+    assert new >= len(numbers) - 1
+    assert not any(this_run.begins_with(number.to_bytes(4, "big")) for number in range(1000))
+    assert sum(each.geometry.nbytes for each in this_run.generations()) < 11_000_000
