@@ -1,14 +1,11 @@
 """What it costs that a filter can forget: the counting filter against the plain one."""
 
-from collections.abc import Sequence
 from statistics import median
 
-from benchmarks import samples, servers
+from benchmarks import samples
 from benchmarks.report import Check, Section, Table, at_most, quartiles
 from benchmarks.timing import timed
 from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
 
 ADD_LIMIT, DISCARD_LIMIT, SPACE_LIMIT, RATE_LIMIT = 3.0, 4.0, 4.0, 1.15
 ERROR_RATES = (1e-2, 1e-4, 1e-6)
@@ -45,13 +42,11 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             f"CountingBloomFilter and BloomFilter for {capacity:,} requests, filled up in {rounds} "
             "rounds of the same fingerprints: each round times both, as new ones and then again. "
             "At last the counting one discards all of them, in rounds, too, after which all of its "
-            "bits are 0. In Redis and Valkey: the server's own time for a new request, as its "
-            "commandstats tell it."
+            "bits are 0."
         ),
         checks=checks,
         tables=[
             Table(("figure", "plain, µs", "counting, µs", "ratio, 25 %", "median", "75 %"), rows),
-            Table(("server's time, µs", "plain", "counting"), _servers_times(quick)),
         ],
     )
 
@@ -97,31 +92,3 @@ def _error_rate(capacity: int) -> Check:
         seen.add(fingerprint)
     wrong = sum(fingerprint in seen for fingerprint in samples.fingerprints(capacity, capacity))
     return at_most("error rate relative to 1e-3", wrong / capacity / 1e-3, RATE_LIMIT)
-
-
-def _servers_times(quick: bool) -> Sequence[Sequence[str]]:  # noqa: FBT001
-    number = 500 if quick else 20_000
-    rows = []
-    for name, program in servers.programs().items():
-        with servers.running(program) as server, server.client() as client:
-            cells = []
-            for counting in (False, True):
-                backend = RedisBackend(
-                    RedisServer(server.url),
-                    f"counting {counting}",
-                    capacity=number,
-                    error_rate=1e-6,
-                    counting=counting,
-                    mirror=False,
-                )
-                backend.open()
-                backend.begin()
-                client.config_resetstat()
-                for fingerprint in samples.fingerprints(0, number):
-                    backend.add(fingerprint)
-                stats = client.info("commandstats")
-                command = "cmdstat_evalsha" if counting else "cmdstat_bitfield"
-                cells.append(f"{stats[command]['usec_per_call']:.1f}")
-                backend.close()
-            rows.append((name, *cells))
-    return rows

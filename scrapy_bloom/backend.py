@@ -1,5 +1,6 @@
 """Where a filter is kept: what every place must offer, and which one the settings ask for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -33,13 +34,11 @@ class Backend(Protocol):
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new."""
 
-    def discard(self, fingerprint: bytes) -> bool:
-        """Forget a fingerprint that was recorded before.
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let fingerprints that were recorded be new once more, in this run or a later one."""
 
-        Returns:
-            False if nothing was changed: it is not there, or where requests cannot be forgotten,
-            or several generations seem to have it (one of them by an error, at the error rate).
-        """
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """Note that requests were crawled: they are not forgotten, even if this run dies."""
 
     def __contains__(self, fingerprint: bytes) -> bool:
         """Whether a fingerprint is recorded (or, at the error rate, seems to be)."""
@@ -103,6 +102,7 @@ def create_backend(
         spider=spider,
         fingerprinter=fingerprinter,
         job=job,
+        claims=job.path is None,
     )
     if not only_crawled:
         return stored
@@ -111,7 +111,6 @@ def create_backend(
         capacity=settings.expected_requests,
         error_rate=settings.error_rate,
         window_secs=settings.window_secs,
-        counting=settings.counting,
     )
     return RecordCrawled(stored, volatile)
 
@@ -124,6 +123,7 @@ def local_backend(
     fingerprinter: str,
     job: Job,
     is_crawl: bool = True,
+    claims: bool = False,
 ) -> LocalBackend:
     """A filter in a directory, with these settings; see `LocalBackend`."""
     return LocalBackend(
@@ -132,13 +132,13 @@ def local_backend(
         error_rate=settings.error_rate,
         on_full=settings.on_full,
         window_secs=settings.window_secs,
-        counting=settings.counting,
         salt=settings.salt,
         fingerprinter=fingerprinter,
         spider=spider,
         job=job,
         sync_secs=settings.sync_secs,
         is_crawl=is_crawl,
+        claims=claims,
     )
 
 
@@ -161,7 +161,6 @@ def redis_backend(
         error_rate=settings.error_rate,
         on_full=settings.on_full,
         window_secs=settings.window_secs,
-        counting=settings.counting,
         salt=settings.salt,
         fingerprinter=fingerprinter,
         spider=spider,

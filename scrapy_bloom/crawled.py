@@ -1,5 +1,6 @@
 """Recording a request for later runs only when it has been crawled (BLOOM_RECORD_ON)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scrapy_bloom.local import LocalBackend
@@ -36,7 +37,9 @@ class RecordCrawled:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
-        if fingerprint in self._stored or not self._volatile.add(fingerprint):
+        if self._stored.forgotten.take(fingerprint):
+            self._volatile.add(fingerprint)  # if it is not there
+        elif fingerprint in self._stored or not self._volatile.add(fingerprint):
             return False
         self.scheduled += 1
         return True
@@ -48,12 +51,17 @@ class RecordCrawled:
         self.crawled += 1
         return True
 
-    def discard(self, fingerprint: bytes) -> bool:
-        """Forget a fingerprint; see `Backend.discard`."""
-        forgotten = self._volatile.discard(fingerprint)
-        return self._stored.discard(fingerprint) or forgotten
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let fingerprints be new once more; see `Backend.forget`."""
+        self._stored.forget(fingerprints)
+
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """Note that requests were crawled; see `Backend.ended`."""
+        self._stored.ended(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
+        if fingerprint in self._stored.forgotten:
+            return False
         return fingerprint in self._stored or fingerprint in self._volatile
 
     def is_stored(self, fingerprint: bytes) -> bool:

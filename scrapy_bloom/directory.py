@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrapy_bloom import jobdir
+from scrapy_bloom import forgotten_file, jobdir
 from scrapy_bloom.exceptions import (
     FilterFileError,
     FingerprinterMismatchError,
@@ -251,11 +251,13 @@ class FilterDirectory:
 
     def _set_aside_unclean(self, files: Sequence[FoundFile]) -> bool:
         """Deal with a filter or job that was not closed; True if it is out of the way now."""
+        paths = [file.path for file in files]
+        forgotten = [path for path in [self.path / forgotten_file.NAME] if path.exists()]
         is_away = self._job.recover(
             files[-1].path if files else None,
             sum(file.state.count for file in files) if files else None,
             # The newest file, which is marked as in use, last.
-            lambda: [str(jobdir.set_aside(file.path)) for file in files],
+            lambda: [str(jobdir.set_aside(path)) for path in [*forgotten, *paths]],
         )
         self.was_kept_unclean = not is_away
         return is_away

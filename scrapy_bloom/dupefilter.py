@@ -330,7 +330,9 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._closed:
             return
         self._closed = True
-        if self._endings is not None and not self._endings.close(self._extra):
+        if self._endings is not None and not self._endings.close(
+            self._extra, is_finished=reason == "finished"
+        ):
             self._failures.count += 1
         status = self._status()
         self._update_stats(status)

@@ -27,7 +27,8 @@ class Endings:
     def __init__(
         self, backend: Backend, *, forget_failed: bool, recorded: Callable[[], None]
     ) -> None:
-        self._forgetting = Forgetting(backend.discard) if forget_failed else None
+        self._forgetting = Forgetting(backend.forget) if forget_failed else None
+        self._backend = backend
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._recorded = recorded
 
@@ -43,8 +44,6 @@ class Endings:
     def scheduled(self, request: Request, fingerprint: bytes) -> None:
         """A request was let pass, and is recorded, or shall be at its end."""
         self.mark(request, fingerprint)
-        if self._forgetting is not None:
-            self._forgetting.scheduled(fingerprint)
 
     def mark(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it stands for a fingerprint, once."""
@@ -77,14 +76,19 @@ class Endings:
                 self._forgetting.failed(fingerprints)
             else:
                 self._forgetting.ended(fingerprints)
+        if outcome is not Outcome.FAILED:
+            self._backend.ended(fingerprints)
 
-    def close(self, extra: Mapping[str, Any]) -> bool:
+    def close(self, extra: Mapping[str, Any], *, is_finished: bool) -> bool:
         """Do what is left to do, and tell what could not be done; whether all could.
 
         Args:
+            is_finished: see `Forgetting.close`.
             extra: for the log records.
         """
-        number = self._forgetting.close() if self._forgetting is not None else 0
+        number = 0
+        if self._forgetting is not None:
+            number = self._forgetting.close(is_finished=is_finished)
         if number:
             logger.error(
                 "%s failed requests could not be forgotten, since the filter is out of reach: they "

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header, write_state
@@ -37,8 +36,7 @@ class FilterFile:
             raise
         self._view = memoryview(self._map)
         self._words = self._view[:HEADER_BYTES].cast("Q")
-        kind = CountingBloomFilter if header.geometry.is_counting else BloomFilter
-        self.filter = kind.over(
+        self.filter = BloomFilter.over(
             self._view[HEADER_BYTES:],
             header.geometry,
             capacity=header.capacity,

@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.local import LocalBackend
 
 MOST_TIMES = 3  # in one run, for one request
-_LAST = bytes([MOST_TIMES])
+_MOST_WAITING = 100_000  # requests that wait for the end of the one they were redirected to
+_RECENT = 500_000  # ends that are remembered, at least
 
 
 class Forgetting:
@@ -17,29 +19,27 @@ class Forgetting:
     times is not crawled any more in this run; the next run will try again.
 
     Args:
-        discard: makes the filter forget a fingerprint; see `Backend.discard`.
+        forget: makes the filter forget fingerprints; see `Backend.forget`.
 
     Attributes:
         forgotten: how many times a request was forgotten.
     """
 
-    def __init__(self, discard: Callable[[bytes], bool]) -> None:
+    def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
         self.forgotten = 0
-        self._discard = discard
-        # In filters, since there may be many: how often each was forgotten, and which have not
-        # ended yet. That they err costs a page now and then, much less often than the filter does.
-        self._times = _in_memory()
-        self._pending = _in_memory(counting=True)
+        self._forget_now = forget
+        # In filters, since there may be many: how often each was forgotten, and which have ended.
+        # That they err costs a page now and then, much less often than the filter does.
+        self._times = LocalBackend(None, capacity=20_000, error_rate=1e-12)
+        self._times.open()
+        self._ended = _Recent()
         self._any_is_dead = False
-        self._followers: dict[bytes, list[bytes]] = {}  # what was redirected to a pending one
+        self._followers: dict[bytes, list[bytes]] = {}  # by what they were redirected to
+        self._num_followers = 0
         self._waiting: list[bytes] = []  # to be forgotten when the server is back
 
-    def scheduled(self, fingerprint: bytes) -> None:
-        """A request was recorded, and is about to be crawled."""
-        self._pending.add(fingerprint)
-
     def failed(self, fingerprints: Sequence[bytes]) -> None:
-        """A request failed for good: forget all that was recorded for it.
+        """Forget all that was recorded for a request that failed for good.
 
         Args:
             fingerprints: its own, and those of what became this request.
@@ -51,14 +51,15 @@ class Forgetting:
         self._forget()
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """A request ended in another way."""
-        self._with_followers(fingerprints)
+        """Note that a request ended in another way."""
+        for fingerprint in self._with_followers(fingerprints):
+            self._ended.add(self._attempt(fingerprint))
         if self._waiting:
             with contextlib.suppress(StorageError):  # told already
                 self._forget()
 
     def followed(self, target: bytes, fingerprints: Sequence[bytes]) -> None:
-        """Requests were redirected to one that is filtered: they share its fate.
+        """Note that requests were redirected to one that is filtered: they share its fate.
 
         A site that is down redirects each of its pages to the same one, which fails.
 
@@ -66,56 +67,82 @@ class Forgetting:
             target: the fingerprint of that one.
             fingerprints: theirs.
         """
-        if self.is_dead(target):
+        if self.is_dead(target) or target in self._waiting:
             self.failed(fingerprints)
-        elif target in self._pending and target not in fingerprints:
-            self._followers.setdefault(target, []).extend(fingerprints)
-        else:
+        elif target in fingerprints or self._attempt(target) in self._ended:
             self.ended(fingerprints)
+        else:
+            # It is under way, or waits in the queue, perhaps since an earlier run.
+            self._followers.setdefault(target, []).extend(fingerprints)
+            self._num_followers += len(fingerprints)
+            while self._num_followers > _MOST_WAITING:
+                # Most of them were redirected to what an earlier run has crawled.
+                self._num_followers -= len(self._followers.pop(next(iter(self._followers))))
 
     def is_dead(self, fingerprint: bytes) -> bool:
-        """Whether a request was forgotten so often that this run shall not crawl it again."""
-        return self._any_is_dead and fingerprint + _LAST in self._times
+        """Check whether this run shall not crawl a request any more, forgotten so often."""
+        return self._any_is_dead and fingerprint + bytes([MOST_TIMES]) in self._times
 
-    def close(self) -> int:
+    def close(self, *, is_finished: bool) -> int:
         """Forget what was redirected to a request whose end this run does not see.
+
+        Args:
+            is_finished: nothing is queued any more: what this run has not seen to end, an earlier
+                run has.
 
         Returns:
             How many requests could not be forgotten, because the filter is out of reach.
         """
-        for followers in self._followers.values():
-            self._waiting += followers
+        if not is_finished:
+            for followers in self._followers.values():
+                self._waiting += followers
         with contextlib.suppress(StorageError):
             self._forget()
         return len(self._waiting)
 
     def _with_followers(self, fingerprints: Sequence[bytes]) -> list[bytes]:
-        """Those that have ended with these, which are among them."""
+        """Return those that have ended with these, which are among them."""
         ended, todo = [], list(fingerprints)
         while todo:
             fingerprint = todo.pop()
-            self._pending.discard(fingerprint)
-            todo += self._followers.pop(fingerprint, ())
+            followers = self._followers.pop(fingerprint, ())
+            self._num_followers -= len(followers)
+            todo += followers
             ended.append(fingerprint)
         return ended
 
     def _forget(self) -> None:
-        while self._waiting:
-            fingerprint = self._waiting[-1]
-            is_forgotten = self._discard(fingerprint)
-            self._waiting.pop()
-            if is_forgotten:
-                self.forgotten += 1
-                self._count(fingerprint)
+        if not self._waiting:
+            return
+        self._forget_now(self._waiting)
+        forgotten, self._waiting = self._waiting, []
+        self.forgotten += len(forgotten)
+        for fingerprint in forgotten:
+            for times in range(1, MOST_TIMES + 1):
+                if self._times.add(fingerprint + bytes([times])):
+                    break
+            self._any_is_dead = self._any_is_dead or times == MOST_TIMES
 
-    def _count(self, fingerprint: bytes) -> None:
-        for times in range(1, MOST_TIMES + 1):
-            if self._times.add(fingerprint + bytes([times])):
-                break
-        self._any_is_dead = self._any_is_dead or times == MOST_TIMES
+    def _attempt(self, fingerprint: bytes) -> bytes:
+        """Return a name for one crawl of a request: it may be forgotten and crawled again."""
+        times = 0
+        if self.forgotten:
+            while times < MOST_TIMES and fingerprint + bytes([times + 1]) in self._times:
+                times += 1
+        return fingerprint + bytes([times])
 
 
-def _in_memory(*, counting: bool = False) -> LocalBackend:
-    new = LocalBackend(None, capacity=20_000, error_rate=1e-12, counting=counting)
-    new.open()
-    return new
+class _Recent:
+    """A set of names that remembers the last half a million of them, and up to twice as many."""
+
+    def __init__(self) -> None:
+        self._new = self._old = BloomFilter(_RECENT, 1e-6)
+        self._length = 0
+
+    def add(self, name: bytes) -> None:
+        if self._length >= _RECENT:
+            self._old, self._new, self._length = self._new, BloomFilter(_RECENT, 1e-6), 0
+        self._length += self._new.add(name)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._new or name in self._old

@@ -45,17 +45,6 @@ class GenerationLog:
             f"{ended.count:,}",
         )
 
-    def begun_to_count(self, plain: Generation, newest: Generation) -> None:
-        """The newest generation was added, since the one before it has no counters."""
-        self._no_room = False
-        logger.info(
-            "BLOOM_COUNTING: from now on, requests are recorded in generation %d, in %s bytes, and "
-            "can be forgotten; the %s recorded before cannot",
-            newest.number,
-            f"{newest.geometry.nbytes:,}",
-            f"{plain.count:,}",
-        )
-
     def gone(self, numbers: Sequence[int], count: int, window: float) -> None:
         """Generations with so many requests have expired."""
         self.expired += count
@@ -77,10 +66,6 @@ class GenerationLog:
     def cannot_turn(self, error: Exception) -> None:
         """There is no room for the generation of the next quarter."""
         self._cannot_add("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
-
-    def cannot_count(self, error: Exception) -> None:
-        """There is no room for a generation with counters."""
-        self._cannot_add("Requests cannot be forgotten", error)
 
     def _cannot_add(self, consequence: str, error: Exception) -> None:
         self.errors += 1

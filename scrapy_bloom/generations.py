@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
-from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import make_hasher
 from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
@@ -93,17 +92,15 @@ class Size:
 
     capacity: int
     error_rate: float
-    counting: bool = False
 
     @property
     def geometry(self) -> Geometry:
         """The smallest that will do."""
-        return choose_geometry(self.capacity, self.error_rate, counting=self.counting)
+        return choose_geometry(self.capacity, self.error_rate)
 
     def filter(self, salt: bytes | None) -> BloomFilter:
         """A new filter in memory."""
-        kind = CountingBloomFilter if self.counting else BloomFilter
-        return kind(self.capacity, self.error_rate, salt=salt)
+        return BloomFilter(self.capacity, self.error_rate, salt=salt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +112,12 @@ class Policy:
         error_rate: the highest sum over all live generations (BLOOM_ERROR_RATE).
         on_full: "grow", "warn" or "close" (BLOOM_ON_FULL).
         window: seconds that a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS).
-        counting: whether requests can be forgotten (BLOOM_COUNTING).
     """
 
     expected: int
     error_rate: float
     on_full: str = "grow"
     window: float = 0.0
-    counting: bool = False
 
     def first(self, at_least: int = 0) -> Size:
         """The size of the first generation, or of the first in its quarter of a window.
@@ -146,16 +141,6 @@ class Policy:
             live: the generations that count now, oldest first, at least one.
         """
         return self._size(max(2 * live[-1].capacity, self._missing(live)), self._share(live))
-
-    def other_kind(self, live: Sequence[Generation]) -> Size | None:
-        """The size of the generation that follows a plain one, since the filter counts from now on.
-
-        None if it need not: the newest counts. (What was made to count may go on, if that is not
-        asked for any more.)
-        """
-        if not self.counting or live[-1].geometry.is_counting:
-            return None
-        return self._size(live[-1].capacity, self._share(live))
 
     def is_exceeded(self, error_rate: float) -> bool:
         """Whether generations made for that error rate err more often than asked for now."""
@@ -213,11 +198,10 @@ class Policy:
         return Size(
             capacity=min(max(capacity, 1), MAX_CAPACITY),
             error_rate=max(error_rate, SMALLEST_ERROR_RATE),
-            counting=self.counting,
         )
 
 
-def still_counting(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
+def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
     """Those whose requests are still remembered, though no crawl has removed the others yet.
 
     Args:

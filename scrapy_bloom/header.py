@@ -4,7 +4,7 @@
          0      8  magic
          8      2  format version
         10      2  hash scheme
-        12      2  variant (1: plain, 2: counting)
+        12      2  variant (1: plain; 2: with counters, up to scrapy_bloom 0.1.0)
         14      2  num_hashes
         16      8  num_blocks
         24      8  capacity
@@ -34,14 +34,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrapy_bloom.exceptions import FilterFileError, StorageError
+from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
 from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
-from scrapy_bloom.sizing import COUNTER_BITS, Geometry
+from scrapy_bloom.sizing import Geometry
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
-_VARIANTS = {1: 1, 2: COUNTER_BITS}  # the bits of a counter
+_PLAIN, _COUNTING = 1, 2  # variants
 
 _VERSION = struct.Struct(">H")
 _FIXED = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}s")
@@ -70,12 +70,11 @@ class Header:
 
     def pack(self) -> bytes:
         """The header's bytes up to and with its CRC."""
-        (variant,) = [key for key, bits in _VARIANTS.items() if bits == self.geometry.counter_bits]
         head = _FIXED.pack(
             MAGIC,
             FORMAT_VERSION,
             HASH_SCHEME,
-            variant,
+            _PLAIN,
             self.geometry.num_hashes,
             self.geometry.num_blocks,
             self.capacity,
@@ -135,7 +134,7 @@ def read_header(path: Path) -> tuple[Header, State]:
     """Read and verify the header of a filter file, without changing or locking anything.
 
     Raises:
-        FilterFileError: the file is truncated, foreign, damaged or of a newer format.
+        FilterFileError: the file is truncated, foreign, damaged, of a newer format or has counters.
         StorageError: it cannot be read.
     """
     try:
@@ -180,10 +179,12 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
         number,
         salt,
     ) = _FIXED.unpack_from(raw)
-    if scheme != HASH_SCHEME or variant not in _VARIANTS or not num_hashes or not num_blocks:
+    if variant == _COUNTING:
+        raise FilterFileError(f"{path} {WITH_COUNTERS}")
+    if scheme != HASH_SCHEME or variant != _PLAIN or not num_hashes or not num_blocks:
         raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
     header = Header(
-        geometry=Geometry(num_blocks, num_hashes, _VARIANTS[variant]),
+        geometry=Geometry(num_blocks, num_hashes),
         capacity=capacity,
         error_rate=error_rate,
         salt=salt,

@@ -4,13 +4,15 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.counting import CountingBloomFilter
+from scrapy_bloom import forgotten_file
 from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.forgotten import Forgotten
+from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES
@@ -32,7 +34,6 @@ class LocalBackend:
         error_rate: the highest false-positive rate, over all generations.
         on_full: "grow" by a further generation, or stay as it is: "warn", "close".
         window_secs: how long a request is remembered, 0: for ever.
-        counting: whether requests can be forgotten: four times the space.
         salt: 16 bytes for a new filter; None: random.
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
@@ -42,7 +43,12 @@ class LocalBackend:
             0: at close only.
         is_crawl: False if no crawl uses it, and so being killed leaves nothing behind that is
             recorded but not crawled: the files are not marked as in use.
+        claims: what was forgotten and is crawled again is forgotten still, until `ended`: the queue
+            dies with this run.
         clock: seconds since 1970, for tests.
+
+    Attributes:
+        forgotten: the requests that are to be crawled again.
     """
 
     def __init__(
@@ -53,13 +59,13 @@ class LocalBackend:
         error_rate: float,
         on_full: str = "grow",
         window_secs: float = 0.0,
-        counting: bool = False,
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
         job: Job | None = None,
         sync_secs: float = 30.0,
         is_crawl: bool = True,
+        claims: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = Policy(
@@ -67,7 +73,6 @@ class LocalBackend:
             error_rate=error_rate,
             on_full=on_full,
             window=window_secs,
-            counting=counting,
         )
         self._salt = salt
         self._fingerprinter = fingerprinter
@@ -80,6 +85,10 @@ class LocalBackend:
             )
             self._store = FileStore(place, sync_secs, is_crawl=is_crawl)
         self._is_crawl = is_crawl
+        path = directory / forgotten_file.NAME if directory is not None else None
+        self.forgotten = Forgotten(
+            ForgottenFile(path, claims=claims), is_shared=path is not None and is_crawl
+        )
         self._live: list[LocalGeneration] = []
         self._lookup: Lookup
         self._record: Callable[[bytes], bool]
@@ -112,6 +121,7 @@ class LocalBackend:
         else:
             self._live = self._store.load()
             try:
+                self.forgotten.open()
                 if self._live:
                     self._tell_what_is_kept()
                 else:
@@ -141,8 +151,6 @@ class LocalBackend:
         elif newest.open_until:
             newest.open_until = 0.0  # there is no window any more
             self._save()
-        if size := self._policy.other_kind(self._live):
-            self._begin_to_count(size)
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
@@ -152,36 +160,37 @@ class LocalBackend:
             self._turn()
         if self._newest.count >= self._grow_at:
             if fingerprint in self._lookup:
-                return False
+                return self._is_new_once_more(fingerprint)
             self._grow()
         if not self._record(fingerprint):
-            return False
+            return self._is_new_once_more(fingerprint)
+        self.forgotten.take(fingerprint)  # new it is anyway, and once
         newest = self._newest
         newest.count += 1
         if newest.count >= self._next_save:
             self._save()
         return True
 
-    def discard(self, fingerprint: bytes) -> bool:
-        """Forget a fingerprint; see `Backend.discard`."""
-        if not self._begun:
-            self.begin()
-        holders = [each for each in self._live if fingerprint in each.filter]
-        if len(holders) != 1:
-            return False  # one of them errs, and which one can't be told
-        (holder,) = holders
-        if not isinstance(holder.filter, CountingBloomFilter):
+    def _is_new_once_more(self, fingerprint: bytes) -> bool:
+        """Check whether a recorded fingerprint was forgotten; it is not, from now on."""
+        if not self.forgotten.take(fingerprint):
             return False
-        holder.filter.discard(fingerprint)
-        holder.count = max(0, holder.count - 1)
-        if self._store is not None:
-            self._store.save_count(holder)
+        if self._policy.window and self._newest.filter.add(fingerprint):
+            self._newest.count += 1  # remembered for a whole window from now on
         return True
+
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let fingerprints be new once more; see `Backend.forget`."""
+        self.forgotten.add(fingerprints)
+
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """Note that requests were crawled; see `Backend.ended`."""
+        self.forgotten.remove(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
         if self._policy.window and self._begun and self._clock() >= self._due:
             self._turn()
-        return fingerprint in self._lookup
+        return fingerprint in self._lookup and fingerprint not in self.forgotten
 
     def close(self) -> None:
         """Write everything to the disk, mark the filter as closed, and release the directory.
@@ -189,20 +198,20 @@ class LocalBackend:
         Raises:
             StorageError: the disk failed; the filter stays marked as in use.
         """
-        if self._store is not None:
-            self._store.close()
+        try:
+            self.forgotten.close()
+        finally:
+            if self._store is not None:
+                self._store.close()
 
     def status(self) -> FilterStatus:
         """The filter's figures now."""
-        bits = [each.filter for each in self._live]
-        counting = [each for each in bits if isinstance(each, CountingBloomFilter)]
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
             error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
             errors=self._log.errors + (self._store.errors if self._store else 0),
             expired=self._log.expired,
-            saturated=sum(each.saturated for each in counting) if counting else None,
         )
 
     def _now(self) -> float:
@@ -249,16 +258,6 @@ class LocalBackend:
         self._changed()
         self._log.grown(self._live)
 
-    def _begin_to_count(self, size: Size) -> None:
-        plain = self._newest
-        try:
-            self._append(size, self._now(), plain.open_until)
-        except (StorageError, MemoryError) as error:
-            self._log.cannot_count(error)
-            return
-        self._changed()
-        self._log.begun_to_count(plain, self._newest)
-
     def _append(self, size: Size, now: float, open_until: float) -> None:
         """Add a generation; the one before it is complete."""
         full = self._newest
@@ -274,6 +273,8 @@ class LocalBackend:
             self._store.expire(gone, self._live)
         numbers = [each.number for each in gone]
         self._log.gone(numbers, sum(each.count for each in gone), self._policy.window)
+        # Recorded before they were forgotten, they have all expired by then.
+        self.forgotten.expire(2 * self._policy.window)
 
     def _changed(self) -> None:
         """The generations are others than before: look up in these from now on."""
@@ -332,11 +333,6 @@ class LocalBackend:
                 "= %s counts when it is full and goes on in a further one",
                 f"{capacity:,}",
                 f"{policy.expected:,}",
-            )
-        if self._live[-1].geometry.is_counting and not policy.counting:
-            logger.info(
-                "The filter keeps its counters, in four times the space; without BLOOM_COUNTING, "
-                "further files have none, and nothing is forgotten"
             )
         error_rate = sum(each.error_rate for each in self._live)
         if policy.is_exceeded(error_rate):

@@ -84,9 +84,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         What the target is now.
 
     Raises:
-        GeometryMismatchError: as `merge`; also if they count: what is added twice would have to
-            be forgotten twice.
-        StorageError: or one of its children: as `merge`, and for the target, too.
+        BloomError: as `merge`; also for the target.
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(FilterReader(source)))
@@ -101,12 +99,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         present = directory.load()
         for file in present:
             stack.callback(file.close)
-        for part in _parts([present, reader.files]):
-            if part[0].header.geometry.is_counting:
-                raise GeometryMismatchError(
-                    f"{target} counts: if this were interrupted and repeated, requests would be "
-                    "counted twice; merge the two into a new filter: scrapy bloom merge"
-                )
+        _parts([present, reader.files])  # checks them
         for here, there in zip_longest(present, reader.files):
             if here is None:
                 new = _merged(directory, len(present) + 1, [there])
@@ -149,7 +142,7 @@ def _check_alike(files: Sequence[FilterFile]) -> None:
             raise GeometryMismatchError(
                 f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
                 "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
-                "BLOOM_ON_FULL, BLOOM_COUNTING and BLOOM_SALT (as scrapy bloom info shows "
+                "BLOOM_ON_FULL and BLOOM_SALT (as scrapy bloom info shows "
                 "them), for example from their sources by scrapy bloom import"
             )
 

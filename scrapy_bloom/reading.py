@@ -7,7 +7,7 @@ from pathlib import Path
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.generations import Generation, Lookup, still_counting
+from scrapy_bloom.generations import Generation, Lookup, unexpired
 from scrapy_bloom.status import FilterStatus
 
 
@@ -103,8 +103,8 @@ class FilterReader:
     def __init__(self, path: Path, *, window: float = 0.0) -> None:
         self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
         generations = [generation_of(file) for file in self.files]
-        counting = {each.number for each in still_counting(generations, time.time(), window)}
-        bits = [file.filter for file in self.files if file.header.generation in counting]
+        live = {each.number for each in unexpired(generations, time.time(), window)}
+        bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:

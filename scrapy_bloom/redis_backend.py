@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scrapy_bloom.directory import filter_files, lock_directory
+from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.job import Job
 from scrapy_bloom.locks import Lock
+from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_lookup import SharedLookup
@@ -33,7 +35,6 @@ class RedisBackend:
         error_rate: the highest false-positive rate, over all generations.
         on_full: "grow" by a further generation, or stay as it is: "warn", "close".
         window_secs: how long a request is remembered, 0: for ever.
-        counting: whether requests can be forgotten: four times the space, and no mirror.
         salt: 16 bytes for a new filter; None: random.
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
@@ -53,7 +54,6 @@ class RedisBackend:
         error_rate: float,
         on_full: str = "grow",
         window_secs: float = 0.0,
-        counting: bool = False,
         salt: bytes | None = None,
         fingerprinter: str = "",
         spider: str = "",
@@ -69,7 +69,6 @@ class RedisBackend:
             error_rate=error_rate,
             on_full=on_full,
             window=window_secs,
-            counting=counting,
         )
         self._server = server
         self._store = RedisStore(server, key)
@@ -88,6 +87,11 @@ class RedisBackend:
         self._lock: Lock | None = None
         self._growth = SharedGrowth(self._shared, self._policy)
         self._lookup = SharedLookup(self._store, self._shared, self._growth, trust_secs)
+        self._epoch = ""
+        self.forgotten = Forgotten(
+            RedisForgotten(server, key, lambda: self._shared.epoch, self._shared.now),
+            is_shared=True,
+        )
 
     def open(self) -> None:
         """Connect, and join the filter or create it.
@@ -125,10 +129,8 @@ class RedisBackend:
             self._job.check_queue()
         self._shared.join(importable, tell=True)
         newest = self._shared.newest
-        if newest.geometry.is_counting or self._policy.counting:
-            self._store.blocks.try_script(newest)  # better now than at the first request
-        else:
-            self._store.blocks.look(newest, 0, [0] * newest.geometry.num_hashes)  # likewise
+        # What the server refuses is better known now than at the first request.
+        self._store.blocks.look(newest, 0, [0] * newest.geometry.num_hashes)
 
     def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
         """Deal with a job that was killed; what is still to be imported."""
@@ -164,6 +166,9 @@ class RedisBackend:
         """The generations are others than before."""
         self._job.goes_on_with(self._shared.epoch)
         self._growth.plan()
+        if self._epoch != self._shared.epoch:
+            self._epoch = self._shared.epoch
+            self.forgotten.open()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new, to all crawlers.
@@ -176,7 +181,14 @@ class RedisBackend:
             OutageError: the server is out of reach.
             StorageError: it refuses.
         """
-        return self._lookup.add(fingerprint)
+        if self._lookup.add(fingerprint):
+            self.forgotten.take(fingerprint)  # new it is anyway, and once
+            return True
+        if not self.forgotten.take(fingerprint):
+            return False
+        if self._policy.window:
+            self._lookup.record_anew(fingerprint)
+        return True
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many with one round trip; see `add`.
@@ -184,19 +196,29 @@ class RedisBackend:
         Returns:
             How many were new; fewer, where an answer got lost.
         """
-        return self._lookup.add_many(fingerprints)
+        added = self._lookup.add_many(fingerprints)
+        return added + sum(self.forgotten.take(each) for each in fingerprints)
 
-    def discard(self, fingerprint: bytes) -> bool:
-        """Forget a fingerprint; see `Backend.discard`.
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let fingerprints be new once more, to one crawler each; see `Backend.forget`.
 
         Raises:
             OutageError: the server is out of reach.
             StorageError: it refuses.
         """
-        return self._lookup.discard(fingerprint)
+        self.forgotten.add(fingerprints)
+
+    def ended(self, fingerprints: Sequence[bytes]) -> None:
+        """Note that requests were crawled; see `Backend.ended`.
+
+        Raises:
+            OutageError: the server is out of reach.
+            StorageError: it refuses.
+        """
+        self.forgotten.remove(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return fingerprint in self._lookup
+        return fingerprint in self._lookup and fingerprint not in self.forgotten
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins a new one.
@@ -227,7 +249,6 @@ class RedisBackend:
     def status(self) -> FilterStatus:
         """The filter's figures now; what others recorded a moment ago may not be counted yet."""
         live = self._shared.live or self._planned()
-        counting = any(each.geometry.is_counting for each in live)
         return FilterStatus(
             location=f"{self._server.address}, key {self._store.key}",
             generations=[GenerationStatus.of(each) for each in live],
@@ -236,7 +257,6 @@ class RedisBackend:
             ),
             errors=self._growth.log.errors,
             expired=self._growth.log.expired,
-            saturated=self._store.blocks.saturated if counting else None,
             more={
                 "redis/round_trips": self._server.round_trips,
                 "redis/mirror_hits": self._lookup.mirror_hits,

@@ -7,13 +7,12 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scrapy_bloom import redis_counting
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.redis_bitfield import NAME
 from scrapy_bloom.redis_client import Packed
-from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
 
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
@@ -33,13 +32,9 @@ class RedisBlocks:
     Args:
         server: where they are.
         key: the beginning of their names.
-
-    Attributes:
-        saturated: how often a counter was at its highest when it should have counted one more.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        self.saturated = 0
         self._server = server
         self._key = key
         self._token = secrets.token_hex(8)
@@ -104,12 +99,8 @@ class RedisBlocks:
             positions: exactly as many as the generation has hashes.
 
         Returns:
-            Whether it was new, and the marks of the key. If that is sealed and the generation
-            counts, nothing was changed.
+            Whether it was new, and the marks of the key.
         """
-        if generation.geometry.is_counting:
-            seen, marks = self._count(redis_counting.ADD, generation, block_hash, positions)
-            return not seen, marks
         key, place, marks_at = self._place(generation, block_hash)
         bits, marks = self._bits(key, generation.packer.set(key, place, positions, marks_at))
         return 0 in bits, marks
@@ -117,7 +108,7 @@ class RedisBlocks:
     def record_many(
         self, generation: RedisGeneration, hashed: Sequence[tuple[int, Sequence[int]]]
     ) -> list[tuple[bool, int]]:
-        """Record fingerprints in a generation that does not count, all at once if possible.
+        """Record fingerprints, all at once if possible.
 
         Args:
             generation: the newest one.
@@ -141,8 +132,6 @@ class RedisBlocks:
         Returns:
             For each what `look` returns.
         """
-        if generation.geometry.is_counting:
-            return [self.look(generation, *each) for each in hashed]
         answers = self._many(generation, hashed, generation.packer.get)
         return [(0 not in bits, marks) for *bits, marks in answers]
 
@@ -174,35 +163,15 @@ class RedisBlocks:
         patient: bool = True,
     ) -> tuple[bool, int]:
         """Whether a fingerprint is recorded, and the marks of the key. See `record`."""
-        if generation.geometry.is_counting:
-            return self._count(
-                redis_counting.LOOK, generation, block_hash, positions, patient=patient
-            )
         key, place, marks_at = self._place(generation, block_hash)
         command = generation.packer.get(key, place, positions, marks_at)
         bits, marks = self._bits(key, command, patient=patient)
         return 0 not in bits, marks
 
-    def forget(
-        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
-    ) -> bool:
-        """Forget a fingerprint, in a generation that counts; False if it is not there."""
-        seen, _ = self._count(redis_counting.DISCARD, generation, block_hash, positions)
-        return seen
-
-    def try_script(self, generation: RedisGeneration) -> None:
-        """Load the script for a generation that counts, or will be followed by one.
-
-        Raises:
-            StorageError: the server does not allow it.
-        """
-        key, _, marks_at = self._place(generation, 0)
-        self._server.call(lambda client: redis_counting.load(client, key, marks_at))
-
     def _place(self, generation: RedisGeneration, block_hash: int) -> tuple[bytes, int, int]:
         """The key of a fingerprint's block, its place in there, and that of the marks."""
         block = block_of(block_hash, generation.geometry.num_blocks)
-        chunk, place = divmod(block, generation.chunk_blocks)
+        chunk, place = divmod(block, CHUNK_BLOCKS)
         return self.chunk_key(generation, chunk).encode(), place, generation.marks_at(chunk)
 
     def _bits(
@@ -213,34 +182,10 @@ class RedisBlocks:
         )
         return bits, marks
 
-    def _count(
-        self,
-        operation: str,
-        generation: RedisGeneration,
-        block_hash: int,
-        positions: Sequence[int],
-        *,
-        patient: bool = True,
-    ) -> tuple[bool, int]:
-        key, place, marks_at = self._place(generation, block_hash)
-        seen, marks, saturated = self._server.call(
-            lambda client: redis_counting.run(
-                client,
-                key,
-                operation,
-                first_bit=place * generation.geometry.block_bytes * 8,
-                positions=positions,
-                marks_at=marks_at,
-            ),
-            patient=patient,
-        )
-        self.saturated += saturated
-        return bool(seen), marks
-
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
         """A block's bytes, and the marks of its key."""
         size = generation.geometry.block_bytes
-        chunk, place = divmod(block, generation.chunk_blocks)
+        chunk, place = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
         start, marks_at = place * size, generation.marks_at(chunk) // 8
 

@@ -14,7 +14,7 @@ from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
-from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis_store import RedisStore
 
 logger = logging.getLogger(__name__)
@@ -180,18 +180,15 @@ class SharedGenerations:
         self._mirror()
         most = max(each.geometry.num_hashes for each in self.live)
         self.locate = make_hasher(bytes.fromhex(stored.info.salt), most)
-        self._plan_counting()
+        self._plan_to_tell()
         self._changed()
 
     def _mirror(self) -> None:
-        """Give a mirror to each new generation, as long as there is room for it.
-
-        Not to one that counts: what is set there need not stay so.
-        """
+        """Give a mirror to each new generation, as long as there is room for it."""
         used = sum(each.geometry.nbytes for each in self.live if each.mirror is not None)
         for each in reversed(self.live):
             nbytes = each.geometry.nbytes
-            fits = used + nbytes <= MAX_MIRROR_BYTES and not each.geometry.is_counting
+            fits = used + nbytes <= MAX_MIRROR_BYTES
             if each.mirror is None and self._with_mirror and fits:
                 used += nbytes
                 each.mirror = BloomFilter.over(
@@ -261,17 +258,9 @@ class SharedGenerations:
             self.lost(self.newest)
         else:
             self.newest.count = count
-        self._plan_counting()
+        self._plan_to_tell()
 
-    def uncount(self, generation: RedisGeneration) -> None:
-        """One was forgotten."""
-        generation.count = max(0, generation.count - 1)
-        if generation is self.newest and self._uncounted:
-            self._uncounted -= 1  # nobody was told of it yet
-        else:
-            self._store.add_count(self._info.epoch, generation, -1)
-
-    def _plan_counting(self) -> None:
+    def _plan_to_tell(self) -> None:
         newest = self.newest
         room = newest.capacity - newest.count
         # Often when it is nearly full: all crawlers shall find that out in time.
@@ -386,7 +375,7 @@ class SharedGenerations:
         chunk = None
         if block_hash is not None:
             block = block_of(block_hash, generation.geometry.num_blocks)
-            chunk = block // generation.chunk_blocks
+            chunk = block // CHUNK_BLOCKS
         if generation.id not in {each.id for each in stored.generations}:
             # Not lost: the filter was cleared, or the generation has expired.
             if chunk is not None:
@@ -492,8 +481,6 @@ class SharedGenerations:
         error_rate = sum(each.error_rate for each in self.live)
         if policy.is_exceeded(error_rate):
             differences.append(f"an error rate of {error_rate:.2g}")
-        if policy.counting != self.newest.geometry.is_counting:
-            differences.append("no counters" if policy.counting else "counters")
         if bool(policy.window) != bool(self.newest.open_until):
             differences.append("a time window" if self.newest.open_until else "no time window")
         if differences:

@@ -74,13 +74,6 @@ class SharedGrowth:
             except NoRoomError as error:
                 self._shared.extend(0.0)
                 self.log.cannot_turn(error)
-        elif size := self._policy.other_kind(self._shared.live):
-            try:
-                self._shared.follow(newest, size, newest.open_until)
-            except NoRoomError as error:
-                self.log.cannot_count(error)
-            else:
-                self.log.begun_to_count(newest, self._shared.newest)
 
     def turn_if_due(self) -> None:
         """End what has ended: go on to a new quarter, and let old generations expire."""

@@ -57,6 +57,14 @@ class SharedLookup:
         self._shared.count()
         return True
 
+    def record_anew(self, fingerprint: bytes) -> None:
+        """Record a fingerprint that an older generation has in the newest one, too."""
+        newest = self._shared.newest
+        block_hash, positions = self._shared.locate(fingerprint)
+        own = positions[: newest.geometry.num_hashes]
+        if self._blocks.record(newest, block_hash, own)[0]:
+            self._shared.count()
+
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """See `RedisBackend.add_many`."""
         added = position = 0
@@ -66,7 +74,7 @@ class SharedLookup:
             newest = self._shared.newest
             # So few that it is hardly fuller than it may be.
             number = min(_BATCH, newest.capacity // 100)
-            if newest.geometry.is_counting or number < 2 or self._growth.is_full():
+            if number < 2 or self._growth.is_full():
                 added += self.add(fingerprints[position])
                 position += 1
             else:
@@ -96,35 +104,6 @@ class SharedLookup:
                 added += 1
                 self._shared.count()
         return added
-
-    def discard(self, fingerprint: bytes) -> bool:
-        """See `RedisBackend.discard`."""
-        if not self._shared.live:
-            self._shared.join()
-        self._growth.turn_if_due()
-        holders = self._holders(fingerprint)
-        if not holders:
-            # Another crawler may have recorded it, in a generation that we have not heard of.
-            self._shared.refresh()
-            holders = self._holders(fingerprint)
-        if len(holders) != 1 or not holders[0].geometry.is_counting:
-            return False  # if several have it, one of them errs, and which one can't be told
-        (holder,) = holders
-        block_hash, positions = self._shared.locate(fingerprint)
-        retries = self._server.retries
-        own = positions[: holder.geometry.num_hashes]
-        if not self._blocks.forget(holder, block_hash, own) and self._server.retries == retries:
-            return False  # another crawler was faster
-        self._shared.uncount(holder)
-        return True
-
-    def _holders(self, fingerprint: bytes) -> list[RedisGeneration]:
-        block_hash, positions = self._shared.locate(fingerprint)
-        return [
-            each
-            for each in self._shared.live
-            if self._blocks.look(each, block_hash, positions[: each.geometry.num_hashes])[0]
-        ]
 
     def __contains__(self, fingerprint: bytes) -> bool:
         hashed = self._unless_known(fingerprint)

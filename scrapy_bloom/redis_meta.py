@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Generation
 from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
@@ -61,17 +61,12 @@ class RedisGeneration(Generation):
     @property
     def num_chunks(self) -> int:
         """How many keys hold its blocks."""
-        return -(-self.geometry.num_blocks // self.chunk_blocks)
-
-    @property
-    def chunk_blocks(self) -> int:
-        """How many blocks a key holds, but for the last one: 127, or 31 if it counts."""
-        return CHUNK_BLOCKS // self.geometry.counter_bits
+        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
 
     def blocks(self, chunk: int) -> range:
         """The blocks in one of its keys."""
-        start = chunk * self.chunk_blocks
-        return range(start, min(start + self.chunk_blocks, self.geometry.num_blocks))
+        start = chunk * CHUNK_BLOCKS
+        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
 
     def marks_at(self, chunk: int) -> int:
         """The number of the first mark's bit in one of its keys."""
@@ -138,7 +133,7 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
     """What all fields say.
 
     Raises:
-        StorageError: the filter is of a newer format.
+        StorageError: the filter is of a newer format, or has counters.
         ValueError: or TypeError, KeyError, AttributeError: this is no filter.
     """
     generations: dict[tuple[str, int], RedisGeneration] = {}
@@ -151,8 +146,7 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
             drafts[rest[0]] = tuple(json.loads(value))
         else:
             (number,) = rest
-            # A crawler that was killed may have told what it forgot, and not what it recorded.
-            count = max(0, int(fields.get(f"{name}:count", 0)))
+            count = int(fields.get(f"{name}:count", 0))
             generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
     info = None
     if "filter" in fields:
@@ -180,6 +174,8 @@ def parsed(fields: Mapping[str, bytes]) -> Stored:
 
 
 def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGeneration:
+    if raw["counter_bits"] != 1:
+        raise StorageError(f"the filter {WITH_COUNTERS}")
     return RedisGeneration(
         number=number,
         id=raw["id"],

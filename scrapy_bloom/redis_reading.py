@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations import still_counting
+from scrapy_bloom.generations import unexpired
 from scrapy_bloom.hashing import make_hasher
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_meta import RedisGeneration
@@ -31,9 +31,9 @@ class RedisReader:
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self.store = RedisStore(server, key)
         self.info, self.generations = self.store.read_filter()
-        self._counting = self.generations
+        self._live = self.generations
         if self.generations[-1].open_until:
-            self._counting = still_counting(self.generations, server.now(), window)
+            self._live = unexpired(self.generations, server.now(), window)
         most = max(each.geometry.num_hashes for each in self.generations)
         self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
 
@@ -45,7 +45,7 @@ class RedisReader:
         """
         hashed = [self._locate(each) for each in fingerprints]
         seen = [False] * len(hashed)
-        for generation in reversed(self._counting):  # what is asked for is mostly in the newest
+        for generation in reversed(self._live):  # what is asked for is mostly in the newest
             number = generation.geometry.num_hashes
             rest = [index for index, is_seen in enumerate(seen) if not is_seen]
             asked = [(hashed[index][0], hashed[index][1][:number]) for index in rest]

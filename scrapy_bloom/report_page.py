@@ -167,7 +167,6 @@ def _row(each: Measured, *, is_newest: bool) -> str:
     state = "open" if is_newest else "complete"
     if is_newest and figures.open_until:
         state = f"<span>open until <small>{_time(figures.open_until)}</small></span>"
-    kind = ", counting" if figures.geometry.is_counting else ""
     fill = each.contents.fill_ratio
     bar = (
         f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
@@ -175,7 +174,7 @@ def _row(each: Measured, *, is_newest: bool) -> str:
         f'<span class="share">{_percent(fill)}</span></span>'
     )
     cells = (
-        f"{figures.number}{kind}<small>{escape(each.name)}</small>",
+        f"{figures.number}<small>{escape(each.name)}</small>",
         _time(figures.created_at),
         f"{figures.count:,}",
         f"{figures.capacity:,}",

@@ -157,7 +157,6 @@ class BloomSettings:
     dir: str | None = None
     on_full: str = "grow"
     window_secs: float = 0.0
-    counting: bool = False
     forget_failed: bool = False
     record_on: str = "scheduled"
     on_unclean_shutdown: str = "auto"
@@ -221,11 +220,6 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
-        if self.forget_failed and not self.counting:
-            raise SettingError(
-                "BLOOM_FORGET_FAILED is True, and BLOOM_COUNTING is not: only a filter with "
-                "counters can forget; set BLOOM_COUNTING = True, too (it takes 4 times the space)"
-            )
         if self.record_on != "crawled":
             return
         what = 'BLOOM_RECORD_ON is "crawled", '
@@ -323,7 +317,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_DIR": _directory,
     "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
     "BLOOM_WINDOW_SECS": _seconds,
-    "BLOOM_COUNTING": _flag,
     "BLOOM_FORGET_FAILED": _flag,
     "BLOOM_RECORD_ON": _choice("scheduled", "crawled"),
     "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
@@ -345,6 +338,11 @@ if {PREFIX + each.name.upper() for each in fields(BloomSettings)} - {"BLOOM_REDI
 
 
 def _checked(name: str, value: Any) -> Any:
+    if name == "BLOOM_COUNTING":
+        raise SettingError(
+            "BLOOM_COUNTING is gone: filters have no counters any more, and BLOOM_FORGET_FAILED = "
+            "True alone is enough to forget what failed; remove BLOOM_COUNTING"
+        )
     check = _CHECKS.get(name)
     if check is None:
         raise SettingError(_unknown(name))

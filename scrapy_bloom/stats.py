@@ -27,7 +27,6 @@ def set_stats(
         ("error_rate", status.error_rate_now),
         ("bytes", status.nbytes),
         ("generations", len(status.generations)),
-        ("saturated", status.saturated),
         ("forgotten", forgotten),
         ("expired", status.expired or None),
         *status.more.items(),

@@ -66,8 +66,6 @@ class FilterStatus:
             for if that is more.
         errors: failures of the storage so far.
         expired: requests forgotten in this run, because their time window was over.
-        saturated: counts that were lost in this run because a counter was at its highest; None if
-            the filter does not count.
         volatile: generations in memory that filter in this run, too; not in the counts.
         more: further figures of the backend, by the names of their stats.
     """
@@ -77,7 +75,6 @@ class FilterStatus:
     error_rate: float
     errors: int = 0
     expired: int = 0
-    saturated: int | None = None
     volatile: Sequence[GenerationStatus] = ()
     more: Mapping[str, int] = field(default_factory=dict)
 

@@ -42,7 +42,6 @@ class FileStore:
         self._live: Sequence[LocalGeneration] = ()
         self._begun = False
         self._discarded: list[FilterFile] = []
-        self._forgotten_in: set[int] = set()  # generations, since the last sync
         self._stop = threading.Event()
         self._syncer: threading.Thread | None = None
 
@@ -103,8 +102,7 @@ class FileStore:
         return newest.count + 1 + min(newest.count // 256, 4095)
 
     def save_count(self, generation: LocalGeneration) -> None:
-        """Write down the count of a generation that is complete, or has forgotten something."""
-        self._forgotten_in.add(generation.number)
+        """Write down the count of a generation that is complete."""
         self._files[generation.number].save_state(count=generation.count)
 
     def expire(self, gone: Sequence[LocalGeneration], live: Sequence[LocalGeneration]) -> None:
@@ -218,10 +216,7 @@ class FileStore:
         while not self._stop.wait(self._sync_secs):
             for generation in list(self._live):  # those before may have been completed since
                 number, file = generation.number, self._files.get(generation.number)
-                # As many may have been forgotten as were recorded.
-                is_changed = synced.get(number) != generation.count or number in self._forgotten_in
-                if file is not None and is_changed:
-                    self._forgotten_in.discard(number)
+                if file is not None and synced.get(number) != generation.count:
                     synced[number] = generation.count
                     self._try_to_sync(partial(self._sync, file))
             self._close_discarded()

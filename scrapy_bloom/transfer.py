@@ -10,7 +10,6 @@ from typing import Any
 
 from bitarray import bitarray
 
-from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.directory import (
     FilterDirectory,
     check_free,
@@ -239,8 +238,7 @@ def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[floa
     """
     for chunk in range(generation.num_chunks):
         geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
-        kind = CountingBloomFilter if geometry.is_counting else BloomFilter
-        part = kind.over(
+        part = BloomFilter.over(
             bytearray(_chunk(store, generation, chunk)),
             geometry,
             capacity=generation.capacity,

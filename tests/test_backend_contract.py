@@ -53,25 +53,13 @@ def on_cluster(directory: Path, **changes: object) -> Backend:
     return redis(servers.shared_cluster().url, directory, cluster=True, **changes)
 
 
-def counting(new: NewBackend) -> NewBackend:
-    return lambda directory, **changes: new(directory, **{"counting": True, **changes})
-
-
 SHARED = {
     **{program: on(program) for program in servers.PROGRAMS},
     "cluster": on_cluster,
     "no mirror": on("valkey", mirror=False),
 }
-COUNTING = {
-    f"counting {name}": counting(backend)
-    for name, backend in {"local": local, **SHARED}.items()
-    if name not in {"no mirror", "redis"}  # there is no mirror; and one kind of server will do
-}
-SHARED |= {name: backend for name, backend in COUNTING.items() if name != "counting local"}
-PERSISTENT = {"local": local, **COUNTING, **SHARED}
-COUNTING["counting memory"] = counting(memory)
-BACKENDS = {"memory": memory, **PERSISTENT, **COUNTING}
-PLAIN = {name: backend for name, backend in BACKENDS.items() if name not in COUNTING}
+PERSISTENT = {"local": local, **SHARED}
+BACKENDS = {"memory": memory, **PERSISTENT}
 
 
 def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
@@ -86,8 +74,6 @@ def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
 
 new = makers(BACKENDS)
 persistent = makers(PERSISTENT)
-counting_backend = makers(COUNTING)
-plain = makers(PLAIN)
 
 
 def test_add_tells_what_is_new(new: NewBackend) -> None:
@@ -112,8 +98,7 @@ def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     assert status.count == 500
     assert (status.capacity, status.error_rate) == (2000, 1e-9)
     (generation,) = status.generations
-    counting = status.saturated is not None
-    assert generation.geometry == choose_geometry(2000, 5e-10, counting=counting)  # half for growth
+    assert generation.geometry == choose_geometry(2000, 5e-10)  # half for growth
     assert status.nbytes == generation.geometry.nbytes
     assert status.load == 0.25
     assert 0 < status.fill_ratio < 0.5
@@ -200,66 +185,41 @@ def test_the_salt_is_kept(persistent: NewBackend) -> None:
         backend.close()
 
 
-def test_what_is_discarded_is_new_again(counting_backend: NewBackend) -> None:
-    backend = counting_backend()
+def test_what_is_forgotten_is_new_once_more(new: NewBackend) -> None:
+    backend = new(capacity=50)  # it grows
     backend.open()
     backend.begin()
-    names = [b"%d" % number for number in range(500)]
-    for name in names:
-        assert backend.add(name)
-        assert not backend.add(name)  # to be forgotten all the same
-    for name in names[:200]:
-        assert backend.discard(name) is True
-        assert name not in backend
-        assert backend.discard(name) is False
-    assert backend.discard(b"never added") is False
-    assert backend.status().count == 300
-    assert all(name in backend for name in names[200:])
-    assert all(backend.add(name) for name in names[:200])
-    assert backend.status().count == 500
-    assert backend.status().saturated == 0
-    backend.close()
-
-
-def test_without_counters_nothing_is_forgotten(plain: NewBackend) -> None:
-    backend = plain()
-    backend.open()
-    backend.add(b"page")
-    assert backend.discard(b"page") is False
-    assert backend.discard(b"other") is False
-    assert b"page" in backend
-    assert backend.status().count == 1
-    assert backend.status().saturated is None
-    backend.close()
-
-
-def test_forgetting_in_older_generations(counting_backend: NewBackend) -> None:
-    backend = counting_backend(capacity=50)
-    backend.open()
     names = [b"%d" % number for number in range(700)]
     assert all(backend.add(name) for name in names)
-    assert len(backend.status().generations) == 4
-    assert all(backend.discard(name) for name in names[::2])
-    assert backend.status().count == 350
-    assert [name in backend for name in names] == [False, True] * 350
-    assert all(backend.add(name) for name in names[::2])
+    backend.forget(names[::2])
+    backend.forget(names[:2])
+    assert [name in backend for name in names] == [False, False, *[False, True] * 349]
+    assert [backend.add(name) for name in names] == [True, True, *[True, False] * 349]
     assert not any(backend.add(name) for name in names)
+    assert all(name in backend for name in names)
+    assert backend.status().count == 700
+    backend.forget(names[:1])
+    backend.ended(names[:1])  # it was crawled after all
+    assert not backend.add(names[0])
+    backend.forget([b"never added"])
+    assert backend.add(b"never added")
+    assert not backend.add(b"never added")
     backend.close()
 
 
-def test_forgetting_within_a_window(counting_backend: NewBackend) -> None:
+def test_what_is_crawled_again_is_remembered_for_a_whole_window(new: NewBackend) -> None:
     now = 1e9
-    backend = counting_backend(window_secs=100.0, clock=lambda: now)
+    backend = new(window_secs=100.0, clock=lambda: now)
     backend.open()
     backend.begin()
     for quarter in range(4):
         now = 1e9 + 26 * quarter
         assert backend.add(b"page %d" % quarter)
     assert len(backend.status().generations) == 4
-    assert backend.discard(b"page 1")
+    backend.forget([b"page 1"])
     assert backend.add(b"page 1")
     assert not backend.add(b"page 2")
-    now += 60  # the first quarter is over, and what was added again is not
+    now += 60  # the first quarters are over, and what was added again is not
     assert backend.add(b"page 0")
     assert not backend.add(b"page 1")
     backend.close()
@@ -267,58 +227,14 @@ def test_forgetting_within_a_window(counting_backend: NewBackend) -> None:
 
 def test_what_was_forgotten_stays_so(persistent: NewBackend) -> None:
     for run in range(3):
-        backend = persistent(counting=True)
+        backend = persistent()
         backend.open()
         backend.begin()
         assert backend.add(b"page"), run
         assert backend.add(b"other %d" % run)
-        assert backend.discard(b"page")
-        assert backend.status().count == run + 1
+        backend.forget([b"page"])
+        assert backend.status().count == run + 2
         backend.close()
-
-
-def test_counting_from_the_second_run_on(
-    persistent: NewBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend = persistent(counting=False)
-    backend.open()
-    assert all(backend.add(b"old %d" % number) for number in range(100))
-    backend.close()
-    for run in range(2):
-        caplog.clear()
-        backend = persistent(counting=True)
-        with caplog.at_level("INFO", "scrapy_bloom"):
-            backend.open()
-            backend.begin()
-        lines = [each for each in caplog.messages if "BLOOM_COUNTING" in each]
-        assert len(lines) == 1 - run
-        assert all("generation 2" in line and "100 recorded before" in line for line in lines)
-        assert backend.add(b"new %d" % run)
-        assert backend.add(b"forgotten")
-        assert backend.discard(b"forgotten")
-        assert not backend.discard(b"old 1")
-        assert b"old 1" in backend
-        status = backend.status()
-        assert [each.geometry.is_counting for each in status.generations] == [False, True]
-        assert [each.count for each in status.generations] == [100, run + 1]
-        assert sum(each.error_rate for each in status.generations) <= 1e-9
-        backend.close()
-
-
-def test_counting_is_given_up(persistent: NewBackend, caplog: pytest.LogCaptureFixture) -> None:
-    backend = persistent(counting=True, capacity=50)
-    backend.open()
-    assert backend.add(b"page")
-    backend.close()
-    backend = persistent(counting=False, capacity=50)
-    with caplog.at_level("INFO", "scrapy_bloom"):
-        backend.open()
-    assert any("counters" in line for line in caplog.messages)
-    assert not backend.add(b"page")
-    assert all(backend.add(b"%d" % number) for number in range(100))
-    status = backend.status()
-    assert [each.geometry.is_counting for each in status.generations] == [True, False]
-    backend.close()
 
 
 class BackendAgainstSet(RuleBasedStateMachine):
@@ -330,6 +246,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
         self.model: set[bytes] = set()
+        self.recorded: set[bytes] = set()  # with what is forgotten
         self.open()
 
     def open(self) -> None:
@@ -342,6 +259,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
     def add(self, fingerprint: bytes) -> None:
         assert self.backend.add(fingerprint) == (fingerprint not in self.model)
         self.model.add(fingerprint)
+        self.recorded.add(fingerprint)
 
     @rule(seed=st.integers(0, 10**9))
     def add_many(self, seed: int) -> None:
@@ -353,18 +271,17 @@ class BackendAgainstSet(RuleBasedStateMachine):
     def ask(self, fingerprint: bytes) -> None:
         assert (fingerprint in self.backend) == (fingerprint in self.model)
 
-    @rule(fingerprint=st.binary(max_size=24))
-    def discard(self, fingerprint: bytes) -> None:
-        expected = self.name in COUNTING and fingerprint in self.model
-        assert self.backend.discard(fingerprint) == expected
-        if expected:
-            self.model.discard(fingerprint)
-
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.recorded)
     @rule(data=st.data())
-    def discard_some(self, data: st.DataObject) -> None:
-        for fingerprint in data.draw(st.lists(st.sampled_from(sorted(self.model)), max_size=20)):
-            self.discard(fingerprint)
+    def forget(self, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+        self.backend.forget(some)
+        self.model.difference_update(some)
+
+    @precondition(lambda self: self.recorded)
+    @rule(data=st.data())
+    def add_once_more(self, data: st.DataObject) -> None:
+        self.add(data.draw(st.sampled_from(sorted(self.recorded))))
 
     @precondition(lambda self: self.name in PERSISTENT)
     @rule()
@@ -374,7 +291,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
 
     @invariant()
     def counts(self) -> None:
-        assert self.backend.status().count == len(self.model)
+        assert self.backend.status().count == len(self.recorded)
 
     def teardown(self) -> None:
         assert all(fingerprint in self.backend for fingerprint in self.model)

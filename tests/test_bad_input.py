@@ -95,9 +95,9 @@ def test_recording_what_is_crawled_beside_a_queue(site: Site, job: Path) -> None
     assert "there is a JOBDIR (job): the requests in a paused job's queue" in line
 
 
-def test_forgetting_without_counters(site: Site, job: Path) -> None:
-    line = refused(site, job, {"BLOOM_FORGET_FAILED": True})
-    assert "set BLOOM_COUNTING = True" in line
+def test_counting_is_gone(site: Site, job: Path) -> None:
+    line = refused(site, job, {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True})
+    assert "BLOOM_FORGET_FAILED = True alone is enough" in line
 
 
 def test_misspelt_setting(site: Site, job: Path) -> None:

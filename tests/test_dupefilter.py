@@ -256,10 +256,10 @@ def test_it_is_truthy() -> None:
         assert scheduler.df
 
 
-@pytest.fixture(params=["memory", "counting", "crawled", "valkey", "counting valkey"])
+@pytest.fixture(params=["memory", "crawled", "valkey"])
 def variant(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
     """The settings of each kind of filter."""
-    settings: dict[str, object] = {"BLOOM_COUNTING": "counting" in request.param}
+    settings: dict[str, object] = {}
     if request.param == "crawled":
         settings |= {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path}
     if "valkey" in request.param:

@@ -81,12 +81,10 @@ def test_info_of_a_filter_that_has_grown(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("counting", [False, True])
-def test_info_counts_the_bits(counting: bool, tmp_path: Path) -> None:
+def test_info_counts_the_bits(tmp_path: Path) -> None:
     recorded = fingerprints(urls(range(900)))
-    make_filter(tmp_path / "filter", recorded, counting=counting, error_rate=1e-3)
+    make_filter(tmp_path / "filter", recorded, error_rate=1e-3)
     (row,) = bloom("info", "filter", "--scan", "--json", cwd=tmp_path).json["generations"]
-    assert row["counting"] is counting
     with_bits = FilterReader(tmp_path / "filter").files[0].filter
     assert row["scan"]["fill_ratio"] == with_bits.fill_ratio
     assert row["scan"]["fill_ratio"] == pytest.approx(row["fill_ratio"], rel=0.02)
@@ -126,17 +124,15 @@ def test_info_of_a_filter_with_a_window(tmp_path: Path) -> None:
     assert row["open_until"] == pytest.approx(row["created"] + 900, abs=1)
 
 
-@pytest.mark.parametrize("counting", [False, True])
-def test_info_of_a_filter_in_redis(counting: bool, server: servers.Server, tmp_path: Path) -> None:
+def test_info_of_a_filter_in_redis(server: servers.Server, tmp_path: Path) -> None:
     key = f"{tmp_path.name}:bloom"
     recorded = fingerprints(urls(range(250)))
-    shared_filter(server, key, recorded, capacity=100, counting=counting)
+    shared_filter(server, key, recorded, capacity=100)
     before = {each: server.client.dump(each) for each in server.client.keys(f"{key}*")}
     ran = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path)
     assert [each["recorded"] for each in ran.json["generations"]] == [100, 150]
     for row in ran.json["generations"]:
         assert row["scan"]["recorded"] == pytest.approx(row["recorded"], rel=0.03)
-        assert row["counting"] is counting
     assert ran.json["closed"] is None
     assert {each: server.client.dump(each) for each in server.client.keys(f"{key}*")} == before
     text = bloom("info", server.url, "--spider", tmp_path.name, cwd=tmp_path).out
@@ -193,19 +189,14 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
 
 
-@pytest.mark.parametrize("kind", ["cluster", "counting"])
-def test_a_reader_of_every_kind_of_filter_in_redis(
-    kind: str, server: servers.Server, tmp_path: Path
-) -> None:
+def test_a_reader_of_a_filter_in_a_cluster(tmp_path: Path) -> None:
     key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
-    place = servers.shared_cluster() if kind == "cluster" else server
-    options = {"cluster": True} if kind == "cluster" else {}
+    place, options = servers.shared_cluster(), {"cluster": True}
     backend = RedisBackend(
         RedisServer(place.url, **options),
         key,
         capacity=100,
         error_rate=1e-6,
-        counting=kind == "counting",
     )
     backend.open()
     assert backend.add_many(recorded) == 250
@@ -319,7 +310,6 @@ def test_merge(tmp_path: Path) -> None:
         ({"salt": bytes(16)}, "the salts differ"),
         ({"capacity": 100_000}, "num_blocks is"),
         ({"error_rate": 0.1}, "num_hashes is"),
-        ({"counting": True}, "one counts and the other does not"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

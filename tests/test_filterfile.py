@@ -4,12 +4,11 @@ import binascii
 import os
 import random
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import CountingBloomFilter, FilterFileError, StorageError
+from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header
 from scrapy_bloom.sizing import choose_geometry
@@ -62,24 +61,16 @@ def test_the_format_on_disk(path: Path) -> None:
     assert raw[4088:4094] == b"\x00\x00\x00\x00\x00\x03"
 
 
-def test_a_counting_filter(tmp_path: Path) -> None:
-    header = replace(HEADER, geometry=choose_geometry(20_000, 1e-6, counting=True))
-    path = tmp_path / "counting.bloom"
-    file = FilterFile.create(path, header, State())
-    assert all(file.filter.add(name) for name in (b"a", b"b", b"c"))
-    file.close()
-    raw = path.read_bytes()
-    assert raw[12:14] == b"\0\2"  # the variant
-    assert len(raw) == 4096 + 4 * HEADER.geometry.num_blocks * 8192
-    assert read_header(path)[0] == header
-    file = FilterFile.open(path)
-    assert isinstance(file.filter, CountingBloomFilter)
-    assert file.filter.discard(b"b")
-    assert file.filter.discard(b"d") is False
-    file.close()
-    file = FilterFile.open(path)
-    assert [name in file.filter for name in (b"a", b"b", b"c")] == [True, False, True]
-    file.close()
+def test_a_filter_with_counters_is_refused(path: Path) -> None:
+    """As scrapy_bloom 0.1.0 could make it."""
+    raw = bytearray(path.read_bytes())
+    raw[12:14] = b"\0\2"  # the variant
+    raw[4068:4072] = binascii.crc32(raw[:4068]).to_bytes(4, "big")
+    path.write_bytes(raw + 3 * raw[4096:])
+    before = path.read_bytes()
+    with pytest.raises(FilterFileError, match="scrapy_bloom 0.1.0 can read .* left as it is"):
+        FilterFile.open(path)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("variant", [0, 3])

@@ -3,7 +3,7 @@
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from example.site import ARTICLES, SECTIONS, _Handler, status_of
 SHOP_SPIDER = Path(__file__).with_name("shop_spider.py")
 DETAILS = {f"/a/{number}" for number in range(SECTIONS * ARTICLES) if status_of(number) == 200}
 FAILING = set(random.Random(4).sample(sorted(DETAILS), 200))
-FORGET = {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True}
+FORGET = {"BLOOM_FORGET_FAILED": True}
 
 
 @pytest.fixture
@@ -211,13 +211,12 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
     recorded = {b"%d" % number for number in range(10)}
     away = False
 
-    def discard(fingerprint: bytes) -> bool:
+    def forget(fingerprints: Sequence[bytes]) -> None:
         if away:
             raise StorageError
-        recorded.discard(fingerprint)
-        return True
+        recorded.difference_update(fingerprints)
 
-    forgetting = Forgetting(discard)
+    forgetting = Forgetting(forget)
     away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"0", b"1"])
@@ -232,30 +231,24 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
     away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"5"])
-    assert forgetting.close() == 1
+    assert forgetting.close(is_finished=True) == 1
 
 
 def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     forgotten: list[bytes] = []
-
-    def discard(fingerprint: bytes) -> bool:
-        forgotten.append(fingerprint)
-        return True
-
-    forgetting = Forgetting(discard)
-    for fingerprint in (b"fails", b"works", b"queued", b"b"):
-        forgetting.scheduled(fingerprint)
+    forgetting = Forgetting(forgotten.extend)
     forgetting.followed(b"fails", [b"a"])
-    forgetting.followed(b"a", [b"of a"])  # not pending: it has ended
+    forgetting.followed(b"a", [b"of a"])
     forgetting.followed(b"works", [b"b"])
+    forgetting.ended([b"crawled long ago"])
     forgetting.followed(b"crawled long ago", [b"c"])
     forgetting.followed(b"queued", [b"d"])
     forgetting.failed([b"fails"])
     forgetting.ended([b"works"])
     forgetting.followed(b"b", [b"of b"])  # b has ended with what it was redirected to
-    assert sorted(forgotten) == [b"a", b"fails"]
-    assert forgetting.close() == 0
-    assert forgotten[2:] == [b"d"]  # nobody knows: rather twice than never
+    assert sorted(forgotten) == [b"a", b"fails", b"of a"]
+    assert forgetting.close(is_finished=False) == 0
+    assert forgotten[3:] == [b"d"]  # nobody knows: rather twice than never
     forgetting.failed([b"fails"])
     forgetting.failed([b"fails"])
     assert forgetting.is_dead(b"fails")
@@ -294,8 +287,8 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     assert f"'bloom/forgotten': {2 * looping.hits['/dead']}," in run.output
 
 
-def test_a_job_goes_on_with_counters(looping: ScriptedSite, tmp_path: Path) -> None:
-    """Started without, resumed with them: the queue stays, and forgetting works from then on."""
+def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path: Path) -> None:
+    """Started without, resumed with it: what fails from then on is forgotten."""
     looping.delay = 0.2
     settings = {"RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
     run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
@@ -305,7 +298,5 @@ def test_a_job_goes_on_with_counters(looping: ScriptedSite, tmp_path: Path) -> N
     looping.answers["/late"] = [500]
     run = Crawl(looping.url, tmp_path, {**settings, **FORGET}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
-    (line,) = [line for line in run.told("INFO") if "BLOOM_COUNTING" in line]
-    assert "generation 2" in line
     assert looping.hits["/9"] == looping.hits["/late"] == 1
-    assert "'bloom/forgotten': 1," in run.output  # not /dead, which was recorded before
+    assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before

@@ -230,9 +230,6 @@ def test_another_filter(tmp_path: Path) -> None:
     assert is_exactly(tmp_path / "filter", [*first, *second])
     make_filter(tmp_path / "alien", first, capacity=200)
     assert "the salts differ" in bloom("import", "alien", "filter", cwd=tmp_path).error
-    make_filter(tmp_path / "counts", first, counting=True)
-    assert bloom("import", "counts", "copy", cwd=tmp_path).status == 0
-    assert "scrapy bloom merge" in bloom("import", "counts", "copy", cwd=tmp_path).error
 
 
 # Where to.
@@ -248,7 +245,6 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
         "-",
         "other",
         *size,
-        "--counting",
         "--json",
         cwd=tmp_path,
         stdin="\n".join(urls(range(5000))),

@@ -528,31 +528,6 @@ def test_opening_a_big_filter_reads_and_keeps_nothing_of_it(tmp_path: Path) -> N
         assert int(done.stdout) < 5_000_000
 
 
-def test_as_much_forgotten_as_recorded_is_written_out_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr(os, "fsync", synced.append)
-    backend = make(tmp_path, counting=True, sync_secs=0.05)
-
-    def wait_for_a_sync() -> None:
-        before, end = len(synced), time.monotonic() + 10
-        while len(synced) == before:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
-    assert add(backend, b"one", b"two") == [True, True]
-    wait_for_a_sync()
-    time.sleep(0.2)
-    count = len(synced)
-    time.sleep(0.2)
-    assert len(synced) == count  # nothing has changed since
-    assert backend.discard(b"one")
-    assert add(backend, b"three") == [True]
-    wait_for_a_sync()
-    backend.close()
-
-
 def test_a_directory_that_cannot_be_synced_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

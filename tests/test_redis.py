@@ -28,17 +28,15 @@ from hypothesis.stateful import (
 import servers
 from proxies import DroppingProxy
 from scrapy_bloom import (
-    CountingBloomFilter,
     FingerprinterMismatchError,
     OutageError,
     StorageError,
 )
 from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_blocks import ALIVE
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
+from scrapy_bloom.redis_meta import CHUNK_BLOCKS
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.sizing import COUNTER_BITS, Geometry, choose_geometry
+from scrapy_bloom.sizing import choose_geometry
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR
@@ -133,36 +131,6 @@ def add_some_in_batches(barrier, results, place, url, key, count, options) -> No
     backend.close()
 
 
-def add_and_discard(barrier, results, place, url, key, options) -> None:
-    """Add and discard at random: some that only this crawler does to, and some that all do to."""
-    backend = make(place, key, url=url, counting=True, **options)
-    backend.open()
-    backend.begin()
-    rng, name = random.Random(), secrets.token_bytes(8)
-    kept = [b"kept " + name + b"%d" % number for number in range(100)]
-    own = [b"own " + name + b"%d" % number for number in range(200)]
-    contended = fps(60)
-    live: set[bytes] = set()
-    added: Counter[bytes] = Counter()
-    discarded: Counter[bytes] = Counter()
-    barrier.wait(60)
-    wrong = [each for each in kept if not backend.add(each)]
-    for _ in range(800):
-        each = rng.choice(own)
-        wrong += [each] * (backend.add(each) != (each not in live))
-        live.add(each)
-        each = rng.choice(own)
-        wrong += [each] * (backend.discard(each) != (each in live))
-        live.discard(each)
-        each = rng.choice(contended)
-        added[each] += backend.add(each)
-        each = rng.choice(contended)
-        discarded[each] += backend.discard(each)
-        wrong += [each for each in (rng.choice(kept), *sorted(live)[:1]) if each not in backend]
-    backend.close()
-    results.put((wrong, added, discarded, kept, live, own))
-
-
 class TestManyCrawlers:
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize(
@@ -197,145 +165,16 @@ class TestManyCrawlers:
         assert backend.add_many(fps(count)) == 0
         backend.close()
 
-    @pytest.mark.parametrize("counting", [False, True])
-    def test_a_batch_after_all_was_lost(self, counting: bool, key: str) -> None:
-        backend = opened("valkey", key, counting=counting)
+    def test_a_batch_after_all_was_lost(self, key: str) -> None:
+        backend = opened("valkey", key)
         assert backend.add_many(fps(1000)) == 1000
         client = servers.shared("valkey").client
         client.unlink(*client.keys(f"{key}*"))
         backend.add_many(fps(500, 1500))
-        other = opened("valkey", key, counting=counting)
+        other = opened("valkey", key)
         assert all(fingerprint in other for fingerprint in fps(500, 1500))
         for each in (backend, other):
             each.close()
-
-    @pytest.mark.parametrize("place", PLACES)
-    @pytest.mark.parametrize("capacity", [2000, 200], ids=["one generation", "growing"])
-    def test_added_and_discarded_by_many_at_once(self, place: str, capacity: int, key: str) -> None:
-        told = at_once(4, add_and_discard, place, url_of(place), key, {"capacity": capacity})
-        added: Counter[bytes] = Counter()
-        discarded: Counter[bytes] = Counter()
-        backend = opened(place, key, counting=True)
-        assert (len(backend.status().generations) > 1) == (capacity == 200)
-        for wrong, its_added, its_discarded, kept, live, own in told:
-            assert not wrong
-            added += its_added
-            discarded += its_discarded
-            assert all(each in backend for each in kept)
-            assert {each for each in own if each in backend} == live
-        # Each was new to one crawler, then discarded by one, then new again to one, ...
-        assert added.total() > 100
-        for each in fps(60):
-            assert added[each] - discarded[each] == (each in backend)
-        # Nothing was counted twice, and nothing is left of what was discarded.
-        everything = [each for _, _, _, kept, live, _ in told for each in [*kept, *live]]
-        everything += [each for each in fps(60) if each in backend]
-        assert backend.status().count == len(everything)
-        assert all(backend.discard(each) for each in everything)
-        assert backend.status().count == 0
-        for generation in backend._shared.live:
-            for chunk in range(generation.num_chunks):
-                assert not any(backend._store.blocks.chunk(generation, chunk))
-        backend.close()
-
-    def test_no_lost_reply_makes_a_counter_too_low(self, key: str) -> None:
-        """What was executed twice is not counted twice; what is discarded is gone."""
-        server = servers.Server()
-        proxy = DroppingProxy(server.port, 0.02, seed=1)
-        try:
-            url = f"redis://127.0.0.1:{proxy.port}/0"
-            backend = opened("valkey", "k", url=url, counting=True)
-            names = fps(1500)
-            assert all(backend.add(each) for each in names)
-            assert all(backend.discard(each) for each in names[::2])
-            assert [each in backend for each in names] == [False, True] * 750
-            assert all(backend.add(each) for each in names[::2])
-            assert all(backend.discard(each) for each in names)
-            assert proxy.dropped > 50
-            for generation in backend._shared.live:
-                for chunk in range(generation.num_chunks):
-                    assert not any(backend._store.blocks.chunk(generation, chunk))
-            backend.close()
-        finally:
-            proxy.end()
-            server.end()
-
-    def test_a_crawler_forgets_what_another_recorded_in_a_later_generation(self, key: str) -> None:
-        one, two = (opened("valkey", key, counting=True, capacity=40) for _ in range(2))
-        assert two.add(b"so that it knows of the first one")
-        assert all(one.add(each) for each in fps(300))
-        assert len(one.status().generations) == 4
-        assert len(two.status().generations) == 1
-        assert all(two.discard(each) for each in fps(300))
-        one.close()
-        two.clear()
-        three = opened("valkey", key, counting=True)
-        assert three.add(b"page")
-        assert two.discard(b"page")
-        for crawler in (two, three):
-            crawler.close()
-
-    def test_a_crawler_forgets_what_another_recorded_in_a_later_quarter(self, key: str) -> None:
-        now = 1e9
-        options = {"counting": True, "window_secs": 100.0, "clock": lambda: now}
-        one, two = (opened("valkey", key, **options) for _ in range(2))
-        assert two.add(b"so that it knows of the first one")
-        now += 30
-        assert one.add(b"page")
-        assert two.discard(b"page")
-        assert b"page" not in one
-        for crawler in (one, two):
-            crawler.close()
-
-    def test_the_count_is_right_when_all_is_forgotten_at_once(self, key: str) -> None:
-        one = opened("valkey", key, counting=True, capacity=20_000)
-        assert all(one.add(each) for each in fps(250))  # too few to be told
-        assert all(one.discard(each) for each in fps(300)) is False
-        assert sum(one.discard(each) for each in fps(300)) == 0
-        two = opened("valkey", key, counting=True)
-        assert one.status().count == two.status().count == 0
-        assert all(two.add(each) for each in fps(10))
-        assert two.discard(fps(1)[0])
-        two.close()
-        one.close()
-        again = opened("valkey", key, counting=True)
-        assert again.status().count == 9
-        again.close()
-
-    def test_counters_are_empty_after_a_flush(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = opened("valkey", "k", url=server.url, counting=True)
-        assert all(backend.add(each) for each in fps(100))
-        server.client.flushall()
-        assert all(backend.add(each) for each in fps(50))
-        assert backend.status().count == 50
-        (warning,) = messages(caplog, WARNING)
-        assert "were made anew, empty" in warning
-        backend.close()
-
-    def test_the_script_is_loaded_again_after_a_restart(self, server: servers.Server) -> None:
-        backend = opened("valkey", "k", url=server.url, counting=True)
-        assert backend.add(b"page")
-        server.client.script_flush()
-        assert not backend.add(b"page")
-        server.client.script_flush()
-        assert backend.discard(b"page")
-        backend.close()
-
-    def test_counters_of_a_lost_key_begin_anew(
-        self, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = opened("valkey", "k", url=server.url, counting=True)
-        assert backend.add(b"page")
-        server.client.delete(*server.client.keys("k:*"))
-        assert not backend.discard(b"page")
-        assert backend.add(b"page")
-        assert not backend.add(b"page")
-        assert backend.discard(b"page")
-        assert backend.add(b"page")
-        assert len(messages(caplog, WARNING)) == 1
-        backend.close()
 
     @pytest.mark.parametrize("place", PLACES)
     def test_created_by_many_at_once_it_is_one_filter(self, place: str, key: str) -> None:
@@ -823,24 +662,6 @@ class TestFull:
         assert backend.add(b"first")
         backend.close()
 
-    @pytest.mark.parametrize("window", [0, 1000])
-    def test_no_room_to_begin_to_count(
-        self, window: int, server: servers.Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        options = {"url": server.url, "capacity": 20_000, "window_secs": window}
-        backend = opened("valkey", "k", **options)
-        assert backend.add(b"page")
-        backend.close()
-        fill_up(server)
-        backend = opened("valkey", "k", **options, counting=True)
-        (error,) = messages(caplog, ERROR)
-        assert error.startswith("No room for a new generation: the server's memory is full")
-        assert error.endswith("Requests cannot be forgotten")
-        assert not backend.add(b"page")
-        assert backend.add(b"other")
-        assert not backend.discard(b"other")
-        backend.close()
-
     def test_no_room_when_the_window_is_switched_off(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -1163,35 +984,3 @@ def test_any_sequence_of_uses() -> None:
     )
     left_behind = servers.keys_for_good(servers.shared("valkey").client, "machine:*")
     assert left_behind == []
-
-
-@pytest.mark.parametrize("program", servers.PROGRAMS)
-def test_counters_in_redis_are_those_of_a_file(program: str, key: str) -> None:
-    """The same sequence, of few positions, so that counters carry on to all planes and saturate."""
-    store = RedisStore(RedisServer(url_of(program)), key)
-    blocks = store.blocks
-    geometry = Geometry(1, 3, COUNTER_BITS)
-    generation = RedisGeneration(
-        number=1, id="x", geometry=geometry, capacity=9, error_rate=0.1, created_at=0.0
-    )
-    store.create(generation)
-    here = CountingBloomFilter.over(
-        bytearray(geometry.nbytes), geometry, capacity=9, error_rate=0.1, salt=bytes(16)
-    )
-    rng, live = random.Random(5), []
-    for step in range(4000):
-        positions = [rng.randrange(2), rng.randrange(2, 60), rng.randrange(50, 64)]
-        seen, marks = blocks.look(generation, 0, positions)
-        assert (seen, marks) == (here.has_hashed(0, positions), ALIVE)
-        if rng.random() < 0.6 or not live:
-            new, _ = blocks.record(generation, 0, positions)
-            assert new == here.add_hashed(0, positions)
-            if new:
-                live.append(positions)
-        else:
-            positions = live.pop(rng.randrange(len(live)))
-            assert blocks.forget(generation, 0, positions) == here.discard_hashed(0, positions)
-        if step % 500 == 499:
-            assert blocks.chunk(generation, 0) == bytes(here.blocks(0, 1))
-    assert blocks.saturated == here.saturated > 100
-    store.server.close()

@@ -478,19 +478,6 @@ class TestRefusals:
         backend.clear()
         backend.close()
 
-        def counting() -> RedisBackend:
-            server = RedisServer(url, cluster=cluster)
-            return RedisBackend(server, f"{key} 2", capacity=9, error_rate=0.1, counting=True)
-
-        allow(f"~{key}*", f"~{{{key}*", *(each for each in rules if "eval" not in each))
-        assert "+evalsha +eval" in failure(counting().open)  # at the start, not at a request
-        allow(f"~{key}*", f"~{{{key}*", *rules)
-        backend = counting()
-        backend.open()
-        assert backend.add(b"1")
-        assert backend.discard(b"1")
-        backend.close()
-
     @pytest.mark.parametrize("program", PROGRAMS)
     def test_a_key_of_another_type(self, program: str, key: str) -> None:
         servers.shared(program).client.set(key, "something else")

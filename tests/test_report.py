@@ -248,18 +248,6 @@ def test_a_filter_of_one_block(tmp_path: Path) -> None:
     assert "<h1>Bloom filter</h1>" in page
 
 
-def test_a_filter_that_counts(tmp_path: Path) -> None:
-    status = made(tmp_path / "job", 3000, counting=True)
-    page = report(tmp_path / "job")
-    (row,) = rows(page)
-    assert row["Generation"].startswith("1, counting ")
-    assert row["Size"] == size_text(status.nbytes)
-    with closing(FilterReader(tmp_path / "job")) as reader:
-        assert isinstance(reader.files[0].filter, CountingBloomFilter)
-        fill = reader.files[0].filter.fill_ratio
-    assert percent(row["Fill"]) == pytest.approx(fill, rel=0.01)
-
-
 def test_a_filter_far_over_its_capacity(tmp_path: Path) -> None:
     status = made(tmp_path / "job", 60_000, on_full="warn", capacity=10_000, error_rate=0.01)
     page = report(tmp_path / "job", "-s", "BLOOM_ON_FULL=warn", "-s", "BLOOM_ERROR_RATE=0.01")
@@ -373,11 +361,10 @@ def generations(backend: LocalBackend) -> list[Generation]:
 
 class TestForecast:
     @pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
-    @pytest.mark.parametrize("counting", [False, True])
-    def test_it_is_what_a_crawl_does(self, on_full: str, counting: bool) -> None:
-        options = {"capacity": 200, "error_rate": 1e-9, "on_full": on_full, "counting": counting}
+    def test_it_is_what_a_crawl_does(self, on_full: str) -> None:
+        options = {"capacity": 200, "error_rate": 1e-9, "on_full": on_full}
         backend = make(None, 150, **options)
-        policy = Policy(expected=200, error_rate=1e-9, on_full=on_full, counting=counting)
+        policy = Policy(expected=200, error_rate=1e-9, on_full=on_full)
         for total in (150, 200, 201, 600, 601, 3000):
             forecast = grown(generations(backend), policy, 3000 if total == 150 else total)
             if total == 150:

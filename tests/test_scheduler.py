@@ -182,15 +182,14 @@ def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: P
     assert len(tree.hits) == PAGES
 
 
-@pytest.mark.parametrize("counting", [False, True])
-def test_with_a_filter_in_redis(counting: bool, tree: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize("forget_failed", [False, True])
+def test_with_a_filter_in_redis(forget_failed: bool, tree: Site, tmp_path: Path) -> None:
     settings = {
         **SAFE,
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": servers.shared("valkey").url,
         "BLOOM_REDIS_KEY": tmp_path.name,
-        "BLOOM_COUNTING": counting,
-        "BLOOM_FORGET_FAILED": counting,
+        "BLOOM_FORGET_FAILED": forget_failed,
     }
     crawl = under_way(tree, tmp_path, settings)
     crawl.kill()

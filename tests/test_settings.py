@@ -23,7 +23,6 @@ def test_defaults() -> None:
         dir=None,
         on_full="grow",
         window_secs=0.0,
-        counting=False,
         forget_failed=False,
         record_on="scheduled",
         on_unclean_shutdown="auto",
@@ -50,9 +49,8 @@ def test_defaults() -> None:
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", "salt", bytes(range(0, 256, 17))),
         ("BLOOM_SALT", None, "salt", None),
         *((f"BLOOM_{name}", "", name.lower(), None) for name in ("DIR", "SALT")),
-        ("BLOOM_COUNTING", True, "counting", True),
-        ("BLOOM_COUNTING", "True", "counting", True),
         ("BLOOM_FORGET_FAILED", "0", "forget_failed", False),
+        ("BLOOM_FORGET_FAILED", "True", "forget_failed", True),
         ("BLOOM_RECORD_ON", "scheduled", "record_on", "scheduled"),
     ],
 )
@@ -81,8 +79,7 @@ def test_accepted(name: str, value: object, field: str, expected: object) -> Non
         ("BLOOM_BACKEND", 1, 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", None, 'one of "auto", "keep", "reset", "stop"'),
-        *(("BLOOM_COUNTING", value, "True or False") for value in ("", "yes", None, 2, 0.5, [])),
-        ("BLOOM_FORGET_FAILED", "always", "True or False"),
+        *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, 0.5, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
             ("BLOOM_DIR", value, "the path of a directory")
@@ -105,16 +102,15 @@ CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
 
 
 def test_what_goes_together() -> None:
-    assert read(BLOOM_FORGET_FAILED=True, BLOOM_COUNTING=True).forget_failed
     assert read(**CRAWLED).record_on == "crawled"
-    assert read(**CRAWLED, JOBDIR=None, BLOOM_COUNTING=True, BLOOM_FORGET_FAILED=True).counting
+    assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
 
 
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"BLOOM_FORGET_FAILED": True}, "only a filter with counters can forget"),
-        ({"BLOOM_FORGET_FAILED": "1", "BLOOM_COUNTING": "0"}, "set BLOOM_COUNTING = True"),
+        ({"BLOOM_COUNTING": True}, "BLOOM_FORGET_FAILED = True alone is enough"),
+        ({"BLOOM_COUNTING": "0"}, "remove BLOOM_COUNTING"),
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
         ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
@@ -164,7 +160,7 @@ def test_a_value_that_cannot_be_shown() -> None:
 NAMES = [
     *("BLOOM_EXPECTED_REQUESTS", "BLOOM_ERROR_RATE", "BLOOM_BACKEND", "BLOOM_DIR"),
     *("BLOOM_ON_FULL", "BLOOM_WINDOW_SECS", "BLOOM_SALT"),
-    *("BLOOM_COUNTING", "BLOOM_FORGET_FAILED", "BLOOM_RECORD_ON"),
+    *("BLOOM_FORGET_FAILED", "BLOOM_RECORD_ON"),
     *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS"),
     *("BLOOM_REDIS_URL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
     *("BLOOM_REDIS_DEADLINE_SECS", "BLOOM_REDIS_ON_OUTAGE", "BLOOM_REDIS_MIRROR"),

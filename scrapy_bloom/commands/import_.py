@@ -101,9 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
     parser.add_argument(
-        "--counting", action="store_true", help="a new filter with counters (BLOOM_COUNTING)"
-    )
-    parser.add_argument(
         "--format",
         choices=["seen", "urls"],
         help="what SOURCE is, where its beginning does not tell",
@@ -156,8 +153,6 @@ def _project(options: argparse.Namespace, settings: Settings) -> Project:
         more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
     if options.error_rate is not None:
         more["BLOOM_ERROR_RATE"] = options.error_rate
-    if options.counting:
-        more["BLOOM_COUNTING"] = True
     if is_redis(options.dest):
         more |= redis_settings(options.dest)
     return load_project(settings, options.spider, **more)
@@ -237,7 +232,14 @@ def _destination(
     if not is_there and directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     bloom = replace(project.bloom, on_full="grow") if is_there else settings_of_all
-    local = local_backend(bloom, directory, **made_for, job=Job(None, "stop"), is_crawl=False)
+    local = local_backend(
+        bloom,
+        directory,
+        spider=project.spider,
+        fingerprinter=project.fingerprinter,
+        job=Job(None, "stop"),
+        is_crawl=False,
+    )
     return local, lambda batch: sum(map(local.add, batch))
 
 

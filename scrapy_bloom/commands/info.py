@@ -145,7 +145,6 @@ def _generation(each: GenerationStatus) -> _Figures:
         "bytes": each.geometry.nbytes,
         "blocks": num_blocks,
         "hashes": num_hashes,
-        "counting": each.geometry.is_counting,
         "fill_ratio": each.fill_ratio,
         "error_rate_now": each.error_rate_now,
         "error_rate_at_capacity": each.error_rate,
@@ -208,9 +207,8 @@ def _print(figures: _Figures) -> None:
 
 
 def _row(each: _Figures) -> list[str]:
-    kind = " counting" if each["counting"] else ""
     row = [
-        f"{each['number']}{kind}",
+        str(each["number"]),
         time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
         number(each["recorded"]),
         number(each["capacity"]),

@@ -1,8 +1,8 @@
 """Make a filter that holds what any of several filters holds; those are left as they are.
 
-They must have been made alike: the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL,
-BLOOM_COUNTING and BLOOM_SALT (set it to the same 32 hexadecimal digits for all of them, before
-their crawls begin). Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, not in use.
+They must have been made alike: the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL
+and BLOOM_SALT (set it to the same 32 hexadecimal digits for all of them, before their crawls
+begin). Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, not in use.
 
 Examples:
   scrapy bloom merge filters/a filters/b -o filters/both

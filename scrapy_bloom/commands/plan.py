@@ -10,7 +10,7 @@ rate holds however far the crawl goes.
 Examples:
   scrapy bloom plan 100M 1e-6
   scrapy bloom plan 1M 10M 100M 1e-4 1e-6 --vs
-  scrapy bloom plan 5M 1e-6 --counting --json
+  scrapy bloom plan 5M 1e-6 --json
 """
 
 import argparse
@@ -27,7 +27,7 @@ from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sizing import expected_false_drops
 from scrapy_bloom.status import size_text
 
-SYNTAX = "[N ...] [P ...] [--counting] [--vs] [--json]"
+SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"
 
 
@@ -41,11 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of requests and error rates",
     )
     parser.add_argument(
-        "--counting",
-        action="store_true",
-        help="with counters (BLOOM_COUNTING), in four times the space",
-    )
-    parser.add_argument(
         "--vs", action="store_true", help="beside it, what else would take, or get wrong"
     )
     add_json(parser)
@@ -57,12 +52,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     counts = [each for each in options.figures if isinstance(each, int)]
     rates = [each for each in options.figures if isinstance(each, float)]
     policies = [
-        Policy(
-            expected=count,
-            error_rate=rate,
-            on_full=bloom.on_full,
-            counting=options.counting or bloom.counting,
-        )
+        Policy(expected=count, error_rate=rate, on_full=bloom.on_full)
         for count in counts or [bloom.expected_requests]
         for rate in rates or [bloom.error_rate]
     ]
@@ -103,7 +93,6 @@ def _plan(policy: Policy) -> dict[str, Any]:
         "expected_false_drops": expected_false_drops(
             geometry.num_blocks, geometry.num_hashes, requests
         ),
-        "counting": geometry.is_counting,
         "instead": [
             {
                 "name": each.name,

@@ -67,13 +67,12 @@ def _measured(files: Sequence[FilterFile]) -> list[Measured]:
 
 
 def _policy(bloom: BloomSettings, newest: FilterFile) -> Policy:
-    """How the filter will grow: by the settings, but of the kind that it is."""
+    """How the filter will grow."""
     return Policy(
         expected=bloom.expected_requests,
         error_rate=bloom.error_rate,
         on_full=bloom.on_full,
         window=max(newest.state.open_until - newest.header.created_at, 0.0),
-        counting=bloom.counting or newest.header.geometry.is_counting,
     )
 
 

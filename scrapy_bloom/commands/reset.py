@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom import jobdir
+from scrapy_bloom import forgotten_file, jobdir
 from scrapy_bloom.commands.output import note, say
 from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.directory import filter_files, lock_directory
@@ -55,7 +55,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         files = filter_files(directory)
         size = size_text(sum(each.stat().st_size for each in files))
         _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
-        for each in reversed(files):
+        for each in [*reversed(files), *directory.glob(f"{forgotten_file.NAME}*")]:
             each.unlink()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error

@@ -48,9 +48,9 @@ def recorded(directory: Path, **options: object) -> LocalBackend:
 
 KINDS = {
     "plain": {"capacity": 1000},
-    "counting": {"capacity": 1000, "counting": True},
+    "other": {"capacity": 1000, "error_rate": 1e-12},
     "grown": {},
-    "grown counting": {"counting": True},
+    "grown too": {},
     "window": {"capacity": 1000, "window_secs": 1e6},
 }
 
@@ -194,13 +194,13 @@ def test_files_that_were_mixed_up_are_told_of(tmp_path: Path) -> None:
     first = {name: min((tmp_path / name).glob("*.bloom")).read_bytes() for name in KINDS}
     mixed = tmp_path / "mixed/generation-0001.bloom"
     mixed.parent.mkdir()
-    for header, bits in (("plain", "counting"), ("counting", "plain")):
+    for header, bits in (("plain", "other"), ("other", "plain")):
         mixed.write_bytes(first[header][:HEADER_BYTES] + first[bits][HEADER_BYTES:])
         message = check_refused(lambda: make(mixed.parent), mixed, f"{header} and {bits}")
         assert "where its header promises" in message
     # One of two files taken from another filter.
     mixed.write_bytes(first["grown"])
-    other = (tmp_path / "grown counting/generation-0002.bloom").read_bytes()
+    other = (tmp_path / "grown too/generation-0002.bloom").read_bytes()
     (mixed.parent / "generation-0002.bloom").write_bytes(other)
     with pytest.raises(FilterFileError, match="belong to different filters .*nothing was changed"):
         make(mixed.parent)

@@ -161,17 +161,13 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
 
 
 @needs_a_mount
-@pytest.mark.parametrize("counting", [False, True])
-def test_a_full_disk_ends_no_process_by_a_signal(
-    counting: bool, disk: SmallDisk, tmp_path: Path
-) -> None:
+def test_a_full_disk_ends_no_process_by_a_signal(disk: SmallDisk, tmp_path: Path) -> None:
     """Every bit of a filter has its place before the first one is set: else SIGBUS ends it."""
     code = (
         "import sys\n"
         "from pathlib import Path\n"
         "from scrapy_bloom.local import LocalBackend\n"
-        "backend = LocalBackend(Path('kept'), capacity=20_000, error_rate=1e-6, on_full='warn',\n"
-        "                       counting=sys.argv[1] == 'True')\n"
+        "backend = LocalBackend(Path('kept'), capacity=20_000, error_rate=1e-6, on_full='warn')\n"
         "backend.open()\n"
         "print('opened', flush=True)\n"
         "sys.stdin.readline()\n"
@@ -181,7 +177,7 @@ def test_a_full_disk_ends_no_process_by_a_signal(
         "print('closed')\n"
     )
     process = subprocess.Popen(
-        [*disk.prefix, sys.executable, "-c", code, str(counting)],
+        [*disk.prefix, sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -117,7 +117,7 @@ def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
     [
         ("Broken", {}),
         ("Broken", {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
-        ("Broken", {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True}),
+        ("Broken", {"BLOOM_FORGET_FAILED": True}),
         ("Sometimes", {}),
     ],
     ids=["always", "always, a queue that survives", "always, forgetting", "sometimes"],

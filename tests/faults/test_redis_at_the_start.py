@@ -50,8 +50,7 @@ from crawls import Crawl
 
 RIGHTS = (
     "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
-    "+@connection +@transaction +time, on a Cluster also +cluster|slots, and with BLOOM_COUNTING "
-    "+evalsha +eval"
+    "+@connection +@transaction +time, on a Cluster also +cluster|slots"
 )
 LOGIN = "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
 

@@ -1,0 +1,169 @@
+"""The requests that are to be crawled again, whatever the filter says: an exact set.
+
+A Bloom filter cannot forget. So what is forgotten is kept beside it: a fingerprint in this set is
+new once, though its bits are set. The set is asked only about what the filter takes for seen, and
+only if bits in memory say that the fingerprint may be in it.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from bitarray import bitarray
+from bitarray.util import zeros
+
+from scrapy_bloom.exceptions import OutageError
+
+_FIRST_ROOM = (
+    4096  # fingerprints in the first table of bits; each further one takes four times more
+)
+_BITS_EACH = 16  # with two bits a fingerprint: 1.4 % of the others are asked for in vain
+_LOOK_SECS = 1.0  # between two looks at what others have forgotten
+
+
+class ForgottenStore(Protocol):
+    """A place that keeps the set: see `ForgottenFile` and `RedisForgotten`.
+
+    Each method may raise a StorageError.
+    """
+
+    def news(self) -> Iterable[bytes]:
+        """Return what others have added since the last call; everything at the first call."""
+
+    def all(self) -> Iterable[bytes]:
+        """Return everything that can be taken."""
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """Add fingerprints; what this run has claimed of them can be taken again."""
+
+    def take(self, fingerprint: bytes) -> bool:
+        """Take a fingerprint out, or claim it for this run; False if it is not there."""
+
+    def has(self, fingerprint: bytes) -> bool:
+        """Check that a fingerprint can be taken."""
+
+    def remove(self, fingerprint: bytes) -> None:
+        """Take a fingerprint out, claimed or not."""
+
+    def expire(self, secs: float) -> None:
+        """Remove what was added longer ago than that."""
+
+    def close(self) -> None:
+        """Give back what this run has claimed and not removed."""
+
+
+class Forgotten:
+    """The set, behind bits in memory that keep almost all questions away from its store.
+
+    Args:
+        store: where it is kept.
+        is_shared: others may add to it at any time.
+    """
+
+    def __init__(self, store: ForgottenStore, *, is_shared: bool) -> None:
+        self._store = store
+        self._is_shared = is_shared
+        self._front = _Front()
+        self._misses = 0  # of the store, though the bits were set
+        self._look_at = float("inf")  # on a monotonic clock
+
+    def open(self) -> None:
+        """Read what is there; raises StorageError."""
+        self._front = _Front()
+        self._look()
+        if not self._is_shared:
+            self._look_at = float("inf")
+
+    def take(self, fingerprint: bytes) -> bool:
+        """Check that a fingerprint is forgotten: then it is not any more, or claimed.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        if time.monotonic() >= self._look_at:
+            self._look()
+        if fingerprint not in self._front:
+            return False
+        if self._store.take(fingerprint):
+            return True
+        self._missed()
+        return False
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        if time.monotonic() >= self._look_at:
+            self._look()
+        return fingerprint in self._front and self._store.has(fingerprint)
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """Forget fingerprints: each is new once more.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        self._store.add(fingerprints)
+        self._front.add(fingerprints)
+
+    def remove(self, fingerprints: Iterable[bytes]) -> None:
+        """Take out what was crawled.
+
+        Raises:
+            StorageError: the store failed.
+        """
+        for fingerprint in fingerprints:
+            if fingerprint in self._front:
+                self._store.remove(fingerprint)
+
+    def expire(self, secs: float) -> None:
+        """Remove what was forgotten longer ago than that; raises StorageError."""
+        self._store.expire(secs)
+
+    def close(self) -> None:
+        """End the run; raises StorageError."""
+        self._store.close()
+
+    def _look(self) -> None:
+        begun = time.monotonic()
+        self._look_at = begun + _LOOK_SECS
+        try:
+            self._front.add(self._store.news())
+        except OutageError:  # what is forgotten waits for the server
+            now = time.monotonic()
+            self._look_at = now + max(_LOOK_SECS, 10 * (now - begun))
+
+    def _missed(self) -> None:
+        """Make the bits anew, once most questions are in vain."""
+        self._misses += 1
+        if self._misses > max(_FIRST_ROOM, len(self._front)):
+            front = _Front()
+            front.add(self._store.all())
+            self._front, self._misses = front, 0
+
+
+class _Front:
+    """Bits in memory that tell what cannot be in the set; about two bytes a fingerprint."""
+
+    def __init__(self) -> None:
+        self._tables: list[tuple[bitarray, int]] = []
+        self._length = self._room = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add(self, fingerprints: Iterable[bytes]) -> None:
+        for fingerprint in fingerprints:
+            if self._length >= self._room:
+                room = _FIRST_ROOM * 4 ** len(self._tables)
+                self._room += room
+                self._tables.append((zeros(_BITS_EACH * room), _BITS_EACH * room - 1))
+            self._length += 1
+            bits, mask = self._tables[-1]
+            # Python's own hash is salted, and kept in the object: a repeated link has it already.
+            value = hash(fingerprint)
+            bits[value & mask] = bits[value >> 32 & mask] = 1
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        value = hash(fingerprint)
+        for bits, mask in self._tables:  # noqa: SIM110 - any() takes half as long again
+            if bits[value & mask] and bits[value >> 32 & mask]:
+                return True
+        return False

@@ -1,0 +1,190 @@
+"""The forgotten requests of a filter in files: a SQLite database beside its generations."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scrapy_bloom.exceptions import StorageError
+
+if TYPE_CHECKING:
+    import sqlite3
+
+NAME = "forgotten.sqlite"
+_APPLICATION_ID = 0x626C6F66  # "blof"
+_FORMAT_VERSION = 1
+_BUSY_SECS = 5.0  # while another process writes: that takes milliseconds
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS forgotten (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each addition, also after a removal
+    fingerprint BLOB NOT NULL UNIQUE,
+    forgotten_at REAL NOT NULL
+);
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {_FORMAT_VERSION};
+COMMIT;
+"""
+
+
+class ForgottenFile:
+    """A set of forgotten fingerprints, each change of which is a transaction of its own.
+
+    A `scrapy bloom forget` may add to the file while a crawl uses it.
+
+    Args:
+        path: the file, made when something is first forgotten; None: a private temporary one.
+        claims: what is taken is only claimed for this run, and removed by `remove`: the queue of
+            this run dies with it.
+    """
+
+    def __init__(self, path: Path | None, *, claims: bool = False) -> None:
+        self._path = path
+        self._opened: sqlite3.Connection | None = None
+        self._claimed: set[bytes] | None = set() if claims else None  # no more than are queued
+        self._version = -1  # of the file, as others have changed it
+        self._last_id = 0
+
+    def news(self) -> Iterable[bytes]:
+        """See `ForgottenStore`."""
+        if not self._is_there():
+            return []
+        with self._used() as db:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+            if version == self._version:
+                return []
+            rows = db.execute(
+                "SELECT id, fingerprint FROM forgotten WHERE id > ? ORDER BY id", (self._last_id,)
+            ).fetchall()
+            self._version = version
+            if rows:
+                self._last_id = rows[-1][0]
+            return [fingerprint for _, fingerprint in rows]
+
+    def all(self) -> Iterable[bytes]:
+        """See `ForgottenStore`."""
+        if not self._is_there():
+            return []
+        claimed = self._claimed or set()
+        with self._used() as db:
+            rows = db.execute("SELECT fingerprint FROM forgotten").fetchall()
+        return [fingerprint for (fingerprint,) in rows if fingerprint not in claimed]
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """See `ForgottenStore`."""
+        now = time.time()
+        with self._used() as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany(
+                "INSERT OR REPLACE INTO forgotten (fingerprint, forgotten_at) VALUES (?, ?)",
+                [(fingerprint, now) for fingerprint in fingerprints],
+            )
+        if self._claimed is not None:
+            self._claimed.difference_update(fingerprints)
+
+    def take(self, fingerprint: bytes) -> bool:
+        """See `ForgottenStore`."""
+        if self._claimed is None:
+            return self._deleted(fingerprint)
+        if not self.has(fingerprint):
+            return False
+        self._claimed.add(fingerprint)
+        return True
+
+    def has(self, fingerprint: bytes) -> bool:
+        """See `ForgottenStore`."""
+        if self._claimed is not None and fingerprint in self._claimed:
+            return False
+        with self._used() as db:
+            query = "SELECT 1 FROM forgotten WHERE fingerprint = ?"
+            return db.execute(query, (fingerprint,)).fetchone() is not None
+
+    def remove(self, fingerprint: bytes) -> None:
+        """See `ForgottenStore`."""
+        self._deleted(fingerprint)
+        if self._claimed is not None:
+            self._claimed.discard(fingerprint)
+
+    def expire(self, secs: float) -> None:
+        """See `ForgottenStore`."""
+        if self._is_there():
+            with self._used() as db:
+                db.execute("DELETE FROM forgotten WHERE forgotten_at < ?", (time.time() - secs,))
+
+    def __len__(self) -> int:
+        if not self._is_there():
+            return 0
+        with self._used() as db:
+            length: int = db.execute("SELECT count(*) FROM forgotten").fetchone()[0]
+        return length
+
+    def close(self) -> None:
+        """See `ForgottenStore`."""
+        if self._opened is not None:
+            with self._used() as db:
+                db.close()
+            self._opened = None
+
+    def _deleted(self, fingerprint: bytes) -> bool:
+        with self._used() as db:
+            query = "DELETE FROM forgotten WHERE fingerprint = ?"
+            return db.execute(query, (fingerprint,)).rowcount > 0
+
+    def _is_there(self) -> bool:
+        return self._opened is not None or (self._path is not None and self._path.exists())
+
+    @contextlib.contextmanager
+    def _used(self) -> "Iterator[sqlite3.Connection]":
+        """Connect, if that was not done yet, and say what fails in one line."""
+        import sqlite3  # noqa: PLC0415 - for those who forget something
+
+        try:
+            if self._opened is None:
+                self._opened = self._connected()
+            yield self._opened
+        except sqlite3.Error as error:
+            raise self._unusable(str(error)) from error
+
+    def _connected(self) -> "sqlite3.Connection":
+        import sqlite3  # noqa: PLC0415 - as above
+
+        if self._path is None:
+            db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        else:
+            db = sqlite3.connect(
+                self._path,
+                timeout=_BUSY_SECS,
+                isolation_level=None,
+                check_same_thread=False,  # a shell opens it in one thread and uses it in another
+            )
+        try:
+            is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            self._check(db, is_new=is_new)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            if is_new:
+                db.executescript(_SCHEMA)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _check(self, db: "sqlite3.Connection", *, is_new: bool) -> None:
+        (application_id,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        # 0 while another process makes it, too.
+        if application_id != _APPLICATION_ID and (application_id or not is_new):
+            raise self._unusable("it is a database of something else")
+        if version > _FORMAT_VERSION:
+            raise self._unusable(
+                f"it has format version {version}, and this scrapy_bloom knows versions up to "
+                f"{_FORMAT_VERSION}"
+            )
+
+    def _unusable(self, why: str) -> StorageError:
+        return StorageError(
+            f"{self._path or 'the temporary file'} of the forgotten requests cannot be used: "
+            f"{why}; it was left as it is: restore it from a backup, or move it away to go on "
+            "without (what was forgotten looks seen then, and is not crawled again)"
+        )
