@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
+_SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
 
 
 class RedisServer:
@@ -73,6 +74,7 @@ class RedisServer:
         self._deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
+        self._warned_of: float | None = None  # when the outage began that was warned of
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
@@ -111,7 +113,7 @@ class RedisServer:
             except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
                 failure = reason(error)
             else:
-                self._tell_that_it_is_back()
+                self._log_return()
                 return result
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
@@ -125,14 +127,29 @@ class RedisServer:
                 # A server that hangs costs its time-out: that may be a tenth of our time.
                 self._next_attempt = now + max(1.0, 10 * (now - attempt))
                 raise self._gone(failure, since=self._down_since)
+            self._warn_of_outage(failure, begun, now)
             self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _tell_that_it_is_back(self) -> None:
-        if self._down_since is not None:
-            secs, self._down_since = time.monotonic() - self._down_since, None
-            logger.info("%s is back after %.0f seconds", self.address, secs)
+    def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
+        """Warn once of an outage that is waited out, but not of a single reply that was lost."""
+        rest = begun + self._deadline_secs - now
+        if self._warned_of is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
+            self._warned_of = begun
+            logger.warning(
+                "%s does not answer: %s. It is waited for, up to %g seconds "
+                "(BLOOM_REDIS_DEADLINE_SECS); meanwhile everything stands still",
+                self.address,
+                short_text(error),
+                self._deadline_secs,
+            )
+
+    def _log_return(self) -> None:
+        since = self._warned_of if self._warned_of is not None else self._down_since
+        if since is not None:
+            self._warned_of = self._down_since = None
+            logger.info("%s is back after %.0f seconds", self.address, time.monotonic() - since)
 
     def now(self) -> float:
         """The server's time, seconds since 1970: one clock for all crawlers."""

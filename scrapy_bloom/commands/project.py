@@ -1,6 +1,7 @@
 """What a crawl of this project would use: its settings and its request fingerprinter."""
 
 import argparse
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from scrapy_bloom.settings import BloomSettings, redis_params
 from scrapy_bloom.sources import UrlList
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+_DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
+_FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
 
 
 def add_spider(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +178,9 @@ def connect(
     spider: str | None,
     made_for: str = "",
 ) -> tuple[RedisServer, str, BloomSettings]:
-    """The server of a URL, and the name of a filter there.
+    """Return the server of a URL, once it has answered, and the name of a filter there.
+
+    It is waited for a moment only, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
 
     Args:
         settings: as the command got them; BLOOM_REDIS_CLUSTER and the like count, and as in a
@@ -188,6 +193,7 @@ def connect(
     Raises:
         UsageError: which filter is not said.
         SettingError: the URL or a setting is not valid.
+        StorageError: the server is out of reach, or refuses.
     """
     bloom = load_project(settings, spider, **redis_settings(url)).bloom
     name = spider or made_for
@@ -200,14 +206,22 @@ def connect(
                 f"{bloom.redis_key!r})"
             )
         key = bloom.redis_key % {"spider": name}
-    server = RedisServer(
-        url,
-        params=bloom.redis_params,
-        cluster=bloom.redis_cluster,
-        sentinel=bloom.redis_sentinel,
-        deadline_secs=bloom.redis_deadline_secs,
-    )
-    return server, key, bloom
+    deadline_secs = bloom.redis_deadline_secs
+
+    def server(deadline_secs: float) -> RedisServer:
+        return RedisServer(
+            url,
+            params=bloom.redis_params,
+            cluster=bloom.redis_cluster,
+            sentinel=bloom.redis_sentinel,
+            deadline_secs=deadline_secs,
+        )
+
+    is_asked_for = settings.getpriority(_DEADLINE) == SETTINGS_PRIORITIES["cmdline"]
+    first_secs = deadline_secs if is_asked_for else min(deadline_secs, _FIRST_ANSWER_SECS)
+    with closing(server(first_secs)) as first:
+        first.now()
+    return server(deadline_secs), key, bloom
 
 
 def redis_settings(url: str) -> dict[str, Any]:
