@@ -202,5 +202,14 @@ def told(crawl: Crawl, *levels: str) -> list[str]:
     return [re.sub(r"redis://127\.0\.0\.1:\d+/0", "SERVER", text) for text in texts]
 
 
+def tells_of_one_outage(crawl: Crawl) -> bool:
+    """Return whether the log says that one outage began and ended, and of nothing else."""
+    (warning,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    return (
+        warning.startswith("SERVER does not answer: ")
+        and sum("SERVER is back after " in line for line in told(crawl, "INFO")) == 1
+    )
+
+
 def is_quiet(crawl: Crawl) -> bool:
     return not told(crawl, "WARNING", "ERROR", "CRITICAL")

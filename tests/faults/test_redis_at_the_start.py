@@ -1,7 +1,7 @@
 """Faults of Redis that are there when a crawl starts: it refuses at once, and says what to do.
 
-Whatever it is, the user sees the same things: exit status 1; one ERROR of the filter, before the
-traceback in which Scrapy buries it; no page asked for; no password; and what was in Redis before
+Whatever it is, the user sees the same things: exit status 1; one ERROR of the filter, the last
+line of the log; no page asked for; no password; and what was in Redis before
 is still there, unchanged.
 
 | at the start | what the user sees |
@@ -14,7 +14,7 @@ is still there, unchanged.
 | no room for the filter (maxmemory), or for anything | how much it takes; "maxmemory" |
 | a web server at the port | that no Redis answers there |
 | a server that accepts and never answers | "Timeout", after the deadline |
-| a server that loads its data | nothing: the crawl begins when it has |
+| a server that loads its data | one WARNING; the crawl begins when it has |
 | a policy that evicts | a WARNING, and the crawl goes on: `test_redis_in_the_middle.py` |
 | nobody listens | `test_redis_crawl.py`: `test_a_server_that_is_down_at_the_start` |
 """
@@ -37,10 +37,10 @@ from redis_faults import (
     admin,
     ended,
     gated_tree,
-    is_quiet,
     locked_server,
     restarted_and_loading,
     start,
+    tells_of_one_outage,
     told,
     url_of,
 )
@@ -222,7 +222,7 @@ def test_a_server_that_never_answers_is_refused_after_the_deadline(
 
 
 def test_a_server_that_still_loads_its_data_is_waited_for(site: GatedSite, tmp_path: Path) -> None:
-    """The user sees nothing but a late start, and `bloom/redis/retries`."""
+    """The user sees a late start, one WARNING why, and `bloom/redis/retries`."""
     server = locked_server(*SLOW_TO_LOAD)
     proxy = WatchedProxy(server)
     try:
@@ -236,6 +236,6 @@ def test_a_server_that_still_loads_its_data_is_waited_for(site: GatedSite, tmp_p
         proxy.end()
         server.end()
     assert stats["bloom/redis/retries"] >= 1
-    assert is_quiet(crawl)
+    assert tells_of_one_outage(crawl)
     assert not site.missing()
     assert site.repeats() == 0

@@ -3,7 +3,7 @@
 | in the middle | what the user sees |
 |---|---|
 | restart, with persistence; stall; full memory; demoted; failed save; pause; loading: short | \
-nothing but `bloom/redis/retries` |
+one WARNING, one INFO when it is over, `bloom/redis/retries` |
 | restart without persistence; FLUSHALL; eviction; our blocks overwritten | one WARNING, \
 `bloom/redis/lost_keys` |
 | killed; stall; full memory; demoted; failed save: longer than the deadline | one ERROR, and the \
@@ -44,6 +44,7 @@ from redis_faults import (
     restarted_and_loading,
     start,
     start_until_the_middle,
+    tells_of_one_outage,
     told,
     url_of,
 )
@@ -165,7 +166,7 @@ PASSING: dict[str, tuple[Callable, Callable]] = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_shorter_than_the_deadline_shows_in_the_retries_only(
+def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     fault: str, site: GatedSite, saving_server: servers.Server, tmp_path: Path
 ) -> None:
     make, mend = PASSING[fault]
@@ -185,13 +186,13 @@ def test_a_fault_shorter_than_the_deadline_shows_in_the_retries_only(
     assert stats["bloom/redis/retries"] >= 1
     assert stats["bloom/redis/lost_keys"] == 0
     assert "bloom/errors" not in stats
-    assert is_quiet(crawl)
+    assert tells_of_one_outage(crawl)
     assert not site.missing()
     # What was under way may be new twice, as its first answer never came.
     assert site.repeats() <= stats["bloom/redis/retries"]
 
 
-def test_a_restarted_server_that_loads_for_long_shows_in_the_retries_only(
+def test_a_restarted_server_that_loads_for_long_costs_retries_only(
     site: GatedSite, tmp_path: Path
 ) -> None:
     """It is there, and says -LOADING to all that it is asked."""
@@ -211,7 +212,7 @@ def test_a_restarted_server_that_loads_for_long_shows_in_the_retries_only(
         server.end()
     assert stats["bloom/redis/retries"] >= 3
     assert stats["bloom/redis/lost_keys"] == 0
-    assert is_quiet(crawl)
+    assert tells_of_one_outage(crawl)
     assert not site.missing()
     assert site.repeats() == 0
 
