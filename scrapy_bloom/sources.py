@@ -1,38 +1,55 @@
 """What a filter can be filled from, beside requests.seen: a list of URLs, a set in Redis."""
 
-import codecs
-import sys
+import re
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.lists import Entries, format_of, opened, read_list
 from scrapy_bloom.redis_server import RedisServer
 
-_CHUNK_BYTES = 1 << 20
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_WHAT_IS_READ = (
+    "a list has a URL on each line, or is JSON lines (.jl) or a table (.csv) with one in the field "
+    "that --field names; --format says which"
+)
 _SCAN_COUNT = 1000  # members asked for at once
 
 
 class UrlList:
-    """The URLs in a text file, one a line, and their fingerprints; in constant memory.
+    """The URLs in a list, and their fingerprints; in constant memory.
 
-    White space around a URL does not count, and empty lines are left out. So is a line that is no
-    URL; it is counted.
+    What is no URL, as it does not begin with a scheme and "://", is left out and counted; if
+    nothing comes before it, there is no list of URLs. White space around a URL does not count.
 
     Args:
         path: the file; None: the standard input.
         fingerprint: of a URL; a ValueError says that it is none.
+        form: one of `lists.FORMATS`; None: what the file looks like.
+        field: see `lists.read_list`.
 
     Attributes:
         skipped: lines so far that were no URL.
         first_skipped: the first of them, for people: its number, and why.
     """
 
-    def __init__(self, path: Path | None, fingerprint: Callable[[str], bytes]) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        fingerprint: Callable[[str], bytes],
+        *,
+        form: str | None = None,
+        field: str = "url",
+    ) -> None:
         self.skipped = 0
         self.first_skipped = ""
         self._path = path
         self._fingerprint = fingerprint
+        self._form = form
+        self._field = field
 
     @property
     def name(self) -> str:
@@ -40,66 +57,82 @@ class UrlList:
         return str(self._path or "the standard input")
 
     def count(self) -> int | None:
-        """How many lines there are, None if nobody knows before; reads all of the file.
+        """How many lines or records there are, None if nobody knows before; reads all of the file.
 
         Raises:
             StorageError: it cannot be read.
         """
         if self._path is None or (self._path.exists() and not self._path.is_file()):
             return None  # a pipe can be read once only
-        with self._opened(self._path) as file:
-            chunk, lines = b"\n", 0
-            while more := file.read(_CHUNK_BYTES):
-                chunk = more
-                lines += chunk.count(b"\n")
-            return lines + (not chunk.endswith(b"\n"))
+        with self._read() as found:
+            return sum(1 for _ in found.entries)
 
     def __iter__(self) -> Iterator[bytes]:
         return (fingerprint for _, fingerprint in self.pairs())
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """Each URL, as it is in the file, and its fingerprint.
+        """Each URL and its fingerprint.
 
         Raises:
-            StorageError: the file cannot be read.
+            StorageError: the file cannot be read, or holds no URLs.
             BloomError: the fingerprinter fails.
         """
-        if self._path is None:
-            yield from self._pairs(sys.stdin.buffer)
-        else:
-            with self._opened(self._path) as file:
-                yield from self._pairs(file)
+        is_first = True
+        with self._read() as found:
+            for number, entry in found.entries:
+                try:
+                    url = found.url(entry).strip()
+                    _check_scheme(url)
+                    pair = url.encode(), self._fingerprinted(url, number)
+                except ValueError as error:
+                    told = f"line {number:,}: {error}"
+                    if is_first:
+                        raise StorageError(f"{self.name}, {told}; {_WHAT_IS_READ}") from None
+                    self.skipped += 1
+                    self.first_skipped = self.first_skipped or told
+                else:
+                    yield pair
+                is_first = False
 
-    def _pairs(self, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-        for number, line in enumerate(file, 1):
-            raw = line.removeprefix(codecs.BOM_UTF8).strip() if number == 1 else line.strip()
-            if not raw:
-                continue
-            try:
-                fingerprint = self._fingerprint(raw.decode())
-            except ValueError as error:
-                self.skipped += 1
-                if self.skipped == 1:
-                    self.first_skipped = f"line {number:,}: {str(error)[:200]}"
-                continue
-            except Exception as error:
-                raise BloomError(
-                    f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            if not isinstance(fingerprint, bytes):
-                raise BloomError(
-                    "the project's request fingerprinter returns "
-                    f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
-                )
-            yield raw, fingerprint
-
-    @staticmethod
-    def _opened(path: Path) -> BinaryIO:
+    @contextmanager
+    def _read(self) -> Iterator[Entries]:
         try:
-            return path.open("rb")
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+            with opened(self._path) as file:
+                form = self._form or format_of(self._path, file)
+                yield read_list(file, form, self._field, self.name)
+        except (OSError, EOFError, zlib.error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise StorageError(f"{self.name} cannot be read: {why}") from error
+
+    def _fingerprinted(self, url: str, number: int) -> bytes:
+        try:
+            fingerprint = self._fingerprint(url)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise BloomError(
+                f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(fingerprint, bytes):
+            raise BloomError(
+                "the project's request fingerprinter returns "
+                f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
+            )
+        return fingerprint
+
+
+def begins_with_scheme(text: str) -> bool:
+    """Whether a text may be a URL: no relative one, and nothing else."""
+    return _SCHEME.match(text) is not None
+
+
+def _check_scheme(url: str) -> None:
+    if not begins_with_scheme(url):
+        shown = repr(url[:60]) if url.isprintable() else "binary data"
+        raise ValueError(f"Missing scheme, such as https://, in {shown}")
+    if "\n" in url or "\r" in url:
+        raise ValueError("there is a line break in it")
 
 
 class RedisSet:

@@ -1,5 +1,6 @@
 """A directory with what the examples in the help and the documents speak of."""
 
+import gzip
 import shlex
 import subprocess
 import sys
@@ -74,6 +75,8 @@ def prepare(path: Path) -> str:
     write_seen(path / "jobs/old/requests.seen", fingerprints(urls(range(100))))
     write_urls(path / "urls.txt", urls(range(200, 500)))
     write_urls(path / "yesterday.txt", urls(range(100, 300)))
+    with gzip.open(path / "items.jl.gz", "wt") as file:
+        file.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()

@@ -1,15 +1,19 @@
 """Print the URLs of a list that a filter has not seen, or those that it has.
 
-URLFILE has one URL a line ("-": the standard input). Each gets the fingerprint that the project's
-REQUEST_FINGERPRINTER_CLASS makes for a plain GET request. It is only asked for, not recorded, and
-the filter may be in use. Lists of any length are read in constant memory, so two of 100 million
-URLs can be intersected: import one into a filter, and check the other against it.
+URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl) or a table (.csv)
+with one in the field that --field names; each may be packed (.gz). A URL gets the fingerprint that
+the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request. It is only asked for, not
+recorded, and the filter may be in use. Lists of any length are read in constant memory, so two of
+100 million URLs can be intersected: import one into a filter, and check the other against it.
+
+What is no URL is left out, and told of at the end, with exit status 1.
 
 "Seen" may err, at the filter's error rate; "new" never does.
 
 Examples:
   scrapy bloom check jobs/shop urls.txt
   scrapy bloom check jobs/shop urls.txt --seen
+  scrapy bloom check jobs/shop items.jl.gz --field link
   scrapy bloom check redis://localhost:6379/0 urls.txt --key shop:bloom --json
 """
 
@@ -26,18 +30,19 @@ from scrapy_bloom.commands.output import add_json, note, print_json, progress
 from scrapy_bloom.commands.project import (
     Project,
     add_key,
+    add_list,
     add_spider,
+    check_skipped,
     connect,
     is_redis,
     load_project,
     url_list,
-    warn_of_skipped,
 )
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 
-SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--key NAME] [--spider NAME] [--json]"
+SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
 
 _BATCH = 1000
@@ -46,10 +51,11 @@ _BATCH = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
-    parser.add_argument("urls", metavar="URLFILE", help='a URL a line; "-": the standard input')
+    parser.add_argument("urls", metavar="URLFILE", help='a list; "-": the standard input')
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--new", action="store_true", help="those it has not seen (default)")
     either.add_argument("--seen", action="store_true", help="those it has (probably) seen")
+    add_list(parser)
     add_key(parser)
     add_spider(parser)
     add_json(parser)
@@ -59,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the URLs that are asked for."""
     project = load_project(settings, options.spider)
-    urls = url_list(options.urls, project)
+    urls = url_list(options.urls, project, options)
     write = None if options.json else sys.stdout.buffer.write
     read = seen = 0
     with (
@@ -77,11 +83,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             read += len(batch)
             seen += sum(answers)
             advance(read)
-    warn_of_skipped(urls)
     if options.json:
         print_json({"urls": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:
         note(f"{read:,} URLs: {read - seen:,} new, {seen:,} seen")
+    check_skipped(urls)
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 SOURCE is one of
   - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
-  - a file of URLs, one a line ("-": the standard input), which get the fingerprints that the
-    project's REQUEST_FINGERPRINTER_CLASS makes for plain GET requests;
+  - a list of URLs, which get the fingerprints that the project's REQUEST_FINGERPRINTER_CLASS makes
+    for plain GET requests: a file with one on each line ("-": the standard input), or JSON lines
+    (.jl) or a table (.csv) with one in the field that --field names; each may be packed (.gz).
+    What is no URL is left out, and told of at the end, with exit status 1;
   - a redis:// URL: the set of scrapy-redis that --source-key names;
   - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
 It is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run now, or a
@@ -27,7 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ from scrapy_bloom.commands.output import (
 from scrapy_bloom.commands.project import (
     Project,
     add_key,
+    add_list,
     add_spider,
     connect,
     is_redis,
@@ -100,11 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
-    parser.add_argument(
-        "--format",
-        choices=["seen", "urls"],
-        help="what SOURCE is, where its beginning does not tell",
-    )
+    add_list(parser, "seen")
     parser.add_argument(
         "--source-key",
         metavar="NAME",
@@ -133,18 +132,22 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         "seconds": time.monotonic() - begun,
         **status_figures(status),
     }
-    tell_what_was_left_out(source)
     if options.json:
         print_json(figures)
-        return
-    rate = read / max(figures["seconds"], 1e-3)
+    else:
+        _print(figures, status)
+        if not is_redis(options.dest):
+            say_where(_directory(Path(options.dest)))
+    tell_what_was_left_out(source)
+
+
+def _print(figures: dict[str, Any], status: FilterStatus) -> None:
+    rate = figures["read"] / max(figures["seconds"], 1e-3)
     say(
-        f"Read {read:,} requests in {figures['seconds']:.1f} seconds ({rate:,.0f} a second), "
-        f"{added:,} of them new"
+        f"Read {figures['read']:,} requests in {figures['seconds']:.1f} seconds ({rate:,.0f} a "
+        f"second), {figures['new']:,} of them new"
     )
     say(status_line(status))
-    if not is_redis(options.dest):
-        say_where(_directory(Path(options.dest)))
 
 
 def _project(options: argparse.Namespace, settings: Settings) -> Project:
@@ -162,6 +165,8 @@ def _imported(
     options: argparse.Namespace, settings: Settings, project: Project, source: Source
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
+    fingerprints = iter(source)
+    first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
     backend, add_many = _destination(options, settings, project, total)
     # That it cannot grow is no warning here, but the end.
     logging.getLogger("scrapy_bloom.generation_log").disabled = True
@@ -172,7 +177,7 @@ def _imported(
         backend.begin()
         at_once = max(1, min(_BATCH, backend.status().capacity // 20))
         advance = stack.enter_context(progress("Importing", total, "requests"))
-        fingerprints = iter(source)
+        fingerprints = chain(first, fingerprints)
         try:
             while batch := list(islice(fingerprints, at_once)):
                 added += add_many(batch)

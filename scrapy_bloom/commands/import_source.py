@@ -1,6 +1,8 @@
 """What `scrapy bloom import` reads: a requests.seen, URLs, or the set of scrapy-redis."""
 
 import argparse
+import codecs
+import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -13,18 +15,19 @@ from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.commands.project import (
     Project,
+    check_skipped,
     connect,
     is_redis,
     url_list,
-    warn_of_skipped,
 )
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.importing import SeenFile, open_seen
 from scrapy_bloom.jobqueues import has_waiting
+from scrapy_bloom.lists import FORMATS, format_of, opened
 from scrapy_bloom.reading import filter_directory
-from scrapy_bloom.sources import RedisSet, UrlList
+from scrapy_bloom.sources import RedisSet, UrlList, begins_with_scheme
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
@@ -67,37 +70,40 @@ def open_source(
     if options.source == "-":
         if options.format == "seen":
             raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
-        return url_list("-", project)
+        return url_list("-", project, options)
     path = Path(options.source)
     if path.is_dir():
         path = jobdir.seen_path(path)
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
     is_pipe = path.exists() and not path.is_file()  # it can be read once only
-    kind = options.format or ("urls" if is_pipe else _kind(path))
-    if kind == "urls":
-        return url_list(str(path), project)
+    if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
+        return url_list(str(path), project, options)
     if is_pipe:
         raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
     _check_queue(path.parent, options.dest)
     return open_seen(path)
 
 
-def _kind(path: Path) -> str:
-    """What a file is, by its first line."""
+def _is_list(path: Path) -> bool:
+    """Whether a file is a list of URLs, and no requests.seen, by its name or its first line."""
     try:
-        with path.open("rb") as file:
-            beginning = file.read(1 << 16)
-    except OSError as error:
-        raise BloomError(f"{path} cannot be read: {error.strerror or error}") from error
-    first = beginning.lstrip().split(b"\n")[0].strip()
+        with opened(path) as file:
+            is_table = format_of(path, file) != "urls"
+            beginning = file.peek()
+    except (OSError, EOFError, zlib.error) as error:
+        raise BloomError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
+    first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
+    if is_table or not beginning or begins_with_scheme(first.decode(errors="replace")):
+        return True
     if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
-        return "seen"
-    if b"://" in first or first.startswith((b"data:", b"file:")) or not beginning:
-        return "urls"
+        return False
+    shown = repr(first[:60].decode(errors="replace"))
     raise BloomError(
-        f"{path} begins with {first[:60]!r}, which is neither a URL nor a fingerprint; say what "
-        "it is with --format urls or --format seen"
+        f"{path} begins with {shown if shown.isprintable() else 'binary data'}, which is neither a "
+        "URL nor a fingerprint; say what it is with --format urls or --format seen"
     )
 
 
@@ -148,9 +154,13 @@ def _set_in_redis(
 
 
 def tell_what_was_left_out(source: object) -> None:
-    """Say which lines or requests of a source could not be read."""
+    """Say which lines or requests of a source could not be read.
+
+    Raises:
+        BloomError: lines of a list were no URLs.
+    """
     if isinstance(source, UrlList):
-        warn_of_skipped(source)
+        check_skipped(source)
     if isinstance(source, SeenFile) and source.truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "

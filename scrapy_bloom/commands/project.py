@@ -17,6 +17,7 @@ from scrapy_bloom.commands.output import masked, note
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.jobqueues import has_waiting
+from scrapy_bloom.lists import FORMATS
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.settings import BloomSettings, redis_params
 from scrapy_bloom.sources import UrlList
@@ -242,23 +243,57 @@ def redis_argument(text: str) -> str:
     return text
 
 
-def url_list(argument: str, project: Project) -> UrlList:
+def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
+    """The options of each subcommand that reads a list of URLs.
+
+    Args:
+        parser: of the subcommand.
+        others: what the list may be beside those.
+    """
+    parser.add_argument(
+        "--format",
+        choices=[*others, *FORMATS],
+        help="what the list is: a URL a line, JSON lines or CSV (default: what its name ends with, "
+        "or it begins with)",
+    )
+    parser.add_argument(
+        "--field",
+        default="url",
+        metavar="NAME",
+        help="the field or column with the URL, in JSON lines and CSV (default: url)",
+    )
+
+
+def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
     """The URLs that a command-line argument names, "-" being the standard input.
+
+    Args:
+        argument: a path, or "-".
+        project: makes the fingerprints.
+        options: those of `add_list`.
 
     Raises:
         BloomError: it is a URL.
     """
     if "://" in argument:
         raise BloomError(f"{masked(argument)} is a URL; a file with URLs is meant here")
-    return UrlList(None if argument == "-" else Path(argument), project.url_fingerprint)
+    return UrlList(
+        None if argument == "-" else Path(argument),
+        project.url_fingerprint,
+        form=options.format,
+        field=options.field,
+    )
 
 
-def warn_of_skipped(urls: UrlList) -> None:
-    """Say how many lines were no URLs."""
+def check_skipped(urls: UrlList) -> None:
+    """Check that nothing in a list was left out.
+
+    Raises:
+        BloomError: some lines are no URLs. The others have been read.
+    """
     if urls.skipped:
-        note(
-            f"scrapy bloom: warning: {urls.skipped:,} lines are no URLs and were left out; the "
-            f"first: {urls.first_skipped}"
+        raise BloomError(
+            f"{urls.skipped:,} lines are no URLs and were left out; the first: {urls.first_skipped}"
         )
 
 
