@@ -35,7 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
+from scrapy_bloom.generations import Generation
 from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.plausible import check_generation
 from scrapy_bloom.sizing import Geometry
 
 MAGIC = b"\x89BLOOM\r\n"
@@ -181,7 +183,7 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
     ) = _FIXED.unpack_from(raw)
     if variant == _COUNTING:
         raise FilterFileError(f"{path} {WITH_COUNTERS}")
-    if scheme != HASH_SCHEME or variant != _PLAIN or not num_hashes or not num_blocks:
+    if scheme != HASH_SCHEME or variant != _PLAIN:
         raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
     header = Header(
         geometry=Geometry(num_blocks, num_hashes),
@@ -193,7 +195,25 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
         created_at=created_at,
         generation=number,
     )
-    return header, _unpack_state(path, raw[_WORDS_OFFSET:])
+    state = _unpack_state(path, raw[_WORDS_OFFSET:])
+    try:
+        check_generation(generation_of(header, state), oldest=state.oldest)
+    except ValueError as error:
+        raise _unusable(path, f"has figures in its header that cannot be ({error})") from None
+    return header, state
+
+
+def generation_of(header: Header, state: State) -> Generation:
+    """Return the figures of a generation, as the header of its file has them."""
+    return Generation(
+        number=header.generation,
+        geometry=header.geometry,
+        capacity=header.capacity,
+        error_rate=header.error_rate,
+        created_at=header.created_at,
+        open_until=state.open_until,
+        count=state.count,
+    )
 
 
 def _unusable(path: Path, what: str) -> FilterFileError:

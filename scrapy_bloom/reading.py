@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from scrapy_bloom import header
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
@@ -61,16 +62,7 @@ def found_files(path: Path) -> list[FoundFile]:
 
 def generation_of(file: FoundFile | FilterFile) -> Generation:
     """The figures of a generation, as the header of its file has them."""
-    header, state = file.header, file.state
-    return Generation(
-        number=header.generation,
-        geometry=header.geometry,
-        capacity=header.capacity,
-        error_rate=header.error_rate,
-        created_at=header.created_at,
-        open_until=state.open_until,
-        count=state.count,
-    )
+    return header.generation_of(file.header, file.state)
 
 
 def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterStatus:

@@ -4,14 +4,11 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Generation
-from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.hashing import HASH_SCHEME
 from scrapy_bloom.redis_bitfield import BitfieldPacker
-from scrapy_bloom.sizing import Geometry
 
 FORMAT_VERSION = 1
 RESET = "reset"  # a field of the hash
@@ -127,62 +124,3 @@ def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> d
         fields[name] = generation_text(each)
         fields[f"{name}:count"] = str(each.count)
     return fields
-
-
-def parsed(fields: Mapping[str, bytes]) -> Stored:
-    """What all fields say.
-
-    Raises:
-        StorageError: the filter is of a newer format, or has counters.
-        ValueError: or TypeError, KeyError, AttributeError: this is no filter.
-    """
-    generations: dict[tuple[str, int], RedisGeneration] = {}
-    drafts = {}
-    for name, value in fields.items():
-        epoch, *rest = name.split(":")
-        if name in {"filter", RESET} or rest[1:] == ["count"]:
-            continue
-        if epoch == "draft":
-            drafts[rest[0]] = tuple(json.loads(value))
-        else:
-            (number,) = rest
-            count = int(fields.get(f"{name}:count", 0))
-            generations[epoch, int(number)] = _generation(int(number), json.loads(value), count)
-    info = None
-    if "filter" in fields:
-        raw = json.loads(fields["filter"])
-        if raw["format"] > FORMAT_VERSION:
-            raise StorageError(
-                f"the filter has format version {raw['format']}, and this scrapy_bloom knows "
-                f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it"
-            )
-        info = FilterInfo(**raw)
-        if info.hash_scheme != HASH_SCHEME or len(bytes.fromhex(info.salt)) != SALT_BYTES:
-            raise ValueError
-    current = info.epoch if info else ""
-    return Stored(
-        info=info,
-        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
-        left_over={
-            f"{epoch}:{number}": each
-            for (epoch, number), each in generations.items()
-            if epoch != current
-        },
-        drafts=drafts,
-        was_reset=RESET in fields,
-    )
-
-
-def _generation(number: int, raw: Mapping[str, Any], count: int) -> RedisGeneration:
-    if raw["counter_bits"] != 1:
-        raise StorageError(f"the filter {WITH_COUNTERS}")
-    return RedisGeneration(
-        number=number,
-        id=raw["id"],
-        geometry=Geometry(raw["num_blocks"], raw["num_hashes"], raw["counter_bits"]),
-        capacity=raw["capacity"],
-        error_rate=raw["error_rate"],
-        created_at=raw["created_at"],
-        open_until=raw["open_until"],
-        count=count,
-    )

@@ -42,8 +42,8 @@ from scrapy_bloom.redis_meta import (
     filter_fields,
     generation_text,
     info_text,
-    parsed,
 )
+from scrapy_bloom.redis_parsing import parsed
 from scrapy_bloom.redis_server import RedisServer
 
 _LOCK_MILLISECONDS = 30_000
@@ -78,16 +78,15 @@ class RedisStore:
             RefusedError: the key holds something else, or a filter of a newer format.
         """
         raw: Mapping[bytes, bytes] = self.server.call(lambda client: client.hgetall(self.key))
-        fields = {name.decode("utf-8", "replace"): value for name, value in raw.items()}
+        place = f"the key {self.key!r} of {self.server.address}"
         try:
-            return parsed(fields)
+            return parsed(raw)
         except StorageError as error:
-            place = f"the key {self.key!r} of {self.server.address}"
             raise RefusedError(f"{place}: {error}") from None
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except ValueError as error:
             raise RefusedError(
-                f"the key {self.key!r} of {self.server.address} is no filter of scrapy_bloom, or a "
-                "damaged one; it was left as it is: set BLOOM_REDIS_KEY to another name"
+                f"{place} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+                "it is: set BLOOM_REDIS_KEY to another name"
             ) from None
 
     def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:

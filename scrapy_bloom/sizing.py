@@ -302,6 +302,33 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
     )
 
 
+def check_geometry(geometry: Geometry, capacity: int, error_rate: float) -> None:
+    """Check that a filter of that shape keeps its error rate, and is not far too large for it.
+
+    Args:
+        geometry: blocks and hashes, as they were stored.
+        capacity: n, that it was made for.
+        error_rate: p, that it was made for.
+
+    Raises:
+        TypeError: capacity is no int, or error_rate no number.
+        ValueError: the figures are out of range, or do not fit each other.
+    """
+    _check(capacity, error_rate)
+    num_blocks, num_hashes, _ = geometry
+    shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
+    if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
+        raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
+    # A hundredth more, for other roundings; that blocks are filled unevenly makes a filter larger.
+    rate = classic_error_rate(geometry.num_bits, num_hashes, capacity)
+    half = classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
+    if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
+        raise ValueError(
+            f"{shape}, which does not fit a capacity of {capacity} and an error_rate of "
+            f"{error_rate}"
+        )
+
+
 def _check(capacity: int, error_rate: float) -> None:
     if isinstance(capacity, bool) or not isinstance(capacity, int):
         raise TypeError(

@@ -4,6 +4,7 @@ import binascii
 import os
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,10 @@ def test_without_fallocate_the_space_is_written(
     assert read_header(path) == (HEADER, State())
 
 
-def test_state_in_use(path: Path) -> None:
-    file = FilterFile.open(path)
-    changes = {"count": 2**47 - 1, "in_use": True, "open_until": 1_700_000_000.125, "oldest": 7}
+def test_state_in_use(tmp_path: Path) -> None:
+    path = tmp_path / "ninth.bloom"
+    file = FilterFile.create(path, replace(HEADER, generation=9), State())
+    changes = {"count": 20_001, "in_use": True, "open_until": 1_700_000_000.125, "oldest": 7}
     file.save_state(**changes)
     # Visible to others at once, without a sync: it survives the end of the process.
     assert read_header(path)[1] == State(**changes)

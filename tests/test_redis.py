@@ -469,14 +469,14 @@ class TestClear:
     def test_a_crawler_that_died_while_it_made_keys_leaves_none_for_long(self, key: str) -> None:
         backend = opened("valkey", key)
         client = servers.shared("valkey").client
-        client.hset(key, "draft:abc", json.dumps([2, time.time() - 4000]))
-        client.hset(key, "draft:def", json.dumps([1, time.time() - 10]))
-        for name in ("abc:0", "abc:1", "def:0"):
+        client.hset(key, "draft:00000abc", json.dumps([2, time.time() - 4000]))
+        client.hset(key, "draft:00000def", json.dumps([1, time.time() - 10]))
+        for name in ("00000abc:0", "00000abc:1", "00000def:0"):
             client.set(f"{key}:{name}", "blocks")
         opened("valkey", key).close()
-        assert not client.exists(f"{key}:abc:0", f"{key}:abc:1")
-        assert client.exists(f"{key}:def:0")  # perhaps it is still at it
-        assert client.hkeys(key).count(b"draft:def") == 1
+        assert not client.exists(f"{key}:00000abc:0", f"{key}:00000abc:1")
+        assert client.exists(f"{key}:00000def:0")  # perhaps it is still at it
+        assert client.hkeys(key).count(b"draft:00000def") == 1
         backend.close()
 
 

@@ -91,8 +91,8 @@ OTHER_TYPE = (
     "something else has that key: set BLOOM_REDIS_KEY to another name"
 )
 NO_FILTER = (
-    f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one; it was left as it "
-    "is: set BLOOM_REDIS_KEY to another name"
+    f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one (its field "
+    "'something' is none of a filter's); it was left as it is: set BLOOM_REDIS_KEY to another name"
 )
 
 

@@ -1,0 +1,193 @@
+"""Reading the hash of a filter in Redis, whoever has written it: all is checked, or refused."""
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any, TypeVar
+
+from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
+from scrapy_bloom.generations import Generation
+from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.plausible import check_generation, check_time
+from scrapy_bloom.redis_meta import (
+    FORMAT_VERSION,
+    RESET,
+    FilterInfo,
+    RedisGeneration,
+    Stored,
+)
+from scrapy_bloom.sizing import COUNTER_BITS, Geometry
+
+_MOST = 1 << 63  # integers are below it
+_SHOWN = 60  # characters of what is wrong
+_LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
+_MOST_CHUNKS = 1 << 24  # 16 TiB, more than the largest filter takes
+
+_GENERATION = re.compile(r"([0-9a-f]{8}):([1-9][0-9]{0,9})", re.ASCII)
+_COUNT_NAME = re.compile(rf"{_GENERATION.pattern}:count", re.ASCII)
+_DRAFT = re.compile(r"draft:([0-9a-f]{8})", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
+_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}", re.ASCII)
+_COUNT = re.compile(rb"[0-9]{1,18}")
+
+_INFO_TYPES = {each.name: each.type for each in fields(FilterInfo)}
+_HAVE_DEFAULTS = {each.name for each in fields(FilterInfo) if each.default is not MISSING}
+_GENERATION_TYPES = {
+    "id": str,
+    **dict.fromkeys(("num_blocks", "num_hashes", "counter_bits", "capacity"), int),
+    **dict.fromkeys(("error_rate", "created_at", "open_until"), float),
+}
+_DRAFT_TYPES = {"chunks": int, "since": float}
+
+_T = TypeVar("_T")
+
+
+def parsed(raw: Mapping[bytes, bytes]) -> Stored:
+    """Return what all fields of a hash say.
+
+    Raises:
+        StorageError: the filter is of a newer format, or has counters.
+        ValueError: this is no filter of ours, or a damaged one; it says what is wrong.
+    """
+    texts: dict[str, bytes] = {}
+    for raw_name, value in raw.items():
+        if len(raw_name) > _LONGEST or len(value) > _LONGEST:
+            raise ValueError(f"its field {_shown(raw_name)} is far too long")
+        texts[raw_name.decode("utf-8", "backslashreplace")] = value
+    info: FilterInfo | None = None
+    if "filter" in texts:
+        info = _in_field("filter", partial(_info, texts["filter"]))
+    generations: dict[tuple[str, int], RedisGeneration] = {}
+    drafts = {}
+    for name, value in texts.items():
+        if match := _GENERATION.fullmatch(name):
+            number, count = int(match[2]), texts.get(f"{name}:count", b"0")
+            generations[match[1], number] = _in_field(
+                name, partial(_generation, value, number, count)
+            )
+        elif match := _DRAFT.fullmatch(name):
+            drafts[match[1]] = _in_field(name, partial(_draft, value))
+        elif name not in {"filter", RESET} and not _COUNT_NAME.fullmatch(name):
+            raise ValueError(f"its field {_shown(name)} is none of a filter's")
+    if len({each.id for each in generations.values()}) < len(generations):
+        raise ValueError("two of its generations have the same id")
+    current = info.epoch if info else ""
+    return Stored(
+        info=info,
+        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
+        left_over={
+            f"{epoch}:{number}": each
+            for (epoch, number), each in generations.items()
+            if epoch != current
+        },
+        drafts=drafts,
+        was_reset=RESET in texts,
+    )
+
+
+def _in_field(name: str, parse: Callable[[], _T]) -> _T:
+    try:
+        return parse()
+    except ValueError as error:
+        raise ValueError(f"its field {_shown(name)}: {error}") from None
+
+
+def _info(value: bytes) -> FilterInfo:
+    raw = _members(value)
+    version = raw.get("format")
+    if type(version) is int and FORMAT_VERSION < version < _MOST:
+        raise StorageError(
+            f"the filter has format version {version}, and this scrapy_bloom knows versions up to "
+            f"{FORMAT_VERSION}; upgrade scrapy_bloom to use it"
+        )
+    if unknown := raw.keys() - _INFO_TYPES.keys():
+        raise ValueError(f"{_shown(min(unknown))} is none of its members")
+    info = FilterInfo(**_of_types(raw, _INFO_TYPES, optional=_HAVE_DEFAULTS))
+    if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
+        raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
+    if not _SALT.fullmatch(info.salt) or not _ID.fullmatch(info.epoch):
+        raise ValueError("salt or epoch is not hexadecimal, or of another length")
+    check_time("created_at", info.created_at)
+    return info
+
+
+def _generation(value: bytes, number: int, count: bytes) -> RedisGeneration:
+    raw = _of_types(_members(value), _GENERATION_TYPES)
+    if not _ID.fullmatch(raw["id"]):
+        raise ValueError("id is not hexadecimal, or of another length")
+    if raw["counter_bits"] == COUNTER_BITS:
+        raise StorageError(f"the filter {WITH_COUNTERS}")
+    if raw["counter_bits"] != 1:
+        raise ValueError(f"counter_bits is {raw['counter_bits']}")
+    if not _COUNT.fullmatch(count):
+        raise ValueError(f"its count is {_shown(count)}")
+    figures: dict[str, Any] = {
+        "number": number,
+        "geometry": Geometry(raw["num_blocks"], raw["num_hashes"]),
+        "count": int(count),
+        **{name: raw[name] for name in ("capacity", "error_rate", "created_at", "open_until")},
+    }
+    check_generation(Generation(**figures))  # one in Redis lays out commands of so many hashes
+    return RedisGeneration(id=raw["id"], **figures)
+
+
+def _draft(value: bytes) -> tuple[int, float]:
+    raw = _json(value)
+    if not isinstance(raw, list) or len(raw) != len(_DRAFT_TYPES):
+        raise ValueError("it is not a number of keys and a time")
+    draft = _of_types(dict(zip(_DRAFT_TYPES, raw, strict=True)), _DRAFT_TYPES)
+    if not 0 <= draft["chunks"] <= _MOST_CHUNKS:
+        raise ValueError(f"its number of keys is {draft['chunks']}")
+    check_time("its time", draft["since"])
+    return draft["chunks"], draft["since"]
+
+
+def _members(value: bytes) -> dict[str, Any]:
+    raw = _json(value)
+    if isinstance(raw, dict):
+        return raw
+    raise ValueError("it is no JSON object")
+
+
+def _json(value: bytes) -> Any:
+    try:
+        return json.loads(value.decode())
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+
+
+def _of_types(
+    raw: Mapping[str, Any], types: Mapping[str, Any], *, optional: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return the members that are known, each of its type; a float may be written as an int."""
+    members = {}
+    for name, kind in types.items():
+        if name not in raw and name in optional:
+            continue
+        value: Any = raw.get(name)
+        if kind is float and type(value) is int and abs(value) < _MOST:
+            value = float(value)
+        if type(value) is not kind or (kind is int and abs(value) >= _MOST):
+            raise ValueError(f"{name} is {_shown(value)}")
+        if kind is str and not _is_text(value):
+            raise ValueError(f"{name} holds half of a surrogate pair")
+        members[name] = value
+    return members
+
+
+def _shown(value: object) -> str:
+    """Return what a value is, in one line that is not too long."""
+    if isinstance(value, int) and abs(value) >= _MOST:
+        return "a number beyond 2 ** 63"
+    text = ascii(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

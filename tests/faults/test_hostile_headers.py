@@ -1,0 +1,138 @@
+"""The header of a file with figures that cannot be, under a right checksum.
+
+A program that is broken, or hostile, writes the checksum too.
+"""
+
+import binascii
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom import FilterFileError
+from scrapy_bloom.header import HEADER_BYTES, State, write_state
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.reading import FilterReader
+from sites import Site
+from workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
+
+NAME = "generation-0001.bloom"
+# Where a figure is, as what, and what it cannot be.
+FIGURES: dict[str, tuple[int, str, list]] = {
+    "num_hashes": (14, "H", [0, 1, 65, 65_535]),
+    "num_blocks": (16, "Q", [0, 2, 3, 1000, 2**40, 2**63, 2**64 - 1]),
+    "capacity": (24, "Q", [0, 10**6, 10**12, 10**12 + 1, 2**64 - 1]),
+    "error_rate": (
+        *(32, "d"),
+        [math.nan, -math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1.0, 1e-300, 1e-19, 1e300],
+    ),
+    "created_at": (40, "d", [math.nan, math.inf, -math.inf, -1.0, 1e300, 1e12]),
+    "number": (48, "I", [0]),
+}
+STATES = [
+    State(count=2**47 - 1),
+    State(count=10**7),
+    State(open_until=2**48 / 1000),
+    State(oldest=0),
+    State(oldest=2),
+    State(oldest=2**48 - 1),
+]
+
+
+def with_figure(good: bytes, offset: int, kind: str, value: float) -> bytes:
+    raw = bytearray(good)
+    struct.pack_into(f">{kind}", raw, offset, value)
+    struct.pack_into(">I", raw, 4068, binascii.crc32(raw[:4068]))
+    return bytes(raw)
+
+
+def with_state(good: bytes, state: State) -> bytes:
+    raw = bytearray(good)
+    with memoryview(raw)[:HEADER_BYTES] as view, view.cast("Q") as words:
+        write_state(words, state)
+    return bytes(raw)
+
+
+def spoilt(good: bytes) -> Iterator[tuple[str, bytes]]:
+    """A name for each, and the whole file."""
+    for name, (offset, kind, values) in FIGURES.items():
+        for value in values:
+            raw = with_figure(good, offset, kind, value)
+            yield f"{name} {value}", raw
+            if name == "num_blocks" and value in {3, 1000}:
+                yield f"{name} {value}, and as long", raw.ljust(4096 + 8192 * value, b"\0")
+    for state in STATES:
+        yield str(state), with_state(good, state)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(100))))
+    return tmp_path / "job"
+
+
+def test_every_figure_that_cannot_be_is_refused_and_left_as_it_is(job: Path) -> None:
+    path = job / "bloom" / NAME
+    good, number = path.read_bytes(), 0
+    for what, raw in spoilt(good):
+        path.write_bytes(raw)
+        for use in (
+            lambda: LocalBackend(
+                job / "bloom", capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER
+            ).open(),
+            lambda: FilterReader(job),
+        ):
+            with pytest.raises(FilterFileError) as told:
+                use()
+            message = str(told.value)
+            assert message.startswith(f"{path} has "), what
+            assert "it was left as it is: restore it from a backup" in message, what
+            assert "\n" not in message, what
+            number += 1
+        assert path.read_bytes() == raw, what
+        assert [each.name for each in sorted(path.parent.glob("*.bloom*"))] == [NAME], what
+    assert number == 2 * (len(STATES) + 2 + sum(len(each) for *_, each in FIGURES.values()))
+
+
+# A division by zero; all bits of a hash that has none; and what compares with nothing.
+WORST = {"capacity": 0, "num_hashes": 65_535, "error_rate": math.nan}
+
+
+def spoil(path: Path, name: str) -> bytes:
+    offset, kind, _ = FIGURES[name]
+    path.write_bytes(raw := with_figure(path.read_bytes(), offset, kind, WORST[name]))
+    return raw
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_a_crawl_says_it_in_one_line(name: str, job: Path, tree: Site) -> None:
+    path = job / "bloom" / NAME
+    raw = spoil(path, name)
+    crawl = Crawl(tree.url, job.parent, {"JOBDIR": "job"})
+    assert crawl.finish() == 1, crawl.output
+    (line,) = crawl.told("ERROR")
+    assert f"{NAME} has figures in its header that cannot be (" in line
+    assert "ZeroDivisionError" not in crawl.output
+    assert not tree.hits
+    assert path.read_bytes() == raw
+
+
+def test_so_does_each_subcommand(job: Path) -> None:
+    path = job / "bloom" / NAME
+    raw = spoil(path, "error_rate")
+    write_urls(job / "urls.txt", urls(range(10)))
+    for command in (
+        ("info", ".", "--scan"),
+        ("check", ".", "urls.txt"),
+        ("import", "urls.txt", "bloom"),
+        ("merge", "bloom", "bloom", "-o", "merged"),
+        ("push", "bloom", "redis://127.0.0.1:1/0"),
+        ("report", "bloom", "-o", "report.html"),
+    ):
+        ran = bloom(*command, cwd=job)
+        assert f"{NAME} has figures in its header that cannot be (" in ran.error, command
+        assert path.read_bytes() == raw, command
