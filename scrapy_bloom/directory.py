@@ -18,6 +18,7 @@ from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.header import Header, State, clip, read_header
 from scrapy_bloom.job import Job
+from scrapy_bloom.journal import Journal, read_journal, remove_journal
 from scrapy_bloom.locks import Lock, lock_file
 
 LOCK_NAME = "lock"
@@ -150,6 +151,7 @@ class FilterDirectory:
 
     Attributes:
         was_kept_unclean: what `load` returned had not been closed: its counts may be low.
+        journal: after `load`, what is recorded first, if the job has a queue that survives.
         importable: after `load`, the job's requests.seen if a new filter shall begin with it.
     """
 
@@ -160,6 +162,7 @@ class FilterDirectory:
         self._lock: Lock | None = None
         self.was_kept_unclean = False
         self.importable: Path | None = None
+        self.journal: Journal | None = None
 
     def lock(self) -> None:
         """Take the directory for this crawl; see `lock_directory`."""
@@ -179,12 +182,19 @@ class FilterDirectory:
                 fingerprinter, or was not closed and shall be looked at. All is then as it was.
         """
         try:
-            return self._loaded()
+            opened = self._loaded()
+            try:
+                self._settle_journal(opened)
+            except BaseException:
+                for each in opened:
+                    each.close()
+                raise
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be prepared for the crawl: {error}; make that possible, or "
                 "give the crawl another JOBDIR or BLOOM_DIR"
             ) from error
+        return opened
 
     def begin(self) -> None:
         """Mark the job as in use; see `Job`."""
@@ -229,6 +239,17 @@ class FilterDirectory:
         """Make the file of a new generation: see `FilterFile.create`."""
         return FilterFile.create(self.path / file_name(header.generation), header, state, fill)
 
+    def _settle_journal(self, opened: Sequence[FilterFile]) -> None:
+        """Record what was kept in the journal of a run that was killed, and begin a new one."""
+        if self.was_kept_unclean and opened and not self._job.was_machine_restarted:
+            recent = read_journal(self.path) or ()
+            self.sync_queue()
+            for fingerprint in recent:
+                opened[-1].filter.add(fingerprint)
+        remove_journal(self.path)
+        if self._job.has_own_queue:
+            self.journal = Journal(self.path, self.sync_queue)
+
     def _seen_of_the_queue(self) -> Path | None:
         """The job's requests.seen, if its queue and our filter were not set aside."""
         return None if jobdir.was_set_aside(self.path, _FILES) else self._job.importable()
@@ -258,6 +279,7 @@ class FilterDirectory:
             sum(file.state.count for file in files) if files else None,
             # The newest file, which is marked as in use, last.
             lambda: [str(jobdir.set_aside(path)) for path in [*forgotten, *paths]],
+            is_behind_queue=read_journal(self.path) is not None,
         )
         self.was_kept_unclean = not is_away
         return is_away

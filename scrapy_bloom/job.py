@@ -23,6 +23,8 @@ class Job:
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
 
     Attributes:
+        has_own_queue: its queue is, or will be, that of CrashSafeScheduler.
+        was_machine_restarted: the last run did not end well, and the machine was started since.
         is_queue_lost: the file of that queue is there, and holds nothing: it was cut off, or its
             process was killed while it made the file.
     """
@@ -40,7 +42,8 @@ class Job:
         database = jobdir.database_path(path) if crash_safe and path is not None else None
         crash_safe = database is not None and jobdir.is_database(database)
         self._crash_safe = crash_safe
-        self._was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
+        self.has_own_queue = database is not None
+        self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # For SQLite it is an empty one then: what waited there would look crawled.
         self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
         self._marked: str | None = None
@@ -141,7 +144,12 @@ class Job:
         return seen if seen.exists() else None
 
     def recover(
-        self, place: Path | str | None, count: int | None, set_aside: Callable[[], list[str]]
+        self,
+        place: Path | str | None,
+        count: int | None,
+        set_aside: Callable[[], list[str]],
+        *,
+        is_behind_queue: bool = False,
     ) -> bool:
         """Deal with a job that was killed.
 
@@ -149,6 +157,7 @@ class Job:
             place: the filter, for people; None if there is none: then it is about the queue.
             count: requests in it, None if there is none.
             set_aside: puts the filter out of the way, and returns where it is now.
+            is_behind_queue: nothing went into the filter before the queue was on the disk.
 
         Returns:
             Whether the filter is out of the way now.
@@ -158,8 +167,8 @@ class Job:
         """
         what = self._what(place)
         self._stop_if_asked(what)
-        if self._is_kept_whole and self._was_machine_restarted:
-            self._warn_of_power_cut(what)
+        if self._is_kept_whole and self.was_machine_restarted:
+            self._warn_of_power_cut(what, is_behind_queue=is_behind_queue)
             return False
         if self._is_kept_whole:
             logger.info(
@@ -209,16 +218,19 @@ class Job:
         )
         return True
 
-    def _warn_of_power_cut(self, what: str) -> None:
+    def _warn_of_power_cut(self, what: str, *, is_behind_queue: bool) -> None:
         assert self.path is not None
         queue_of = time.localtime(jobdir.database_changed_at(self.path))
         logger.warning(
-            "%s. Its queue on the disk is that of %s: requests recorded after that, until the "
-            "machine went down, may look seen and be nowhere, and are not crawled. To crawl "
-            "everything again, stop this crawl and give it another JOBDIR (and another BLOOM_DIR "
-            "or BLOOM_REDIS_KEY, if one is set)",
+            "%s. Its queue on the disk is that of %s: %s. To crawl everything again, stop this "
+            "crawl and give it another JOBDIR (and another BLOOM_DIR or BLOOM_REDIS_KEY, if one is "
+            "set)",
             what,
             time.strftime("%Y-%m-%d %H:%M:%S", queue_of),
+            "what was crawled after that is crawled again, and no page is lost"
+            if is_behind_queue
+            else "requests recorded after that, until the machine went down, may look seen and be "
+            "nowhere, and are not crawled",
         )
 
     @property
@@ -231,7 +243,7 @@ class Job:
             return f"{database} is empty: the requests that waited there are lost"
         place = place or self.path or ""
         why = "it was killed, or ran out of memory"
-        if self._was_machine_restarted:
+        if self.was_machine_restarted:
             why = "the machine went down, or the job was moved here from another"
         if self._judged_by_times:
             why += "; or the files were copied without their times, see docs/faq.md"

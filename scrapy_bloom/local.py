@@ -19,6 +19,7 @@ from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.job import Job
+from scrapy_bloom.journal import Journal
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 from scrapy_bloom.store import FileStore
 
@@ -90,8 +91,9 @@ class LocalBackend:
             ForgottenFile(path, claims=claims), is_shared=path is not None and is_crawl
         )
         self._live: list[LocalGeneration] = []
-        self._lookup: Lookup
+        self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
+        self._keep: Callable[[bytes], object]
         self._newest: LocalGeneration
         self._begun = False
         self._next_save: float = math.inf  # at this count, write it down
@@ -175,8 +177,9 @@ class LocalBackend:
         """Check whether a recorded fingerprint was forgotten; it is not, from now on."""
         if not self.forgotten.take(fingerprint):
             return False
-        if self._policy.window and self._newest.filter.add(fingerprint):
-            self._newest.count += 1  # remembered for a whole window from now on
+        if self._policy.window and fingerprint not in self._newest.filter:
+            self._keep(fingerprint)  # for a whole window from now on
+            self._newest.count += 1
         return True
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
@@ -222,6 +225,8 @@ class LocalBackend:
 
     def _turn(self) -> None:
         """End what has ended: rotate to a new quarter, and let old generations expire."""
+        if self._store is not None:
+            self._store.settle()
         now = self._now()
         newest = self._newest
         if now >= newest.open_until:
@@ -247,6 +252,8 @@ class LocalBackend:
         self._log.turned(ended, self._newest)
 
     def _grow(self) -> None:
+        if self._store is not None:
+            self._store.settle()
         full = self._newest
         size = self._policy.next(self._live)
         try:
@@ -279,8 +286,12 @@ class LocalBackend:
     def _changed(self) -> None:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
-        self._lookup = Lookup([each.filter for each in self._live])
-        self._record = self._lookup.add if len(self._live) > 1 else self._newest.filter.add
+        self._lookup = lookup = Lookup([each.filter for each in self._live])
+        self._keep = self._newest.filter.add
+        self._record = lookup.add if len(self._live) > 1 else self._newest.filter.add
+        if self._store is not None and (journal := self._store.journal) is not None:
+            journal.stand_before(lookup, self._newest.filter.add)
+            self._lookup, self._record, self._keep = journal, journal.add, journal.keep
         self._grow_at = self._policy.grow_at(self._live)
         if self._policy.window:
             self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from scrapy_bloom.directory import FilterDirectory, set_changed_at
@@ -13,6 +12,7 @@ from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import LocalGeneration
 from scrapy_bloom.header import Header, State
+from scrapy_bloom.journal import Journal
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class FileStore:
         self._live: Sequence[LocalGeneration] = ()
         self._begun = False
         self._discarded: list[FilterFile] = []
-        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._is_closing = False
         self._syncer: threading.Thread | None = None
 
     def load(self) -> list[LocalGeneration]:
@@ -64,6 +65,11 @@ class FileStore:
         """Let the directory go, when opening failed after `load`."""
         self._directory.unlock()
 
+    @property
+    def journal(self) -> Journal | None:
+        """What is recorded first, if the job's queue survives."""
+        return self._directory.journal
+
     def importable(self) -> Path | None:
         """The job's requests.seen, if a new filter shall begin with it."""
         return self._directory.importable
@@ -80,11 +86,18 @@ class FileStore:
         self._begun = True
         self._try_to_sync(self._directory.begin)
         self._try_to_sync(self._newest(live).sync_header)
-        if self._sync_secs:
+        if self.journal is not None:
+            self.journal.when_long = self._wake.set
+        if self._sync_secs or self.journal is not None:
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
             )
             self._syncer.start()
+
+    def settle(self) -> None:
+        """Move what is in the journal into the newest generation, before there is another one."""
+        if self.journal is not None:
+            self._try_to_sync(self.journal.settle)
 
     def save(self, live: Sequence[LocalGeneration]) -> int:
         """Write down the count and the end of the newest generation, and which one is oldest.
@@ -126,28 +139,26 @@ class FileStore:
             StorageError: the disk failed, and the filter stays marked as in use; or somebody has
                 removed or replaced a file meanwhile.
         """
-        self._stop.set()
+        self._is_closing = True
+        self._wake.set()
         if self._syncer is not None:
             self._syncer.join()
             self._syncer = None
         failure: StorageError | None = None
         gone: list[Path] = []
-        counts = {generation.number: generation.count for generation in self._live}
-        # The newest one last: its mark stands for all.
-        for number, file in sorted(self._files.items()):
-            try:
-                if self._begun and failure is None:
-                    self._finish(file, counts[number])
-                    if not file.is_in_place():
-                        gone.append(file.path)
-            except StorageError as error:
-                failure = error
-            finally:
-                file.close()
-                if not self._is_crawl:
-                    set_changed_at(file.path, self._changed_at)
+        try:
+            if self._begun:
+                gone = self._finish_all()
+        except StorageError as error:
+            failure = error
+        for file in self._files.values():
+            file.close()
+            if not self._is_crawl:
+                set_changed_at(file.path, self._changed_at)
         self._files.clear()
         self._close_discarded()
+        if self.journal is not None:
+            self.journal.close(settled=failure is None)
         if self._begun and failure is None:
             self._try_to_sync(self._directory.end)
         self._directory.unlock()
@@ -179,20 +190,31 @@ class FileStore:
     def _newest(self, live: Sequence[LocalGeneration]) -> FilterFile:
         return self._files[live[-1].number]
 
+    def _finish_all(self) -> list[Path]:
+        """Write everything to the disk, and return the files that are not there any more."""
+        try:
+            self._sync_queue()
+            self._sync_queue()  # for what was recorded since the disk failed, if it has
+        except OSError as error:
+            raise _not_written(self._directory.path, error) from error
+        counts = {generation.number: generation.count for generation in self._live}
+        # The newest one last: its mark stands for all.
+        files = [file for _, file in sorted(self._files.items())]
+        for file in files:
+            self._finish(file, counts[file.header.generation])
+        return [file.path for file in files if not file.is_in_place()]
+
     def _finish(self, file: FilterFile, count: int) -> None:
         if self._is_crawl and not file.state.in_use:
             return
         try:
             # Twice: the disk must never hold the mark of a clean close without the bits.
-            self._sync(file)
+            file.sync()
             file.save_state(count=count, in_use=False)
             file.sync()
         except OSError as error:
             file.save_state(in_use=self._is_crawl)
-            raise StorageError(
-                f"{file.path} could not be written to the disk: {error.strerror or error}; the "
-                "next run will take it for not closed"
-            ) from error
+            raise _not_written(file.path, error) from error
 
     def _try_to_sync(self, sync: Callable[[], None]) -> None:
         try:
@@ -206,21 +228,36 @@ class FileStore:
                     error.strerror or error,
                 )
 
-    def _sync(self, file: FilterFile) -> None:
-        # The queue first: what the filter on the disk has, the queue on the disk must have had.
-        self._directory.sync_queue()
-        file.sync()
+    def _sync_queue(self) -> None:
+        # Before the filter: what that has on the disk, the queue on the disk must have had.
+        if self.journal is not None:
+            self.journal.settle()
+        else:
+            self._directory.sync_queue()
 
     def _sync_regularly(self) -> None:
         synced = {generation.number: generation.count for generation in self._live}
-        while not self._stop.wait(self._sync_secs):
+        while True:
+            self._wake.wait(self._sync_secs or None)
+            if self._is_closing:
+                return
+            self._wake.clear()
+            self._try_to_sync(self._sync_queue)
             for generation in list(self._live):  # those before may have been completed since
                 number, file = generation.number, self._files.get(generation.number)
-                if file is not None and synced.get(number) != generation.count:
+                is_changed = synced.get(number) != generation.count
+                if file is not None and is_changed and self._sync_secs:
                     synced[number] = generation.count
-                    self._try_to_sync(partial(self._sync, file))
+                    self._try_to_sync(file.sync)
             self._close_discarded()
 
     def _close_discarded(self) -> None:
         while self._discarded:
             self._discarded.pop().close()
+
+
+def _not_written(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} could not be written to the disk: {error.strerror or error}; the next run will "
+        "take it for not closed"
+    )

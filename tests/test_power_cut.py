@@ -71,9 +71,37 @@ def test_a_filter_that_is_newer_than_its_queue(tree: Site, tmp_path: Path) -> No
     assert crawl.finish() == 0
     (line,) = crawl.told("WARNING")
     assert "the machine went down" in line
+    assert "no page is lost" in line
     assert "another JOBDIR" in line
     (queue_of,) = told_times(line)
     assert begun - 10 < queue_of <= begun
+    assert len(tree.hits) == PAGES
+    assert not list(job.glob("bloom/journal*"))
+
+
+@pytest.mark.parametrize("capacity", [10_000, 40], ids=["one file", "growing"])
+def test_a_cut_of_a_real_disk(capacity: int, disk: Disk, tree: Site, tmp_path: Path) -> None:
+    tree.delay = 0.1
+    settings = {
+        **NO_SYNC,
+        "JOBDIR": str(disk.path / "job"),
+        "BLOOM_SYNC_SECS": 1 if capacity == 40 else 3600,
+        "BLOOM_EXPECTED_REQUESTS": capacity,
+    }
+    crawl = Crawl(tree.url, tmp_path, settings)
+    stopped_at(crawl, tree, 50)
+    for path in (disk.path / "job/bloom").glob("generation-*.bloom"):
+        with path.open("rb") as file:  # as the kernel may do at any time
+            os.fsync(file.fileno())
+    disk.cut()
+    crawl.kill()
+    disk.restart()
+    restart_machine(disk.path / "job")
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    assert len(crawl.told("WARNING")) == 1, crawl.output
+    assert len(tree.hits) == PAGES
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")

@@ -1,0 +1,146 @@
+"""What a crawl has recorded since its queue was last written to the disk.
+
+The kernel writes a mapped file to the disk whenever it likes. After a power cut the filter may
+be newer than the queue, whatever is synced first, and then requests look seen that are nowhere.
+So what is recorded is kept here until the queue that holds it is on the disk, and goes into the
+filter's file then. After a kill these files are read back; after a power cut they are thrown away,
+and their requests are crawled again.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from scrapy_bloom.generations import Lookup
+
+_NAMES = ("journal-1", "journal-2")
+_LENGTH_BYTES = 4
+_LONG = 50_000  # fingerprints, some 5 MB of memory: it is settled sooner then
+
+
+class Journal:
+    """The fingerprints that are recorded, but not yet in the filter's file.
+
+    Args:
+        directory: of the filter; it holds two files, for one is written to while the other one's
+            fingerprints are moved into the filter.
+        sync_queue: writes the queue to the disk.
+
+    Attributes:
+        when_long: called when it should be settled soon.
+
+    Raises:
+        OSError: the files cannot be made.
+    """
+
+    def __init__(self, directory: Path, sync_queue: Callable[[], None]) -> None:
+        self._sync_queue = sync_queue
+        self._known: Lookup
+        self._record: Callable[[bytes], object]
+        self.when_long: Callable[[], None] = lambda: None
+        # A fingerprint goes from `_new` to `_settling` to the filter, and is looked for in that
+        # order: so it is found while another thread settles.
+        self._new: set[bytes] = set()
+        self._settling: set[bytes] = set()
+        self._add_lock = threading.Lock()
+        self._settle_lock = threading.Lock()
+        self._directory = directory
+        self._fd, self._other_fd = (
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            for path in _paths(directory)
+        )
+
+    def stand_before(self, known: Lookup, record: Callable[[bytes], object]) -> None:
+        """Settle into another filter from now on.
+
+        Args:
+            known: what the filter has recorded.
+            record: records a fingerprint in it.
+        """
+        self._known, self._record = known, record
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        return (
+            fingerprint in self._new or fingerprint in self._settling or fingerprint in self._known
+        )
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint; True if it was new. Raises OSError, as `keep`."""
+        if fingerprint in self:
+            return False
+        self.keep(fingerprint)
+        return True
+
+    def keep(self, fingerprint: bytes) -> None:
+        """Record a fingerprint, also one that an older generation has.
+
+        Raises:
+            OSError: the disk is full: it is recorded, but forgotten if the process dies soon.
+        """
+        record = len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
+        with self._add_lock:
+            self._new.add(fingerprint)
+            if (written := os.write(self._fd, record)) < len(record):
+                os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR) - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if len(self._new) >= _LONG:
+            self.when_long()
+
+    def settle(self) -> None:
+        """Write the queue to the disk, then move what was recorded until now into the filter.
+
+        May run in any thread, beside `add`.
+
+        Raises:
+            OSError: the disk failed; all is as it was.
+        """
+        with self._settle_lock:
+            with self._add_lock:
+                if not self._settling:  # else the disk failed the last time
+                    self._settling = self._new
+                    self._new = set()
+                    self._fd, self._other_fd = self._other_fd, self._fd
+            if self._settling:
+                self._sync_queue()
+                for fingerprint in self._settling:
+                    self._record(fingerprint)
+                self._settling = set()
+                os.ftruncate(self._other_fd, 0)
+
+    def close(self, *, settled: bool) -> None:
+        """Close the files, and remove them if all that they hold is settled."""
+        os.close(self._fd)
+        os.close(self._other_fd)
+        if settled:
+            remove_journal(self._directory)
+
+
+def read_journal(directory: Path) -> list[bytes] | None:
+    """What a crawl had recorded that was killed; None if it kept no journal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    paths = [path for path in _paths(directory) if path.exists()]
+    fingerprints: list[bytes] = []
+    for path in paths:
+        data = path.read_bytes()
+        start = 0
+        while (begin := start + _LENGTH_BYTES) < len(data):
+            start = begin + int.from_bytes(data[start:begin], "big")
+            if start > len(data):
+                break  # it was being written at that moment
+            fingerprints.append(data[begin:start])
+    return fingerprints if paths else None
+
+
+def remove_journal(directory: Path) -> None:
+    """Remove what `read_journal` reads."""
+    for path in _paths(directory):
+        path.unlink(missing_ok=True)
+
+
+def _paths(directory: Path) -> list[Path]:
+    return [directory / name for name in _NAMES]
