@@ -7,7 +7,9 @@ missing.
 
 import contextlib
 import pickle
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,21 +248,37 @@ def unpacked(data: bytes) -> Mapping[str, Any]:
 
 
 def read_counts(path: Path) -> tuple[int, int]:
-    """How many requests are pending, and in flight, also while a crawl uses the file.
+    """Return how many requests are pending, and in flight, also while a crawl uses the file.
+
+    No file is changed or made, also where nothing may be written.
 
     Raises:
         StorageError: it cannot be read, or is damaged.
     """
+    wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
     try:
-        uri = f"{path.resolve().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-            counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
-    except sqlite3.Error as error:
+        if not wal.exists():  # no crawl uses it, and SQLite would make one
+            return _counts(path, "immutable=1")
+        if shm.exists():  # SQLite may write to it, unless it is told not to
+            with contextlib.suppress(sqlite3.OperationalError):
+                return _counts(path, "mode=ro&readonly_shm=1")
+            return _counts(path, "mode=ro")
+        with tempfile.TemporaryDirectory() as directory:
+            for part in (path, wal):
+                shutil.copy(part, directory)
+            return _counts(Path(directory, path.name), "mode=ro")
+    except (sqlite3.Error, OSError) as error:
         raise _unusable(path, error) from error
+
+
+def _counts(path: Path, options: str) -> tuple[int, int]:
+    uri = f"{path.resolve().as_uri()}?{options}"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
+        counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
     return counts.get(0, 0), counts.get(1, 0)
 
 
-def _unusable(path: Path, error: sqlite3.Error) -> StorageError:
+def _unusable(path: Path, error: sqlite3.Error | OSError) -> StorageError:
     return StorageError(
         f"{path} cannot be used: {error}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it away, with the filter beside it, to start the job over"

@@ -93,8 +93,8 @@ class CrashSafeScheduler(BaseScheduler):
             BloomError: the job directory is one of Scrapy's own scheduler, or a setting is not
                 valid. It is logged as well, because Scrapy buries it under an error of its own.
         """
-        path = job_dir(crawler.settings)
-        job = Path(path).absolute() if path and not command_without_crawl(crawler) else None
+        path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
+        job = Path(path).absolute() if path and is_crawl else None
         try:
             if job is not None:
                 check_no_disk_queue(job)
@@ -103,7 +103,14 @@ class CrashSafeScheduler(BaseScheduler):
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        return cls(crawler, build_from_crawler(dupefilter, crawler), job)
+        new = cls(crawler, build_from_crawler(dupefilter, crawler), job)
+        if is_crawl and job is None:
+            logger.warning(
+                "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
+                'survives the end of the process: set JOBDIR, for example to "jobs/shop"',
+                extra={"spider": crawler.spider},
+            )
+        return new
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.

@@ -274,6 +274,8 @@ def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
     assert crawl.finish() == 0
     assert len(tree.hits) == PAGES
     assert "'scheduler/enqueued/memory'" in crawl.output
+    (line,) = crawl.told("WARNING")
+    assert "set JOBDIR" in line
     assert not list(tmp_path.glob("*.sqlite"))
 
 
