@@ -82,6 +82,7 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     assert process.returncode == 0, first
     assert "Crawl shutdown:" in first
     assert "Paused. The same command goes on from here." in first
+    assert (project / "job/requests.sqlite").exists()  # the queue survives a kill, too
     status, second = run(project, *command)
     assert status == 0, second
     assert "Crawl finished:" in second
