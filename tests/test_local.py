@@ -130,7 +130,7 @@ def test_a_directory_is_made(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "bloom").write_text("mine")
-    with pytest.raises(StorageError, match="bloom cannot be written to: File exists"):
+    with pytest.raises(StorageError, match="bloom is a file, and"):
         make(tmp_path / "bloom")
     assert (tmp_path / "bloom").read_text() == "mine"
 
