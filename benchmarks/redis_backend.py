@@ -22,11 +22,11 @@ from benchmarks.timing import timed
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 
-CAPACITY, ERROR_RATE = 1_000_000, 1e-6
+CAPACITY, ERROR_RATE = 1_000_000, 1e-9
 NEW_LIMIT = 1.3
 DUPLICATES, TIMES_THROUGHPUT = 90, 5.0
 TIMES_PEER = 8.0
-TIMES_LESS_MEMORY = 20.0
+TIMES_LESS_MEMORY = 14.0
 GROWTH_LIMIT = 1.01
 
 SHARES = (0, 50, 90, 99)  # per cent of duplicates

@@ -186,4 +186,4 @@ def backend_without_crawl(command: str, job_dir: str | None) -> Backend:
             f"scrapy {command} does not work with a job directory, whose requests it would take, "
             f"and this project has JOBDIR = {job_dir!r}; start it with -s JOBDIR="
         )
-    return LocalBackend(None, capacity=100_000, error_rate=1e-6)
+    return LocalBackend(None, capacity=100_000, error_rate=1e-9)

@@ -348,9 +348,10 @@ class LocalBackend:
         error_rate = sum(each.error_rate for each in self._live)
         if policy.is_exceeded(error_rate):
             logger.info(
-                "The filter was made for an error rate of %.2g and keeps its files; "
-                "BLOOM_ERROR_RATE counts for further ones, on top of that",
+                "The filter keeps the error rate that its files were made for, %.2g; "
+                "BLOOM_ERROR_RATE = %g is for the files that it grows by, and for a new filter",
                 error_rate,
+                policy.error_rate,
             )
 
     def _tell_if_the_clock_went_back(self) -> None:

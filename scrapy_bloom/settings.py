@@ -34,7 +34,7 @@ def _whole_number(name: str, value: Any) -> int:
 
 
 def _rate(name: str, value: Any) -> float:
-    allowed = f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-6"
+    allowed = f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9"
     number = _as_number(name, value, allowed)
     if not MIN_ERROR_RATE <= number < 1:
         raise _error(name, value, allowed)
@@ -152,7 +152,7 @@ class BloomSettings:
     """
 
     expected_requests: int = 1_000_000
-    error_rate: float = 1e-6
+    error_rate: float = 1e-9
     backend: str = "local"
     dir: str | None = None
     on_full: str = "grow"

@@ -273,7 +273,7 @@ def test_the_table_of_sizes_in_redis() -> None:
     rows = re.findall(r"^\| 10\^(\d+) \| (.*?) \|$", table, re.MULTILINE)
     assert [int(exponent) for exponent, _ in rows] == [7, 8, 9, 10, 11]
     for exponent, cells in rows:
-        geometry = choose_geometry(10 ** int(exponent), 5e-7)
+        geometry = choose_geometry(10 ** int(exponent), 5e-10)
         nbytes, keys, mirror, nodes = cells.split(" | ")
         assert nbytes == size(geometry.nbytes)
         assert keys == f"{-(-geometry.num_blocks // CHUNK_BLOCKS):,}"
@@ -318,8 +318,8 @@ def test_the_bits_in_the_comparison() -> None:
     assert others == [f"{classic:.1f}"] * 3
     alone, growing = (choose_geometry(10**7, p).num_bits / 1e7 for p in (1e-6, 5e-7))
     assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
-    own = f"{growing / 8:.1f}, "
-    (cells,) = re.findall(r"^\| bytes a request, at 1e-6 \| (.*?) \|$", page, re.MULTILINE)
+    own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
+    (cells,) = re.findall(r"^\| bytes a request, at 1e-9 \| (.*?) \|$", page, re.MULTILINE)
     assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
 
 

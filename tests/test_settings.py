@@ -18,7 +18,7 @@ def read(**values: object) -> BloomSettings:
 def test_defaults() -> None:
     assert read() == BloomSettings(
         expected_requests=1_000_000,
-        error_rate=1e-6,
+        error_rate=1e-9,
         backend="local",
         dir=None,
         on_full="grow",

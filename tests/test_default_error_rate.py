@@ -1,0 +1,34 @@
+"""The default error rate, and filters that were made for a higher one."""
+
+from pathlib import Path
+
+from crawls import Crawl
+from scrapy_bloom.reading import found_files
+from sites import Site
+
+
+def rates(job: Path) -> list[float]:
+    return [each.header.error_rate for each in found_files(job)]
+
+
+def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert crawl.finish() == 0, crawl.output
+    assert rates(tmp_path / "job") == [5e-10]  # the other half is for the files that it grows by
+    assert "1,000,000 requests at error rate 1e-09, 5.4 MiB; 0 already recorded" in crawl.output
+
+
+def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
+    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 100}
+    at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 30}
+    crawl = Crawl(tree.url, tmp_path, at_first)
+    assert crawl.finish() == 0, crawl.output
+    files = len(rates(tmp_path / "job"))
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == 150
+    (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
+    kept = sum(rates(tmp_path / "job")[:files])
+    assert f"that its files were made for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is for" in line
+    assert not [line for line in crawl.told("WARNING") if "error rate" in line]
+    assert all(each <= 1e-9 for each in rates(tmp_path / "job")[files:])
