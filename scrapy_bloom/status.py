@@ -8,6 +8,8 @@ from scrapy_bloom import sizing
 from scrapy_bloom.generations import Generation
 from scrapy_bloom.sizing import Geometry
 
+PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
+
 
 @dataclass(frozen=True)
 class GenerationStatus:
@@ -163,9 +165,11 @@ def size_text(nbytes: int) -> str:
 
 
 def per_cent_text(value: float) -> str:
-    """Per cent for people: two decimals, or the first digit that counts.
+    """Return per cent for people: two decimals, or the first digit that counts.
 
-    >>> per_cent_text(4.837), per_cent_text(0.00031)
-    ('4.84', '0.0003')
+    >>> per_cent_text(4.837), per_cent_text(0.00031), per_cent_text(1e-32)
+    ('4.84', '0.0003', 'practically 0')
     """
+    if 0 < value < PRACTICALLY_0:
+        return "practically 0"
     return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"

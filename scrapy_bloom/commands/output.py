@@ -1,21 +1,24 @@
 """What the subcommands print: tables and progress bars for people, JSON for programs.
 
-Figures go to the standard output, all else to the error output. Where that is no terminal, a
-table is plain text: columns at fixed places, nothing cut off, no colour.
+Figures go to the standard output, all else to the error output. A table is plain text: columns at
+fixed places, nothing cut off, no colour.
 """
 
 import argparse
 import json
+import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.status import FilterStatus, size_text
+from scrapy_bloom.status import PRACTICALLY_0, FilterStatus, size_text
 
 # Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
 _URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
@@ -74,7 +77,12 @@ def print_json(figures: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result."""
+    """Print a line of the result; at a terminal, it is broken between words."""
+    if len(text) > (room := _room()):
+        hanging = "  " if text.startswith(" ") else ""
+        text = textwrap.fill(
+            text, room, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
+        )
     sys.stdout.write(f"{text}\n")
 
 
@@ -83,62 +91,58 @@ def note(text: str) -> None:
     sys.stderr.write(f"{masked(text)}\n")
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Print rows of text under their names.
+def _room() -> int:
+    """How many characters a line may have: those of the terminal, where there is one."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, keys: int = 1
+) -> None:
+    """Print rows of text under their names, as wide as the terminal at most.
+
+    Where the columns do not all fit, they come in several tables, one below the other. Nothing is
+    ever cut off, or broken within a word. Where there is no terminal, a row is one line.
 
     Args:
         columns: the names; one that ends with ":" is text, to the left, any other a figure.
         rows: a text for each column.
         title: what they are about.
+        keys: that many of the first columns begin each table: they say what a row is about.
     """
-    from rich import box  # noqa: PLC0415 - only for people
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    widths = [max(map(len, column)) + 2 for column in zip(columns, *rows, strict=True)]
-    # Where it is too narrow, a line that the terminal wraps can be read, cells of one letter can't.
-    is_plain = not sys.stdout.isatty() or sum(widths) > Console().width
-    table = Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=None if is_plain else box.SIMPLE_HEAD,
-        pad_edge=False,
-        header_style="bold",
-    )
-    for name in columns:
-        is_text = name.endswith(":")
-        table.add_column(
-            name.removesuffix(":"),
-            justify="left" if is_text else "right",
-            no_wrap=is_plain,
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*[_unmarked(cell) for cell in row])
-    if is_plain:
-        # As wide as it is: whoever reads a file or a pipe wants whole lines.
-        console = Console(width=100_000, color_system=None, legacy_windows=False)
-        with console.capture() as captured:
-            console.print(table)
-        lines = captured.get().splitlines()
-        sys.stdout.write("".join(f"{line.rstrip()}\n" for line in lines))
-    else:
-        Console().print(table)
-
-
-def _unmarked(text: str) -> Any:
-    from rich.text import Text  # noqa: PLC0415 - as above
-
-    return Text(text)  # a "[" in it is no markup
+    room = _room()
+    names = [name.removesuffix(":") for name in columns]
+    widths = [max(map(len, cells)) for cells in zip(names, *rows, strict=True)]
+    if title:
+        say(title)
+    left = list(range(keys, len(columns)))
+    while True:
+        shown = list(range(keys))
+        while left and (
+            len(shown) == keys or sum(widths[each] + 2 for each in [*shown, left[0]]) - 2 <= room
+        ):
+            shown.append(left.pop(0))
+        for cells in (names, *rows):
+            aligned = [
+                cells[each].ljust(widths[each])
+                if columns[each].endswith(":")
+                else cells[each].rjust(widths[each])
+                for each in shown
+            ]
+            sys.stdout.write("  ".join(aligned).rstrip() + "\n")
+        if not left:
+            break
+        say("")
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A figure for people: whole numbers with commas, others with so many digits that count.
+    """Return a figure for people: with commas if it is whole, else with the digits that count.
 
-    >>> number(1_000_000), number(0.0329871), number(3.02e-7)
-    ('1,000,000', '0.033', '3.02e-07')
+    >>> number(1_000_000), number(0.0329871), number(3.02e-7), number(1.5e-23)
+    ('1,000,000', '0.033', '3.02e-07', 'practically 0')
     """
+    if 0 < abs(value) < PRACTICALLY_0:
+        return "practically 0"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
@@ -177,10 +181,15 @@ def status_line(status: FilterStatus) -> str:
     )
 
 
+def _is_lively(stream: TextIO) -> bool:
+    """Whether a line on it can be written again and again."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show that something of unknown length goes on, on the error output if it is a terminal."""
-    if not sys.stderr.isatty():
+    if not _is_lively(sys.stderr):
         yield
         return
     from rich.console import Console  # noqa: PLC0415 - only for people
@@ -204,7 +213,7 @@ def progress(
     Returns:
         A function to be told how many are done. It is cheap enough for each hundredth.
     """
-    if not (shown and sys.stderr.isatty()):
+    if not (shown and _is_lively(sys.stderr)):
         yield lambda done: None  # noqa: ARG005 - nobody looks
         return
     if total is not None and not isinstance(total, int):
@@ -213,21 +222,20 @@ def progress(
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         Progress,
+        ProgressColumn,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} " + unit),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    console = Console(stderr=True)
+    columns: list[ProgressColumn] = [TextColumn("{task.completed:,.0f} " + unit)]
+    if console.width >= 60:  # with less, rich would cut off digits
+        columns = [TextColumn("{task.description}"), *columns, TimeRemainingColumn()]
+    if console.width >= 100:
+        columns[1:1] = [BarColumn(bar_width=None)]
+        columns[-1:-1] = [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
+    bar = Progress(*columns, console=console, transient=True)
     begun = last = time.monotonic()
     with bar:
         task = bar.add_task(what, total=total, rate="")

@@ -4,13 +4,14 @@ Numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in an
 of them make a table. What is left out comes from BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
 
 "False drops" are pages that the whole crawl is expected to lose, since a filter takes them for
-seen. While BLOOM_ON_FULL is "grow", the first file is made for half of the error rate, so that the
-rate holds however far the crawl goes.
+seen. Where that is more than 0.1, a line says which error rate is better. While BLOOM_ON_FULL is
+"grow", the first file is made for half of the error rate, so that the rate holds however far the
+crawl goes.
 
 Examples:
-  scrapy bloom plan 100M 1e-6
-  scrapy bloom plan 1M 10M 100M 1e-4 1e-6 --vs
-  scrapy bloom plan 5M 1e-6 --json
+  scrapy bloom plan 100M 1e-9
+  scrapy bloom plan 1M 10M 100M 1e-6 1e-9 --vs
+  scrapy bloom plan 5M 1e-9 --json
 """
 
 import argparse
@@ -21,14 +22,17 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.alternatives import alternatives
 from scrapy_bloom.commands.arguments import requests_or_rate
-from scrapy_bloom.commands.output import add_json, note, number, print_json, print_table
+from scrapy_bloom.commands.output import add_json, note, number, print_json, print_table, say
 from scrapy_bloom.generations import LIVE_QUARTERS, Policy
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.sizing import expected_false_drops
+from scrapy_bloom.sizing import MIN_ERROR_RATE, expected_false_drops
 from scrapy_bloom.status import size_text
 
 SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"
+
+_BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
+_DEFAULT_RATE = BloomSettings.error_rate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,29 +74,29 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             + ", ".join(size_text(LIVE_QUARTERS * nbytes) for nbytes in parts)
         )
     print_table(
-        ["requests", "error rate", "size", "bits", "hashes", "bits/request", "false drops"],
+        ["requests", "error rate", "size", "false drops", "bits/request", "hashes"],
         [_row(plan) for plan in plans],
+        keys=2,
     )
-    if options.vs:
+    for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
+        say(line)
+    for plan in plans if options.vs else []:
         print_table(
-            ["requests", "error rate", "instead:", "size", "times ours", "false drops"],
-            [row for plan in plans for row in _rows_of_others(plan)],
-            title="\nWhat else would take, or get wrong",
+            ["instead:", "size", "times ours", "false drops"],
+            [_row_of_other(plan, other) for other in plan["instead"]],
+            title=f"\nFor {number(plan['requests'])} requests, in place of {plan['error_rate']:g}",
         )
 
 
 def _plan(policy: Policy) -> dict[str, Any]:
+    """The figures of a filter."""
     geometry, requests = policy.first().geometry, policy.expected
     return {
-        "requests": requests,
-        "error_rate": policy.error_rate,
-        "bytes": geometry.nbytes,
-        "bits": geometry.nbytes * 8,
+        **_cost(policy),
         "hashes": geometry.num_hashes,
+        "bits": geometry.nbytes * 8,
         "bits_per_request": geometry.nbytes * 8 / requests,
-        "expected_false_drops": expected_false_drops(
-            geometry.num_blocks, geometry.num_hashes, requests
-        ),
+        "advice": _advice(policy),
         "instead": [
             {
                 "name": each.name,
@@ -104,27 +108,49 @@ def _plan(policy: Policy) -> dict[str, Any]:
     }
 
 
+def _cost(policy: Policy) -> dict[str, Any]:
+    """What a filter takes, and the pages that it is expected to lose."""
+    num_blocks, num_hashes, _ = policy.first().geometry
+    return {
+        "requests": policy.expected,
+        "error_rate": policy.error_rate,
+        "bytes": policy.first().geometry.nbytes,
+        "expected_false_drops": expected_false_drops(num_blocks, num_hashes, policy.expected),
+    }
+
+
+def _advice(policy: Policy) -> dict[str, Any] | None:
+    """The error rate to take instead, if pages are expected to be lost; else None."""
+    cost = _cost(policy)
+    rate = min(policy.error_rate, 10 * _DEFAULT_RATE)
+    while cost["expected_false_drops"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
+        rate = float(f"{rate / 10:.0e}")
+        cost = _cost(replace(policy, error_rate=rate))
+    return cost if cost["error_rate"] < policy.error_rate else None
+
+
+def _advice_line(advice: dict[str, Any]) -> str:
+    return (
+        f"Better for {number(advice['requests'])} requests: {advice['error_rate']:g}, which loses "
+        f"{number(advice['expected_false_drops'], 1)} pages, in {size_text(advice['bytes'])}"
+    )
+
+
 def _row(plan: dict[str, Any]) -> list[str]:
     return [
         number(plan["requests"]),
         f"{plan['error_rate']:g}",
         size_text(plan["bytes"]),
-        number(plan["bits"]),
-        str(plan["hashes"]),
-        f"{plan['bits_per_request']:.1f}",
         number(plan["expected_false_drops"]),
+        f"{plan['bits_per_request']:.1f}",
+        str(plan["hashes"]),
     ]
 
 
-def _rows_of_others(plan: dict[str, Any]) -> list[list[str]]:
+def _row_of_other(plan: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [
-        [
-            number(plan["requests"]),
-            f"{plan['error_rate']:g}",
-            each["name"],
-            size_text(each["bytes"]),
-            f"{each['bytes'] / plan['bytes']:.1f}",
-            number(each["expected_false_drops"]),
-        ]
-        for each in plan["instead"]
+        other["name"],
+        size_text(other["bytes"]),
+        f"{other['bytes'] / plan['bytes']:.1f}",
+        number(other["expected_false_drops"]),
     ]
