@@ -201,6 +201,33 @@ class Policy:
         )
 
 
+def window_of(live: Sequence[Generation]) -> float:
+    """Return the time window that a filter's generations were made with, in seconds; 0: none.
+
+    Args:
+        live: the generations of a filter, oldest first, at least one.
+    """
+    if not live[-1].open_until:
+        return 0.0
+    # The longest: what was made by growth within a quarter is open for the rest of it only.
+    return round(ROTATIONS * max(each.open_until - each.created_at for each in live), 2)
+
+
+def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
+    """Return the error rate that a filter's generations were made to keep, however far it grows.
+
+    Args:
+        live: the generations of a filter, oldest first, at least one.
+        on_full: BLOOM_ON_FULL. With "warn", nothing was left for a further generation.
+    """
+    rates = [each.error_rate for each in live]
+    if live[-1].open_until:
+        rate = max(rates) * LIVE_QUARTERS * (2 if on_full == "grow" else 1)
+    else:
+        rate = sum(rates) + (0 if on_full == "warn" else rates[-1])
+    return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
+
+
 def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
     """Those whose requests are still remembered, though no crawl has removed the others yet.
 
@@ -212,9 +239,7 @@ def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
     newest = live[-1]
     if not newest.open_until:
         return list(live)
-    # The longest: what was made by growth within a quarter is open for the rest of it only.
-    quarter = max(each.open_until - each.created_at for each in live)
-    window = window or ROTATIONS * quarter
+    window = window or window_of(live)
     ends = [_end(each, following) for each, following in pairwise(live)] + [newest.open_until]
     return [each for each, end in zip(live, ends, strict=True) if now <= end + window]
 

@@ -72,7 +72,7 @@ def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterS
         location: where it is, for people.
         files: one for each generation, oldest first.
     """
-    return FilterStatus.of(location, map(generation_of, files))
+    return FilterStatus.of(location, [generation_of(each) for each in files])
 
 
 class FilterReader:

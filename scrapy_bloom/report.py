@@ -19,7 +19,7 @@ from scrapy_bloom.sizing import (
     classic_fill_ratio,
     expected_offered,
 )
-from scrapy_bloom.status import FilterStatus, GenerationStatus
+from scrapy_bloom.status import FilterStatus
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
@@ -108,11 +108,7 @@ class Report:
     def status(self) -> FilterStatus:
         """The figures that follow from what the crawl wrote down."""
         live = [each.figures for each in self.generations]
-        return FilterStatus(
-            location=self.location,
-            generations=[GenerationStatus.of(each) for each in live],
-            error_rate=max(self.policy.error_rate, math.fsum(each.error_rate for each in live)),
-        )
+        return FilterStatus.of(self.location, live, self.policy.on_full)
 
     @property
     def error_rate(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scrapy_bloom import sizing
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations import Generation, rate_asked
 from scrapy_bloom.sizing import Geometry
 
 PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
@@ -81,18 +81,18 @@ class FilterStatus:
     more: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, location: str, live: Iterable[Generation]) -> "FilterStatus":
+    def of(cls, location: str, live: Sequence[Generation], on_full: str = "grow") -> "FilterStatus":
         """The figures of a filter that no crawl of ours has open.
 
         Args:
             location: where it is, for people.
             live: its live generations, oldest first, at least one.
+            on_full: BLOOM_ON_FULL of its crawls.
         """
-        generations = [GenerationStatus.of(each) for each in live]
         return cls(
             location=location,
-            generations=generations,
-            error_rate=sum(each.error_rate for each in generations),
+            generations=[GenerationStatus.of(each) for each in live],
+            error_rate=rate_asked(live, on_full),
         )
 
     @property

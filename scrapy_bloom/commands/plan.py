@@ -84,7 +84,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         print_table(
             ["instead:", "size", "times ours", "false drops"],
             [_row_of_other(plan, other) for other in plan["instead"]],
-            title=f"\nFor {number(plan['requests'])} requests, in place of {plan['error_rate']:g}",
+            title=f"\nInstead, for {number(plan['requests'])} requests at {plan['error_rate']:g}",
         )
 
 
