@@ -1,7 +1,7 @@
 """What a backend tells about its filter."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scrapy_bloom import sizing
