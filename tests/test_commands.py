@@ -190,7 +190,7 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     assert "without BLOOM_WINDOW_SECS" in plan.err
     now = 1_700_000_000.0
     backend = LocalBackend(
-        None, capacity=100_000, error_rate=1e-6, window_secs=window, clock=lambda: now
+        None, capacity=100_000, error_rate=1e-9, window_secs=window, clock=lambda: now
     )
     backend.open()
     backend.begin()

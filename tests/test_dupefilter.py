@@ -75,14 +75,14 @@ def test_stats() -> None:
         live = bloom_stats(scheduler)
     assert live["bloom/added"] == 2000  # brought up to date every thousand requests
     final = bloom_stats(scheduler)
-    assert final.pop("bloom/fill_ratio") == pytest.approx(0.119, abs=0.001)
-    assert 0 < final.pop("bloom/error_rate") < 1e-6
-    assert 0 < final.pop("bloom/expected_false_drops") < 1e-4
+    assert final.pop("bloom/fill_ratio") == pytest.approx(0.150, abs=0.001)
+    assert 0 < final.pop("bloom/error_rate") < 1e-9
+    assert 0 < final.pop("bloom/expected_false_drops") < 1e-6
     assert final == {
         "bloom/added": 2500,
         "bloom/count": 2500,
         "bloom/capacity": 5000,
-        "bloom/bytes": 24_576,
+        "bloom/bytes": 32_768,
         "bloom/generations": 1,
         "dupefilter/filtered": 1000,
     }
@@ -98,11 +98,11 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         first, last = (record.getMessage() for record in caplog.records)
         assert first == (
             f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: 1,000,000 requests at error "
-            f"rate 1e-06, 3.6 MiB; {known} already recorded"
+            f"rate 1e-09, 5.4 MiB; {known} already recorded"
         )
         assert last.startswith(
             f"Bloom filter closed: 100 requests recorded, {known + 100} in all, "
-            f"{0.00659 if known == 0 else 0.0132} % of the bits set, error rate now "
+            f"{0.00668 if known == 0 else 0.0134} % of the bits set, error rate now "
         )
         assert "expected false drops" in last
         assert all(record.spider is scheduler.crawler.spider for record in caplog.records)
