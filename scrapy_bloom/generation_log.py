@@ -13,11 +13,13 @@ class GenerationLog:
 
     Attributes:
         errors: how often there was no room for a new generation.
+        failure: why, the last time; empty if there was.
         expired: requests forgotten because their time window was over.
     """
 
     def __init__(self) -> None:
         self.errors = self.expired = 0
+        self.failure = ""
         self._no_room = False
 
     def grown(self, live: Sequence[Generation]) -> None:
@@ -69,6 +71,7 @@ class GenerationLog:
 
     def _cannot_add(self, consequence: str, error: Exception) -> None:
         self.errors += 1
+        self.failure = f"the filter is full, and there is no room for more of it: {error}"
         if not self._no_room:  # once, until there is room again
             self._no_room = True
             logger.error("No room for a new generation: %s. %s", error, consequence)

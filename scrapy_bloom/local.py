@@ -214,6 +214,7 @@ class LocalBackend:
             generations=[GenerationStatus.of(each) for each in self._live],
             error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
             errors=self._log.errors + (self._store.errors if self._store else 0),
+            failure=self._log.failure or (self._store.failure if self._store else ""),
             expired=self._log.expired,
         )
 

@@ -256,6 +256,7 @@ class RedisBackend:
                 self._policy.error_rate, sum(each.error_rate for each in self._shared.live)
             ),
             errors=self._growth.log.errors,
+            failure=self._growth.log.failure,
             expired=self._growth.log.expired,
             more={
                 "redis/round_trips": self._server.round_trips,

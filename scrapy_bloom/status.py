@@ -67,6 +67,7 @@ class FilterStatus:
         error_rate: the highest rate that was asked for (p), or that its generations were made
             for if that is more.
         errors: failures of the storage so far.
+        failure: the last of them, for people; empty if there was none.
         expired: requests forgotten in this run, because their time window was over.
         volatile: generations in memory that filter in this run, too; not in the counts.
         more: further figures of the backend, by the names of their stats.
@@ -76,6 +77,7 @@ class FilterStatus:
     generations: Sequence[GenerationStatus]
     error_rate: float
     errors: int = 0
+    failure: str = ""
     expired: int = 0
     volatile: Sequence[GenerationStatus] = ()
     more: Mapping[str, int] = field(default_factory=dict)

@@ -28,12 +28,14 @@ class FileStore:
 
     Attributes:
         errors: how often the disk failed.
+        failure: how, the last time; empty if it did not.
     """
 
     def __init__(
         self, directory: FilterDirectory, sync_secs: float, *, is_crawl: bool = True
     ) -> None:
         self.errors = 0
+        self.failure = ""
         self._is_crawl = is_crawl
         self._changed_at = 0.0  # by a crawl
         self._directory = directory
@@ -196,7 +198,7 @@ class FileStore:
             self._sync_queue()
             self._sync_queue()  # for what was recorded since the disk failed, if it has
         except OSError as error:
-            raise _not_written(self._directory.path, error) from error
+            raise self._not_written(self._directory.path, error) from error
         counts = {generation.number: generation.count for generation in self._live}
         # The newest one last: its mark stands for all.
         files = [file for _, file in sorted(self._files.items())]
@@ -214,18 +216,26 @@ class FileStore:
             file.sync()
         except OSError as error:
             file.save_state(in_use=self._is_crawl)
-            raise _not_written(file.path, error) from error
+            raise self._not_written(file.path, error) from error
+
+    def _not_written(self, path: Path, error: OSError) -> StorageError:
+        text = f"{path} could not be written to the disk: {error.strerror or error}"
+        if self._is_crawl:
+            text += "; the next run will take it for not closed"
+        return StorageError(text)
 
     def _try_to_sync(self, sync: Callable[[], None]) -> None:
         try:
             sync()
         except OSError as error:
             self.errors += 1
+            why = error.strerror or error
+            self.failure = f"{self._directory.path} could not be written to the disk: {why}"
             if self.errors == 1:
                 logger.error(  # noqa: TRY400 - one clear line, no traceback
                     "The filter could not be written to the disk: %s. The crawl goes on, but a "
                     "power loss now would lose what was recorded; check the disk",
-                    error.strerror or error,
+                    why,
                 )
 
     def _sync_queue(self) -> None:
@@ -254,10 +264,3 @@ class FileStore:
     def _close_discarded(self) -> None:
         while self._discarded:
             self._discarded.pop().close()
-
-
-def _not_written(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} could not be written to the disk: {error.strerror or error}; the next run will "
-        "take it for not closed"
-    )

@@ -69,7 +69,7 @@ from scrapy_bloom.commands.project import (
     warn_of_queue,
 )
 from scrapy_bloom.directory import check_free, filter_files
-from scrapy_bloom.exceptions import BloomError, OutageError, StorageError
+from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.merging import merge, merge_into
@@ -168,36 +168,36 @@ def _imported(
     fingerprints = iter(source)
     first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
     backend, add_many = _destination(options, settings, project, total)
-    # That it cannot grow is no warning here, but the end.
-    logging.getLogger("scrapy_bloom.generation_log").disabled = True
+    for name in ("generation_log", "store"):  # what they tell of a crawl is the end here
+        logging.getLogger(f"scrapy_bloom.{name}").disabled = True
     backend.open()
     read = added = 0
-    with ExitStack() as stack:
-        stack.callback(_close, backend)
-        backend.begin()
-        at_once = max(1, min(_BATCH, backend.status().capacity // 20))
-        advance = stack.enter_context(progress("Importing", total, "requests"))
-        fingerprints = chain(first, fingerprints)
-        try:
+    try:
+        with ExitStack() as stack:
+            stack.callback(_close, backend)
+            backend.begin()
+            at_once = max(1, min(_BATCH, backend.status().capacity // 20))
+            advance = stack.enter_context(progress("Importing", total, "requests"))
+            fingerprints = chain(first, fingerprints)
             while batch := list(islice(fingerprints, at_once)):
                 added += add_many(batch)
                 read += len(batch)
                 advance(read)
-                _check_room(backend)
+                _check_storage(backend)
             return read, added, backend.status()
-        except KeyboardInterrupt:
-            note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
-            raise
-        except (OutageError, StorageError) as error:
-            raise BloomError(
-                f"{error} ({read:,} requests are recorded; when that is mended, repeat the command "
-                "to go on)"
-            ) from error
+    except KeyboardInterrupt:
+        note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
+        raise
+    except StorageError as error:
+        raise BloomError(
+            f"{error} ({read:,} requests are recorded; when that is mended, repeat the command to "
+            "go on)"
+        ) from error
 
 
-def _check_room(backend: LocalBackend | RedisBackend) -> None:
-    if backend.status().errors:
-        raise StorageError("the filter is full, and there is no room for more of it")
+def _check_storage(backend: LocalBackend | RedisBackend) -> None:
+    if failure := backend.status().failure:
+        raise StorageError(failure)
 
 
 def _close(backend: LocalBackend | RedisBackend) -> None:
