@@ -57,6 +57,7 @@ def create_backend(
     spider: str,
     fingerprinter: str,
     crash_safe: bool = False,
+    queue_is_shared: bool = False,
 ) -> Backend:
     """The backend that the settings ask for, not yet opened.
 
@@ -66,6 +67,7 @@ def create_backend(
         spider: the spider's name.
         fingerprinter: import path of the request fingerprinter's class.
         crash_safe: the scheduler is CrashSafeScheduler.
+        queue_is_shared: the queue is in Redis, too: see `RedisBackend`.
 
     Raises:
         StorageError: the job directory is one of another scheduler.
@@ -89,10 +91,17 @@ def create_backend(
             cluster=settings.redis_cluster,
             sentinel=settings.redis_sentinel,
             deadline_secs=settings.redis_deadline_secs,
+            identified=queue_is_shared,
         )
         key = settings.redis_key % {"spider": spider}
         return redis_backend(
-            settings, server, key, spider=spider, fingerprinter=fingerprinter, job=job
+            settings,
+            server,
+            key,
+            spider=spider,
+            fingerprinter=fingerprinter,
+            job=job,
+            queue_is_shared=queue_is_shared,
         )
     if only_crawled:
         settings = replace(settings, error_rate=settings.error_rate / 2)
@@ -150,6 +159,7 @@ def redis_backend(
     spider: str,
     fingerprinter: str,
     job: Job,
+    queue_is_shared: bool = False,
 ) -> "RedisBackend":
     """A filter in Redis, with these settings; see `RedisBackend`."""
     from scrapy_bloom.redis_backend import RedisBackend  # noqa: PLC0415 - as above
@@ -165,6 +175,7 @@ def redis_backend(
         fingerprinter=fingerprinter,
         spider=spider,
         mirror=settings.redis_mirror,
+        queue_is_shared=queue_is_shared,
         flush=settings.redis_flush,
         job=job,
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
@@ -41,10 +41,13 @@ from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus, size_text
 from scrapy_bloom.this_run import ThisRun
+from scrapy_bloom.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
     from scrapy.statscollectors import StatsCollector
+
+    from scrapy_bloom.redis_backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +126,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
         self._told = self._counts()  # in the log
         self._ticker: Ticker | None = None
+        self._unconfirmed: Unconfirmed | None = None
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -136,6 +140,10 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
                 buries it under an error of its own.
         """
+        return cls._built(crawler, queue_is_shared=False)
+
+    @classmethod
+    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool) -> "BloomDupeFilter":
         fingerprinter = crawler.request_fingerprinter
         assert fingerprinter is not None
         assert crawler.stats is not None
@@ -156,6 +164,7 @@ class BloomDupeFilter(BaseDupeFilter):
                     crash_safe=getattr(
                         load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False
                     ),
+                    queue_is_shared=queue_is_shared,
                 )
             new = cls(
                 backend,
@@ -178,6 +187,10 @@ class BloomDupeFilter(BaseDupeFilter):
             if secs > 0 and not command:
                 new._ticker = Ticker(crawler, secs, new._tick)
             backend.open()
+            if queue_is_shared and not command:
+                new._unconfirmed = Unconfirmed(
+                    crawler, cast("RedisBackend", backend), new._failures, new._extra
+                )
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         return new
@@ -196,7 +209,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
             fail_at_the_start(crawler, error, logger)
-        new = cls.from_crawler(crawler)
+        new = cls._built(crawler, queue_is_shared=True)
         new._queue_is_shared()  # noqa: SLF001 - our own
         new.open()
         # After the scheduler, which may still clear the filter.
@@ -260,7 +273,10 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            if self._is_seen(request, fingerprint, before_recording):
+            is_seen = self._is_seen(request, fingerprint, before_recording)
+            if self._unconfirmed is not None:
+                self._unconfirmed.add(request, is_seen=is_seen)
+            if is_seen:
                 return True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failures.add(request, error)

@@ -76,7 +76,7 @@ def close_spider_soon(crawler: Crawler, reason: str) -> None:
     call_soon(close)
 
 
-def call_soon(function: Callable[[], None]) -> None:
+def call_soon(function: Callable[[], object]) -> None:
     """Call a function from the event loop, with or without a Twisted reactor."""
     if is_reactor_installed():
         from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one

@@ -39,6 +39,9 @@ class RedisBackend:
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with the filter for information.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
+        queue_is_shared: the crawlers' queue is in Redis, too. Should the server lose something, the
+            queue has lost as much: then nothing is written back, and what the mirror knew is void.
+            Else the queue survived, and so what the mirror knows is right.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
@@ -58,6 +61,7 @@ class RedisBackend:
         fingerprinter: str = "",
         spider: str = "",
         mirror: bool = True,
+        queue_is_shared: bool = False,
         flush: bool = False,
         job: Job | None = None,
         trust_secs: float = 1.0,
@@ -79,6 +83,7 @@ class RedisBackend:
             fingerprinter=fingerprinter,
             spider=spider,
             mirror=mirror,
+            queue_is_shared=queue_is_shared,
             clock=clock,
             changed=self._changed,
         )
@@ -86,7 +91,13 @@ class RedisBackend:
         self._job = job or Job(None, "keep")
         self._lock: Lock | None = None
         self._growth = SharedGrowth(self._shared, self._policy)
-        self._lookup = SharedLookup(self._store, self._shared, self._growth, trust_secs)
+        self._lookup = SharedLookup(
+            self._store,
+            self._shared,
+            self._growth,
+            trust_secs,
+            queue_is_shared=queue_is_shared,
+        )
         self._epoch = ""
         self.forgotten = Forgotten(
             RedisForgotten(server, key, lambda: self._shared.epoch, self._shared.now),
@@ -219,6 +230,24 @@ class RedisBackend:
 
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._lookup and fingerprint not in self.forgotten
+
+    @property
+    def unconfirmed(self) -> int:
+        """How many answers came from the mirror since the server's last word."""
+        return self._lookup.unconfirmed
+
+    @property
+    def voided(self) -> int:
+        """How often the answers of the mirror that were not confirmed turned out to be void."""
+        return self._shared.voided
+
+    def confirm(self) -> None:
+        """Ask the server whether they are right: afterwards, there are no unconfirmed ones.
+
+        Raises:
+            StorageError: the server is out of reach, or refuses.
+        """
+        self._lookup.confirm()
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins a new one.

@@ -68,6 +68,22 @@ class RedisBlocks:
         keys = [f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
         self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
 
+    def remove(self, generation: RedisGeneration, *, only_strays: bool) -> None:
+        """Remove the keys of a generation that is none any more.
+
+        Args:
+            generation: that was one.
+            only_strays: not those that were made as they should: it may have been set aside.
+        """
+        keys = [self.chunk_key(generation, chunk) for chunk in range(generation.num_chunks)]
+        if only_strays:
+            alive = self._in_batches(
+                range(generation.num_chunks),
+                lambda pipeline, chunk: pipeline.getbit(keys[chunk], generation.marks_at(chunk)),
+            )
+            keys = [key for key, is_alive in zip(keys, alive, strict=True) if not is_alive]
+        self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
+
     def seal(self, generation: RedisGeneration) -> None:
         """From now on, whoever records in the generation is told that it is over."""
         self._in_batches(
@@ -77,16 +93,18 @@ class RedisBlocks:
             ),
         )
 
-    def _in_batches(self, items: Sequence[Any], command: Callable[[Any, Any], object]) -> None:
+    def _in_batches(self, items: Sequence[Any], command: Callable[[Any, Any], object]) -> list[Any]:
+        answers: list[Any] = []
         for start in range(0, len(items), _BATCH):
 
-            def do(client: Any, start: int = start) -> None:
+            def do(client: Any, start: int = start) -> list[Any]:
                 pipeline = client.pipeline(transaction=False)
                 for item in items[start : start + _BATCH]:
                     command(pipeline, item)
-                pipeline.execute()
+                return list(pipeline.execute())
 
-            self._server.call(do)
+            answers += self._server.call(do)
+        return answers
 
     def record(
         self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]

@@ -89,6 +89,7 @@ def connect(
     cluster: bool,
     sentinel: str | None,
     socket_secs: float,
+    connected: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[[], None]]:
     """A client of redis-py, and what closes it. Most kinds connect with the first command.
 
@@ -98,6 +99,7 @@ def connect(
         cluster: the URL is that of a node of a Cluster.
         sentinel: the name of the service, if the URL is that of Sentinels.
         socket_secs: for one answer, unless the URL says otherwise.
+        connected: called with each new connection; it has to log in, but not on a Cluster.
 
     Raises:
         SettingError: redis-py is missing, or the URL or an option is not valid.
@@ -120,6 +122,8 @@ def connect(
     for name in ("retry_on_error", "retry_on_timeout", "redis_cls", "url"):
         params.pop(name, None)
     params["retry"] = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
+    if connected is not None:
+        params["redis_connect_func"] = connected
     if sentinel is not None:
         return _master(redis, url, sentinel, plain, params)
     params["connection_class"] = type("Connection", (_SendsPacked, plain), {})

@@ -40,6 +40,7 @@ class SharedGenerations:
         fingerprinter: import path of what makes the fingerprints.
         spider: the spider's name, kept with a new filter for information.
         mirror: whether to keep a mirror of each generation.
+        queue_is_shared: see `RedisBackend`.
         clock: seconds since 1970; None: the server's.
         changed: called when the generations are others than before.
 
@@ -51,6 +52,7 @@ class SharedGenerations:
         mirrors: of all that have one, newest first.
         locate: hashes a fingerprint for all of them; see `scrapy_bloom.hashing`.
         lost_keys: keys that were found lost.
+        voided: how often all that was known here turned out to be void.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SharedGenerations:
         fingerprinter: str,
         spider: str,
         mirror: bool,
+        queue_is_shared: bool = False,
         clock: Callable[[], float] | None,
         changed: Callable[[], None],
     ) -> None:
@@ -70,7 +73,7 @@ class SharedGenerations:
         self.mirrors: list[BloomFilter] = []
         self.newest: RedisGeneration
         self.locate: Callable[[bytes], tuple[int, list[int]]]
-        self.lost_keys = 0
+        self.lost_keys = self.voided = 0
         self._store = store
         self._place = f"the filter {store.key!r} in {store.server.address}"
         self._policy = policy
@@ -78,6 +81,7 @@ class SharedGenerations:
         self._fingerprinter = fingerprinter
         self._spider = spider
         self._with_mirror = mirror
+        self._queue_is_shared = queue_is_shared
         self._clock = clock or self._server_clock
         self._clock_offset = 0.0
         self._changed = changed
@@ -85,6 +89,7 @@ class SharedGenerations:
         self._uncounted = 0  # recorded here, and not told the others yet
         self._count_at: float = math.inf  # with so many of them, tell
         self._told_of_loss = -math.inf
+        self._void: list[RedisGeneration] = []  # what was live before `begin_anew`
 
     # Taking part.
 
@@ -96,13 +101,14 @@ class SharedGenerations:
             tell: log how the filter differs from the settings.
         """
         self.set_clock()
-        created = False
+        created = was_gone = False
         end = time.monotonic() + _PATIENCE_SECS
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
                 raise StorageError(f"{self._place} is removed each time it is made; start again")
             stored = self._store.read()
             if stored.info is None:
+                was_gone = was_gone or not stored.was_reset
                 self._store.define(self._new_info())
                 continue
             self._check_fingerprinter(stored.info)
@@ -111,6 +117,8 @@ class SharedGenerations:
             if stored.generations:
                 break
             created = self._create_first(stored.info, importable)
+        if self._void:
+            self._replace_void(stored, was_gone=was_gone)
         self._adopt(stored)
         if tell and not created:
             self._tell_what_is_joined()
@@ -162,6 +170,8 @@ class SharedGenerations:
     def _adopt(self, stored: Stored) -> None:
         """From now on, the generations are these."""
         assert stored.info is not None
+        if self.live and not self._is_ours(stored):
+            self.voided += 1
         known = {each.id: each for each in self.live}
         found = {each.id: each for each in stored.generations}
         if self._uncounted and found.keys() >= {self.newest.id}:
@@ -369,7 +379,7 @@ class SharedGenerations:
     def lost(self, generation: RedisGeneration, block_hash: int | None = None) -> None:
         """A key is not what we left there: it was evicted, or removed, or all is gone."""
         stored = self._store.read()
-        if self._is_gone(stored) or self._is_behind(stored, generation):
+        if self._is_lost(stored, generation):
             self._publish_again()
             return
         chunk = None
@@ -385,9 +395,17 @@ class SharedGenerations:
         if chunk is not None:
             is_newest = generation.id == stored.generations[-1].id
             self._store.blocks.restore(generation, chunk, sealed=not is_newest)
+            if self._queue_is_shared and self._is_lost(self._store.read(), generation):
+                # All has gone meanwhile: a key that looks alive would hide that.
+                self._store.blocks.drop(generation, chunk)
+                self.begin_anew()
+                return
             self._tell_of_loss(1)
         if [each.id for each in stored.generations] != [each.id for each in self.live]:
             self._adopt(stored)
+
+    def _is_lost(self, stored: Stored, generation: RedisGeneration) -> bool:
+        return self._is_gone(stored) or self._is_behind(stored, generation)
 
     def _is_ours(self, stored: Stored) -> bool:
         return stored.info is not None and stored.info.epoch == self._info.epoch
@@ -405,6 +423,9 @@ class SharedGenerations:
 
     def _publish_again(self) -> None:
         """Everything is gone: write back what is known here, unless another was first."""
+        if self._queue_is_shared:
+            self.begin_anew()
+            return
         self._lock()
         try:
             self._store.define(self._info)
@@ -421,6 +442,39 @@ class SharedGenerations:
         stored = self._store.read()
         if stored.info is not None and stored.generations:  # not gone again already
             self._adopt(stored)
+
+    def begin_anew(self) -> None:
+        """Drop all that is known here, and take part in what is there, however old it is.
+
+        The queue is as old, or as empty: what is known here may be of requests that are in no
+        queue any more.
+        """
+        self.voided += 1
+        self._void = self._void or self.live  # the first, if the server is away in between
+        self._forget()
+        self.join()
+
+    def _replace_void(self, stored: Stored, *, was_gone: bool) -> None:
+        """Tell that all that was known is void, and remove what was recorded on top of it."""
+        kept = {each.id for each in stored.generations}
+        for each in self._void:
+            if each.id not in kept:
+                self._store.blocks.remove(each, only_strays=not was_gone)
+        self._void = []
+        if self._is_ours(stored):
+            logger.info(
+                "%s has been restarted, or replaced by another: from now on, what it says of %s "
+                "counts, and no more what this crawl knew of it",
+                self._store.server.address,
+                self._place,
+            )
+            return
+        logger.warning(
+            "%s was lost: flushed, or not saved before a restart. The queue is taken to have been "
+            "lost with it: an empty filter was begun, and pages are crawled again, so that none is "
+            "left out. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
+            self._place[0].upper() + self._place[1:],
+        )
 
     def _write_back(self) -> None:
         number = 0

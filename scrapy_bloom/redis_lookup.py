@@ -1,7 +1,8 @@
 """Recording and asking in a shared filter: its mirrors first, then the server."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.hashing import block_of
@@ -9,10 +10,12 @@ from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_server import ReplacedError
 from scrapy_bloom.redis_store import RedisStore
 
 _BATCH = 256  # fingerprints recorded at once
 _MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
+_MOST_UNCONFIRMED = 1000  # answers of the mirrors, where these may turn out to be wrong
 
 
 class SharedLookup:
@@ -23,9 +26,11 @@ class SharedLookup:
         shared: the generations.
         growth: makes the next one.
         trust_secs: how long the mirrors are trusted without a word from the server.
+        queue_is_shared: see `RedisBackend`.
 
     Attributes:
         mirror_hits: how often a mirror knew the answer.
+        unconfirmed: how often it did since the server's last word.
     """
 
     def __init__(
@@ -34,8 +39,12 @@ class SharedLookup:
         shared: SharedGenerations,
         growth: SharedGrowth,
         trust_secs: float,
+        *,
+        queue_is_shared: bool = False,
     ) -> None:
-        self.mirror_hits = 0
+        self.mirror_hits = self.unconfirmed = 0
+        self._queue_is_shared = queue_is_shared
+        self._most_unconfirmed = _MOST_UNCONFIRMED if queue_is_shared else math.inf
         self._blocks = store.blocks
         self._key = store.key
         self._server = store.server
@@ -46,12 +55,35 @@ class SharedLookup:
 
     def add(self, fingerprint: bytes) -> bool:
         """See `RedisBackend.add`."""
+        retries = self._server.retries
+        if not self._queue_is_shared:
+            return self._add(fingerprint, retries)
+        return self._unless_replaced(lambda: self._add(fingerprint, retries))
+
+    def _unless_replaced(self, operation: Callable[[], bool]) -> bool:
+        """Do something; if another server answers than before, forget all and do it again."""
+        server = self._server
+        replaced = server.was_replaced()
+        server.is_watched = True
+        try:
+            for _ in range(_MOST_CHANGES):
+                try:
+                    if replaced:
+                        self._shared.begin_anew()
+                    return operation()
+                except ReplacedError:
+                    replaced = True
+                    server.retries += 1  # it may have been done
+        finally:
+            server.is_watched = False
+        raise self._changing()
+
+    def _add(self, fingerprint: bytes, retries: int) -> bool:
         hashed = self._unless_known(fingerprint)
         if hashed is None:
             return False
-        retries = self._server.retries
         new = self._recorded(fingerprint, *hashed)
-        self._confirm_at = time.monotonic() + self._trust_secs
+        self._is_confirmed()
         if not new and self._server.retries == retries:
             return False
         self._shared.count()
@@ -106,8 +138,32 @@ class SharedLookup:
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
+        if not self._queue_is_shared:
+            return self._has(fingerprint)
+        return self._unless_replaced(lambda: self._has(fingerprint))
+
+    def _has(self, fingerprint: bytes) -> bool:
         hashed = self._unless_known(fingerprint)
-        return hashed is None or self._is_recorded(fingerprint, *hashed, set())
+        if hashed is None:
+            return True
+        found = self._is_recorded(fingerprint, *hashed, set())
+        self._is_confirmed()
+        return found
+
+    def confirm(self) -> None:
+        """Ask the server whether the filter is still the one that the mirrors are of.
+
+        Raises:
+            OutageError: the server is out of reach.
+            StorageError: it refuses.
+        """
+
+        def ask() -> bool:
+            if self._shared.live:
+                self._confirm(0, [0] * self._shared.newest.geometry.num_hashes, patient=True)
+            return True
+
+        self._unless_replaced(ask)
 
     def _unless_known(self, fingerprint: bytes) -> tuple[int, list[int]] | None:
         """A fingerprint's block hash and positions; None if a mirror has it.
@@ -122,13 +178,16 @@ class SharedLookup:
             # What is known needs no server.
             if self._shared.live and self._is_in_a_mirror(*self._shared.locate(fingerprint)):
                 self.mirror_hits += 1
+                self.unconfirmed += 1
                 return None
             raise
         hashed = self._shared.locate(fingerprint)
         if self._is_in_a_mirror(*hashed):
             live = self._shared.live
-            if time.monotonic() >= self._confirm_at:
-                self._confirm(*hashed)
+            self.unconfirmed += 1
+            too_many = self.unconfirmed > self._most_unconfirmed
+            if too_many or time.monotonic() >= self._confirm_at:
+                self._confirm(*hashed, patient=too_many)
                 if self._shared.live is not live:
                     hashed = self._shared.locate(fingerprint)
                     if not self._is_in_a_mirror(*hashed):
@@ -143,19 +202,27 @@ class SharedLookup:
                 return True
         return False
 
-    def _confirm(self, block_hash: int, positions: list[int]) -> None:
+    def _is_confirmed(self) -> None:
+        """The server has just answered: all that was said until now was right."""
+        self._confirm_at = time.monotonic() + self._trust_secs
+        self.unconfirmed = 0
+
+    def _confirm(self, block_hash: int, positions: list[int], *, patient: bool) -> None:
         """Every now and then: is it still the filter that the mirrors are of?"""
         begun = time.monotonic()
         self._confirm_at = begun + self._trust_secs
         newest = self._shared.newest
         own = positions[: newest.geometry.num_hashes]
         try:
-            _, marks = self._blocks.look(newest, block_hash, own, patient=False)
+            _, marks = self._blocks.look(newest, block_hash, own, patient=patient)
             if marks == SEALED:
                 self._shared.refresh()
             elif marks != ALIVE:
                 self._shared.lost(newest, block_hash)
+            self.unconfirmed = 0
         except OutageError:
+            if patient:
+                raise
             # What is new will wait for the server, and tell. Here, each attempt may take long.
             now = time.monotonic()
             self._confirm_at = now + max(self._trust_secs, 10 * (now - begun))

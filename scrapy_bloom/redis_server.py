@@ -14,6 +14,7 @@ from scrapy_bloom.exceptions import (
 )
 from scrapy_bloom.redis_client import connect
 from scrapy_bloom.redis_errors import hint, is_passing, reason, short_text
+from scrapy_bloom.redis_identity import Identity
 from scrapy_bloom.redis_url import places, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,13 @@ _T = TypeVar("_T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
 _SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
+
+
+class ReplacedError(BloomError):
+    """Another server answers than before, or one that has gone back: what is known of it is void.
+
+    Whatever was asked may have been executed there.
+    """
 
 
 class RedisServer:
@@ -36,9 +44,11 @@ class RedisServer:
             name of the service they watch. User and password are the service's; those of the
             Sentinels are in `params`, as `sentinel_kwargs`.
         deadline_secs: how long a call waits out an outage.
+        identified: ask each new connection which server is at its other end.
 
     Attributes:
         address: the URL without user, password and options, for people.
+        is_watched: `call` raises ReplacedError; only if the server is identified.
         round_trips: calls answered or failed.
         retries: calls made again after a failure.
 
@@ -54,6 +64,7 @@ class RedisServer:
         cluster: bool = False,
         sentinel: str | None = None,
         deadline_secs: float = 30.0,
+        identified: bool = False,
     ) -> None:
         try:
             self.address = without_secrets(url)
@@ -67,6 +78,8 @@ class RedisServer:
                 f"{self.address}: several hosts can only be Sentinels (BLOOM_REDIS_SENTINEL)"
             )
         self.round_trips = self.retries = 0
+        self.is_watched = False
+        self._identity = Identity(cluster=cluster) if identified else None
         self._url = url
         self._params = dict(params or {})
         self._cluster = cluster
@@ -95,6 +108,7 @@ class RedisServer:
         Raises:
             OutageError: the server could not be reached within the deadline.
             RefusedError: it refused the command.
+            ReplacedError: see there; once for each time, and only while that is watched.
         """
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
@@ -114,7 +128,9 @@ class RedisServer:
                 failure = reason(error)
             else:
                 self._log_return()
+                self._raise_if_replaced()
                 return result
+            self._raise_if_replaced()
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
             now = time.monotonic()
@@ -131,6 +147,21 @@ class RedisServer:
             self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def was_replaced(self) -> bool:
+        """Whether another server answers than before, since this was last asked."""
+        if self._identity is None:
+            return False
+        has_changed, self._identity.has_changed = self._identity.has_changed, False
+        return has_changed
+
+    def _raise_if_replaced(self) -> None:
+        if not self.is_watched or self._identity is None:
+            return
+        if self._client is not None:
+            self._identity.look_at(self._client)
+        if self.was_replaced():
+            raise ReplacedError(f"{self.address} is another server than before")
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
@@ -194,6 +225,7 @@ class RedisServer:
                 cluster=self._cluster,
                 sentinel=self._sentinel,
                 socket_secs=max(0.2, min(_SOCKET_SECS, third)),
+                connected=self._identity.ask if self._identity is not None else None,
             )
         return self._client
 

@@ -44,7 +44,7 @@ from scrapy_bloom.redis_meta import (
     info_text,
 )
 from scrapy_bloom.redis_parsing import parsed
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis_server import RedisServer, ReplacedError
 
 _LOCK_MILLISECONDS = 30_000
 _DRAFT_SECS = 3600  # after which nobody is still making it
@@ -292,7 +292,7 @@ class RedisStore:
             # Memory is checked before a command, not after it: the last key may have filled it,
             # and from then on nothing could be recorded any more.
             self.blocks.make(generation, chunks)
-        except NoRoomError:
+        except (NoRoomError, ReplacedError):
             self.discard(generation.id, generation.num_chunks)
             raise
 

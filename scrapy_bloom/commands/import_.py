@@ -214,7 +214,7 @@ def _destination(
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
     if total is None:
         total = 0
-    made_for = {"spider": project.spider, "fingerprinter": project.fingerprinter}
+    made_for: dict[str, Any] = {"spider": project.spider, "fingerprinter": project.fingerprinter}
     settings_of_all = replace(
         project.bloom,
         expected_requests=max(project.bloom.expected_requests, total),
