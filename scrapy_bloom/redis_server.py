@@ -130,7 +130,6 @@ class RedisServer:
                 self._log_return()
                 self._raise_if_replaced()
                 return result
-            self._raise_if_replaced()
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
             now = time.monotonic()
