@@ -30,9 +30,9 @@ from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.leftover import (
     Leftover,
+    log_risk,
     outlives_the_run,
     tell_of_end,
-    tell_of_risk,
     warn_that_all_was_seen,
 )
 from scrapy_bloom.logstats import Counts, log_stats
@@ -246,8 +246,7 @@ class BloomDupeFilter(BaseDupeFilter):
             f"{status.count:,}",
             extra=self._extra,
         )
-        if self._leftover is Leftover.LOST:
-            tell_of_risk(status.location, self._extra)
+        log_risk(self._leftover, status.location, self._extra)
         self._update_stats(status)
 
     def request_seen(

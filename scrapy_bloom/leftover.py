@@ -40,14 +40,22 @@ def outlives_the_run(settings: BloomSettings) -> bool:
     return settings.dir is not None
 
 
-def tell_of_risk(place: str, extra: Mapping[str, Any]) -> None:
-    """Say at the start that the queue may be lost, while there is time to change that."""
-    logger.info(
-        "There is no JOBDIR: should this crawl end early, what it has queued then is lost, but "
-        "looks seen in %s. A JOBDIR keeps the queue",
-        place,
-        extra=extra,
-    )
+def log_risk(leftover: Leftover, place: str, extra: Mapping[str, Any]) -> None:
+    """Say at the start what becomes of the queue, while there is time to change that."""
+    if leftover is Leftover.LOST:
+        logger.info(
+            "There is no JOBDIR: should this crawl end early, what it has queued then is lost, but "
+            "looks seen in %s. A JOBDIR keeps the queue",
+            place,
+            extra=extra,
+        )
+    if leftover is Leftover.JOB:
+        logger.info(
+            "Should this crawl be killed, or end early, run the same command again: what it has "
+            "queued waits in its JOBDIR, looks seen in %s, and is crawled by nobody else",
+            place,
+            extra=extra,
+        )
 
 
 def tell_of_end(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import servers
 from crawls import Crawl
 from disks import Disk
 from scrapy_bloom.jobdir import BOOT_ID, mark_path
@@ -102,6 +103,29 @@ def test_a_cut_of_a_real_disk(capacity: int, disk: Disk, tree: Site, tmp_path: P
     assert crawl.finish() == 0
     assert len(crawl.told("WARNING")) == 1, crawl.output
     assert len(tree.hits) == PAGES
+
+
+def test_a_filter_in_redis_may_be_newer(tree: Site, tmp_path: Path) -> None:
+    settings = {
+        **SAFE,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": servers.shared("valkey").url,
+        "BLOOM_REDIS_KEY": tmp_path.name,
+    }
+    tree.delay = 0.1
+    crawl = Crawl(tree.url, tmp_path, settings)
+    crawl.wait_until(lambda: len(tree.hits) >= 50)
+    crawl.kill()
+    assert "or end early, run the same command again" in crawl.told("INFO")[-1]
+    restart_machine(tmp_path / "job")
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0
+    (line,) = crawl.told("WARNING")
+    assert len(told_times(line)) == 1
+    assert "may look seen and be nowhere" in line
+    assert "another JOBDIR" in line
+    assert len(tree.hits) == PAGES  # since it was only a kill
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
