@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.job import Job
 from scrapy_bloom.jobqueues import check_no_database
 from scrapy_bloom.local import LocalBackend
@@ -24,6 +25,10 @@ class Backend(Protocol):
     It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
     `add`, `close`.
     """
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """Return the requests that are to be crawled again."""
 
     def open(self) -> None:
         """Make the filter ready, leaving what is stored as it is; raises BloomError."""
@@ -102,6 +107,7 @@ def create_backend(
             fingerprinter=fingerprinter,
             job=job,
             queue_is_shared=queue_is_shared,
+            claims=job.path is None and not queue_is_shared,
         )
     if only_crawled:
         settings = replace(settings, error_rate=settings.error_rate / 2)
@@ -160,6 +166,7 @@ def redis_backend(
     fingerprinter: str,
     job: Job,
     queue_is_shared: bool = False,
+    claims: bool = False,
 ) -> "RedisBackend":
     """A filter in Redis, with these settings; see `RedisBackend`."""
     from scrapy_bloom.redis_backend import RedisBackend  # noqa: PLC0415 - as above
@@ -178,6 +185,7 @@ def redis_backend(
         queue_is_shared=queue_is_shared,
         flush=settings.redis_flush,
         job=job,
+        claims=claims,
     )
 
 

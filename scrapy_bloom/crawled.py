@@ -19,11 +19,13 @@ class RecordCrawled:
     Attributes:
         scheduled: new requests in this run.
         crawled: how many were recorded for later runs.
+        forgotten: see `Backend`.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
         self.scheduled = self.crawled = 0
         self._stored = stored
+        self.forgotten = stored.forgotten
         self._volatile = volatile
 
     def open(self) -> None:
@@ -37,7 +39,7 @@ class RecordCrawled:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
-        if self._stored.forgotten.take(fingerprint):
+        if self.forgotten.take(fingerprint):
             self._volatile.add(fingerprint)  # if it is not there
         elif fingerprint in self._stored or not self._volatile.add(fingerprint):
             return False
@@ -60,7 +62,7 @@ class RecordCrawled:
         self._stored.ended(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if fingerprint in self._stored.forgotten:
+        if fingerprint in self.forgotten:
             return False
         return fingerprint in self._stored or fingerprint in self._volatile
 

@@ -71,9 +71,10 @@ class BloomDupeFilter(BaseDupeFilter):
             the backend's business alone.
         on_outage: BLOOM_REDIS_ON_OUTAGE: what to do when the backend is out of reach.
         forget_failed: BLOOM_FORGET_FAILED: forget requests that failed for good. That, and a
-            backend that records what was crawled, need `Outcomes` to tell.
+            backend that records what was crawled, need `watch`.
         leftover: what is left behind by a crawl that ends early.
         this_run: what is filtered within this run only.
+        watch: has a function called at the end of each request: see `Outcomes`.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -90,6 +91,7 @@ class BloomDupeFilter(BaseDupeFilter):
         forget_failed: bool = False,
         leftover: Leftover = Leftover.NOTHING,
         this_run: ThisRun | None = None,
+        watch: Callable[[Callable[[Request, Outcome], None]], object] | None = None,
         close_spider: Callable[[str], None] | None = None,
         debug: bool = False,
         spider: Spider | None = None,
@@ -116,11 +118,10 @@ class BloomDupeFilter(BaseDupeFilter):
             counted=partial(self._update_errors, 0),
         )
         self._records_at_the_end = isinstance(backend, RecordCrawled)
+        self._watch = watch
         self._endings: Endings | None = None
         if forget_failed or self._records_at_the_end:
-            self._endings = Endings(
-                backend, forget_failed=forget_failed, recorded=self._count_added
-            )
+            self._follow(forget_failed=forget_failed)
         self._fullness = Fullness(on_full, close_spider, self._extra)
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
@@ -175,12 +176,11 @@ class BloomDupeFilter(BaseDupeFilter):
                 forget_failed=settings.forget_failed and not command,
                 leftover=leftover,
                 this_run=ThisRun(start_requests=outlives_the_run(settings) and not job),
+                watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
                 spider=crawler.spider,
             )
-            if new._endings is not None:
-                Outcomes(crawler, new._request_ended)
             secs = 0.0
             with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
                 secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
@@ -305,14 +305,27 @@ class BloomDupeFilter(BaseDupeFilter):
             if not before_recording():
                 return True
         if self._add(fingerprint):
-            if not self._records_at_the_end:
-                self._count_added()
+            self._was_new()
         elif is_filtered:
             return self._endings is None or self._filtered(request, fingerprint)
         self._this_run.scheduled(fingerprint)
         if self._endings is not None:
             self._endings.scheduled(request, fingerprint)
         return False
+
+    def _was_new(self) -> None:
+        if self._endings is None and self.backend.forgotten.has_claims:
+            self._follow(forget_failed=False)
+        if not self._records_at_the_end:
+            self._count_added()
+
+    def _follow(self, *, forget_failed: bool) -> None:
+        """From now on, do what there is to do at the end of requests."""
+        self._endings = Endings(
+            self.backend, forget_failed=forget_failed, recorded=self._count_added
+        )
+        if self._watch is not None:
+            self._watch(self._request_ended)
 
     def _has_any_worked(self) -> bool:
         if isinstance(self.backend, RecordCrawled):

@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class Endings:
-    """Follows the requests of a crawl to their end, as BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask.
+    """Follows the requests of a crawl to their end.
+
+    BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask for it, and so do forgotten requests that are
+    crawled again in a run whose queue dies with it.
 
     Args:
         backend: the filter. If it is a `RecordCrawled`, what was crawled is recorded in it.
@@ -27,7 +30,7 @@ class Endings:
     def __init__(
         self, backend: Backend, *, forget_failed: bool, recorded: Callable[[], None]
     ) -> None:
-        self._forgetting = Forgetting(backend.forget) if forget_failed else None
+        self._forgetting = Forgetting(backend.forget, backend.ended) if forget_failed else None
         self._backend = backend
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._recorded = recorded
@@ -59,6 +62,8 @@ class Endings:
         if redirected := marked(request):
             if self._forgetting is not None:
                 self._forgetting.followed(fingerprint, redirected)
+            else:
+                self._backend.ended(redirected)
             if self._recorder is not None and self._recorder.is_stored(fingerprint):
                 self._record(redirected)
 
@@ -71,13 +76,11 @@ class Endings:
         fingerprints = marked(request)
         if outcome is Outcome.CRAWLED:
             self._record(fingerprints)
-        if self._forgetting is not None:
-            if outcome is Outcome.FAILED:
-                self._forgetting.failed(fingerprints)
-            else:
-                self._forgetting.ended(fingerprints)
         if outcome is not Outcome.FAILED:
-            self._backend.ended(fingerprints)
+            ended = self._backend.ended if self._forgetting is None else self._forgetting.ended
+            ended(fingerprints)
+        elif self._forgetting is not None:
+            self._forgetting.failed(fingerprints)
 
     def close(self, extra: Mapping[str, Any], *, is_finished: bool) -> bool:
         """Do what is left to do, and tell what could not be done; whether all could.

@@ -20,14 +20,20 @@ class Forgetting:
 
     Args:
         forget: makes the filter forget fingerprints; see `Backend.forget`.
+        settle: tells it what ended in another way; see `Backend.ended`.
 
     Attributes:
         forgotten: how many times a request was forgotten.
     """
 
-    def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
+    def __init__(
+        self,
+        forget: Callable[[Sequence[bytes]], None],
+        settle: Callable[[Sequence[bytes]], None],
+    ) -> None:
         self.forgotten = 0
         self._forget_now = forget
+        self._settle = settle
         # In filters, since there may be many: how often each was forgotten, and which have ended.
         # That they err costs a page now and then, much less often than the filter does.
         self._times = LocalBackend(None, capacity=20_000, error_rate=1e-12)
@@ -51,12 +57,18 @@ class Forgetting:
         self._forget()
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that a request ended in another way."""
-        for fingerprint in self._with_followers(fingerprints):
+        """Note that a request ended in another way.
+
+        Raises:
+            StorageError: the filter is out of reach.
+        """
+        ended = self._with_followers(fingerprints)
+        for fingerprint in ended:
             self._ended.add(self._attempt(fingerprint))
         if self._waiting:
             with contextlib.suppress(StorageError):  # told already
                 self._forget()
+        self._settle(ended)
 
     def followed(self, target: bytes, fingerprints: Sequence[bytes]) -> None:
         """Note that requests were redirected to one that is filtered: they share its fate.
@@ -93,10 +105,12 @@ class Forgetting:
         Returns:
             How many requests could not be forgotten, because the filter is out of reach.
         """
-        if not is_finished:
-            for followers in self._followers.values():
-                self._waiting += followers
+        rest = [each for followers in self._followers.values() for each in followers]
         with contextlib.suppress(StorageError):
+            if is_finished:
+                self._settle(rest)
+            else:
+                self._waiting += rest
             self._forget()
         return len(self._waiting)
 

@@ -58,9 +58,16 @@ class Forgotten:
     Args:
         store: where it is kept.
         is_shared: others may add to it at any time.
+        claims: what is taken is only claimed, until it is removed: the queue of this run dies with
+            it. What it has claimed by then is forgotten still.
+
+    Attributes:
+        has_claims: something was claimed.
     """
 
-    def __init__(self, store: ForgottenStore, *, is_shared: bool) -> None:
+    def __init__(self, store: ForgottenStore, *, is_shared: bool, claims: bool = False) -> None:
+        self.has_claims = False
+        self._claims = claims
         self._store = store
         self._is_shared = is_shared
         self._front = _Front()
@@ -85,6 +92,7 @@ class Forgotten:
         if fingerprint not in self._front:
             return False
         if self._store.take(fingerprint):
+            self.has_claims = self._claims
             return True
         self._missed()
         return False

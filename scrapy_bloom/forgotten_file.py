@@ -28,6 +28,12 @@ COMMIT;
 """
 
 
+def files(directory: Path) -> list[Path]:
+    """Return the database of a filter's directory, and what SQLite keeps beside it."""
+    paths = [directory / f"{NAME}{more}" for more in ("", "-wal", "-shm")]
+    return [path for path in paths if path.exists()]
+
+
 class ForgottenFile:
     """A set of forgotten fingerprints, each change of which is a transaction of its own.
 
@@ -35,12 +41,14 @@ class ForgottenFile:
 
     Args:
         path: the file, made when something is first forgotten; None: a private temporary one.
+        readonly: it is only looked at: nothing changes, and no file appears beside it.
         claims: what is taken is only claimed for this run, and removed by `remove`: the queue of
             this run dies with it.
     """
 
-    def __init__(self, path: Path | None, *, claims: bool = False) -> None:
+    def __init__(self, path: Path | None, *, readonly: bool = False, claims: bool = False) -> None:
         self._path = path
+        self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
         self._claimed: set[bytes] | None = set() if claims else None  # no more than are queued
         self._version = -1  # of the file, as others have changed it
@@ -149,18 +157,23 @@ class ForgottenFile:
     def _connected(self) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
-        if self._path is None:
-            db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        else:
-            db = sqlite3.connect(
-                self._path,
-                timeout=_BUSY_SECS,
-                isolation_level=None,
-                check_same_thread=False,  # a shell opens it in one thread and uses it in another
-            )
+        address = str(self._path or "")
+        if self._readonly and self._path is not None:
+            # Without a log beside it, nobody has it open; SQLite would make one.
+            is_closed = not self._path.with_name(f"{NAME}-wal").exists()
+            address = f"{self._path.resolve().as_uri()}?{'immutable=1' if is_closed else 'mode=ro'}"
+        db = sqlite3.connect(
+            address,
+            uri=self._readonly,
+            timeout=_BUSY_SECS,
+            isolation_level=None,
+            check_same_thread=False,  # a shell opens it in one thread and uses it in another
+        )
         try:
             is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             self._check(db, is_new=is_new)
+            if self._readonly:
+                return db
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             if is_new:

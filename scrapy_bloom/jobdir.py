@@ -112,7 +112,7 @@ def set_mark(job_dir: Path, filter_id: str = "") -> None:
     """Mark the job as in use, by a crawl with that filter if there are several."""
     with mark_path(job_dir).open("w") as mark:
         mark.write(f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n")
-        mark.write(f"{_boot_id()}\n")
+        mark.write(f"{boot_id()}\n")
         mark.flush()
         os.fsync(mark.fileno())
 
@@ -126,7 +126,7 @@ def marked_filter(job_dir: Path) -> str | None:
 def was_machine_restarted(job_dir: Path) -> bool:
     """Whether the job is marked, and by a crawl that ran before the machine was last started."""
     marked = (_mark_lines(job_dir) or ["", ""])[1]
-    return bool(marked) and marked != _boot_id()
+    return bool(marked) and marked != boot_id()
 
 
 def _mark_lines(job_dir: Path) -> list[str] | None:
@@ -139,7 +139,7 @@ def _mark_lines(job_dir: Path) -> list[str] | None:
     return [*lines[:-1], "", ""][:2]
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Which start of the machine this is; empty where that cannot be known."""
     try:
         return BOOT_ID.read_text().strip()

@@ -88,7 +88,9 @@ class LocalBackend:
         self._is_crawl = is_crawl
         path = directory / forgotten_file.NAME if directory is not None else None
         self.forgotten = Forgotten(
-            ForgottenFile(path, claims=claims), is_shared=path is not None and is_crawl
+            ForgottenFile(path, claims=claims),
+            is_shared=path is not None and is_crawl,
+            claims=claims,
         )
         self._live: list[LocalGeneration] = []
         self._lookup: Lookup | Journal

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from scrapy_bloom import forgotten_file
 from scrapy_bloom.directory import (
     FilterDirectory,
     check_closed,
@@ -20,6 +21,7 @@ from scrapy_bloom.exceptions import (
 )
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter, Contents
+from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.header import State
 from scrapy_bloom.job import Job
 from scrapy_bloom.reading import FilterReader, status_of
@@ -59,13 +61,14 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
             for number, part in enumerate(parts, 1):
                 made.append(_merged(directory, number, part, in_use=True))
             # Not before: should we be killed, what there is is no filter.
+            _forget(target, [reader.forgotten for reader in readers])
             for file in made:
                 file.save_state(in_use=False)
                 file.sync()
             return status_of(str(target), made)
         except BaseException:
-            for file in made:
-                file.path.unlink()
+            for path in [*(file.path for file in made), *forgotten_file.files(target)]:
+                path.unlink()
             raise
         finally:
             for file in made:
@@ -109,8 +112,17 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 _or(here.filter, there.filter)
                 here.save_state(count=_count(here.filter, [here, there]))
                 here.sync()
+        _forget(target, [reader.forgotten])
         stack.callback(set_changed_at, present[-1].path, changed_at)
         return status_of(str(target), present)
+
+
+def _forget(target: Path, sources: Sequence[ForgottenFile]) -> None:
+    """Let a filter forget what any of its sources has: rather crawled twice than never."""
+    with closing(ForgottenFile(target / forgotten_file.NAME)) as file:
+        for source in sources:
+            if forgotten := list(source.all()):
+                file.add(forgotten)
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:

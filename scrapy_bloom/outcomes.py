@@ -8,7 +8,7 @@ have to be put into the settings of each project, and could not tell when the it
 done.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -30,7 +30,7 @@ class Outcome(Enum):
     """How a request ended that is not tried again.
 
     CRAWLED: its response was handled without any error, its items have passed the pipelines, and
-        the requests that it led to are scheduled.
+        the requests that it led to are scheduled. Or its status is one of BLOOM_DONE_STATUSES.
     FAILED: its download failed, or its response's status is not allowed, or a callback or errback
         raised an exception.
     OTHER: it was left out on purpose, or an item pipeline raised an exception.
@@ -65,13 +65,21 @@ class Outcomes:
         crawler: with its engine, before the first request.
         ended: called with each request, after the last retry or redirect, and how it ended. It
             must not raise.
+        done_statuses: BLOOM_DONE_STATUSES: statuses that are answers, though not allowed.
 
     Raises:
         SettingError: this version of Scrapy works in another way.
     """
 
-    def __init__(self, crawler: Crawler, ended: Callable[[Request, Outcome], None]) -> None:
+    def __init__(
+        self,
+        crawler: Crawler,
+        ended: Callable[[Request, Outcome], None],
+        *,
+        done_statuses: Container[int] = (),
+    ) -> None:
         self._ended = ended
+        self._done_statuses = done_statuses
         self._under_way: dict[int, _Handling] = {}
         assert crawler.engine is not None
         scraper: Any = crawler.engine.scraper
@@ -137,6 +145,8 @@ class Outcomes:
     def _error(self, request: Request, error: BaseException | None) -> None:
         handling = self._under_way.get(id(request))
         if handling is None or handling.outcome is Outcome.FAILED:
+            return
+        if isinstance(error, HttpError) and error.response.status in self._done_statuses:
             return
         on_purpose = isinstance(error, _ON_PURPOSE) and not isinstance(error, HttpError)
         handling.outcome = Outcome.OTHER if on_purpose else Outcome.FAILED

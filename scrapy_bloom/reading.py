@@ -4,10 +4,11 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from scrapy_bloom import header
+from scrapy_bloom import forgotten_file, header
 from scrapy_bloom.directory import FoundFile, divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generations import Generation, Lookup, unexpired
 from scrapy_bloom.status import FilterStatus
 
@@ -60,6 +61,16 @@ def found_files(path: Path) -> list[FoundFile]:
     )
 
 
+def forgotten_beside(path: Path) -> ForgottenFile:
+    """Return the forgotten requests of a filter, to be looked at only.
+
+    Args:
+        path: see `found_files`.
+    """
+    directory = path.parent if path.is_file() else filter_directory(path)
+    return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
+
+
 def generation_of(file: FoundFile | FilterFile) -> Generation:
     """The figures of a generation, as the header of its file has them."""
     return header.generation_of(file.header, file.state)
@@ -87,6 +98,7 @@ class FilterReader:
 
     Attributes:
         files: one for each live generation, oldest first.
+        forgotten: the requests that are to be crawled again.
 
     Raises:
         StorageError: or one of its children: see `found_files`.
@@ -98,14 +110,26 @@ class FilterReader:
         live = {each.number for each in unexpired(generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None
+        self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Which of some fingerprints a crawl would filter: recorded, and not forgotten."""
+        recorded = self.are_recorded(fingerprints)
+        if not self.forgotten:
+            return recorded
+        return [
+            is_recorded and not self.forgotten.has(each)
+            for each, is_recorded in zip(fingerprints, recorded, strict=True)
+        ]
+
+    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Which of some fingerprints are recorded, or seem so, at the error rate."""
         lookup = self._lookup
         return [lookup is not None and each in lookup for each in fingerprints]
 
     def close(self) -> None:
         """Unmap the files."""
+        self.forgotten.close()
         for file in self.files:
             file.close()
 

@@ -44,6 +44,7 @@ class RedisBackend:
             Else the queue survived, and so what the mirror knows is right.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
+        claims: see `LocalBackend`.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
     """
@@ -64,6 +65,7 @@ class RedisBackend:
         queue_is_shared: bool = False,
         flush: bool = False,
         job: Job | None = None,
+        claims: bool = False,
         trust_secs: float = 1.0,
         clock: Callable[[], float] | None = None,
     ) -> None:
@@ -100,8 +102,11 @@ class RedisBackend:
         )
         self._epoch = ""
         self.forgotten = Forgotten(
-            RedisForgotten(server, key, lambda: self._shared.epoch, self._shared.now),
+            RedisForgotten(
+                server, key, lambda: self._shared.epoch, self._shared.now, claims=claims
+            ),
             is_shared=True,
+            claims=claims,
         )
 
     def open(self) -> None:
@@ -268,6 +273,8 @@ class RedisBackend:
         try:
             if self._flush and self._shared.live:
                 self._shared.clear()
+            elif self._shared.live:
+                self.forgotten.close()
             self._shared.leave()
         finally:
             # Scrapy has closed the queue, and it fits what was recorded.

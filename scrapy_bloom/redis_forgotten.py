@@ -1,14 +1,21 @@
-"""The forgotten requests of a shared filter: a sorted set in Redis, by the time of forgetting."""
+"""The forgotten requests of a shared filter: a sorted set in Redis, by the time of forgetting.
 
+Where a run's queue dies with it, what the run takes is only claimed: it moves to a sorted set of
+that run, `{KEY}:claimed:EPOCH:RUN`, and back when the run ends, or when another one finds it dead.
+All keys of a filter's forgotten requests are in one slot of a Cluster.
+"""
+
+import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from itertools import islice
 from typing import Any
 
+from scrapy_bloom.processes import Process
 from scrapy_bloom.redis_server import RedisServer
 
-_BATCH = 1000
 _OVERLAP_SECS = 10.0  # between two looks: crawlers' notions of the server's time differ a little
+_ALIVE_SECS = 600  # that a run on another machine may be silent
+_RENEW_SECS = 60.0
+_BATCH = 1000
 
 
 class RedisForgotten:
@@ -19,6 +26,7 @@ class RedisForgotten:
         key: of the filter.
         epoch: returns that of the filter: another filter has a set of its own.
         now: returns the server's time.
+        claims: what is taken is only claimed for this run.
     """
 
     def __init__(
@@ -27,66 +35,229 @@ class RedisForgotten:
         key: str,
         epoch: Callable[[], str],
         now: Callable[[], float],
+        *,
+        claims: bool = False,
     ) -> None:
         self._server = server
         self._key = key
         self._epoch = epoch
         self._now = now
-        self._looked_at, self._looked_at_set = 0.0, ""
+        self._claims = claims
+        self._run = str(Process.this())
+        self._claimed: set[bytes] = set()  # no more than are queued
+        self._known_keys = Keys(key, "")
+        self._looked_at = 0.0
+        self._look_at_runs = 0.0  # on a monotonic clock
 
     @property
-    def _set(self) -> str:
-        return forgotten_key(self._key, self._epoch())
+    def _keys(self) -> "Keys":
+        if self._known_keys.epoch != self._epoch():  # another filter
+            self._known_keys = Keys(self._key, self._epoch())
+            self._claimed.clear()
+            self._looked_at = self._look_at_runs = 0.0
+        return self._known_keys
 
     def news(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        name, now = self._set, self._now()
-        since = self._looked_at if name == self._looked_at_set else 0.0
+        keys = self._keys
+        if self._claims and time.monotonic() >= self._look_at_runs:
+            self._look_at_runs = time.monotonic() + _RENEW_SECS
+            if self._claimed:
+                self._stay_alive()
+            if self._bury_the_dead():
+                self._looked_at = 0.0
+        since, now = self._looked_at, self._now()
         found: list[bytes] = self._server.call(
-            lambda client: client.zrangebyscore(name, since, "+inf"), patient=False
+            lambda client: client.zrangebyscore(keys.forgotten, since, "+inf"), patient=False
         )
-        self._looked_at, self._looked_at_set = now - _OVERLAP_SECS, name
+        self._looked_at = now - _OVERLAP_SECS
         return found
 
     def all(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        found: list[bytes] = self._server.call(lambda client: client.zrange(self._set, 0, -1))
+        found: list[bytes] = self._server.call(
+            lambda client: client.zrange(self._keys.forgotten, 0, -1)
+        )
         return found
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""
-        now, rest = self._now(), iter(fingerprints)
-        while batch := list(islice(rest, _BATCH)):
-            scores = dict.fromkeys(batch, now)
-            self._server.call(partial(self._added, scores))
+        for start in range(0, len(fingerprints), _BATCH):
+            batch = fingerprints[start : start + _BATCH]
+            scores = dict.fromkeys(batch, self._now())
 
-    def _added(self, scores: dict[bytes, float], client: Any) -> None:
-        client.zadd(self._set, scores)
+            def do(
+                client: Any,
+                scores: dict[bytes, float] = scores,
+                claimed: Sequence[bytes] = [each for each in batch if each in self._claimed],
+            ) -> None:
+                pipeline = client.pipeline(transaction=True)
+                pipeline.zadd(self._keys.forgotten, scores)
+                if claimed:
+                    pipeline.zrem(self._keys.claimed(self._run), *claimed)
+                pipeline.execute()
+
+            self._server.call(do)
+            self._claimed.difference_update(batch)
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`. After a lost reply nobody knows: rather twice than never."""
+        if fingerprint in self._claimed:
+            return False
+        if self._claims and not self._claimed:
+            self._stay_alive()
         retries = self._server.retries
-        removed = self._server.call(lambda client: client.zrem(self._set, fingerprint))
-        return bool(removed) or self._server.retries != retries
+        removed = self._server.call(
+            lambda client: (
+                self._claim(client, fingerprint)
+                if self._claims
+                else client.zrem(self._keys.forgotten, fingerprint)
+            )
+        )
+        if not removed and self._server.retries == retries:
+            if self._claims:  # another run was faster
+                run = self._keys.claimed(self._run)
+                self._server.call(lambda client: client.zrem(run, fingerprint))
+            return False
+        if self._claims:
+            self._claimed.add(fingerprint)
+        return True
+
+    def _claim(self, client: Any, fingerprint: bytes) -> int:
+        pipeline = client.pipeline(transaction=True)
+        pipeline.zadd(self._keys.claimed(self._run), {fingerprint: self._now()})
+        pipeline.zrem(self._keys.forgotten, fingerprint)
+        removed: int = pipeline.execute()[-1]
+        return removed
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        score = self._server.call(lambda client: client.zscore(self._set, fingerprint))
+        score = self._server.call(lambda client: client.zscore(self._keys.forgotten, fingerprint))
         return score is not None
+
+    def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Check which of some fingerprints can be taken, at least one."""
+        scores = self._server.call(
+            lambda client: client.zmscore(self._keys.forgotten, list(fingerprints))
+        )
+        return [score is not None for score in scores]
+
+    def everything(self) -> list[bytes]:
+        """Return what is forgotten, claimed or not."""
+        keys = self._keys
+
+        def do(client: Any) -> list[bytes]:
+            runs = [each.decode() for each in client.smembers(keys.runs)]
+            sets = [keys.forgotten, *map(keys.claimed, runs)]
+            return [each for name in sets for each in client.zrange(name, 0, -1)]
+
+        return self._server.call(do)
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
-        self._server.call(lambda client: client.zrem(self._set, fingerprint))
+        keys = [self._keys.forgotten]
+        if fingerprint in self._claimed:
+            keys.append(self._keys.claimed(self._run))
+
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=True)
+            for key in keys:
+                pipeline.zrem(key, fingerprint)
+            pipeline.execute()
+
+        self._server.call(do)
+        self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""
         before = self._now() - secs
-        self._server.call(lambda client: client.zremrangebyscore(self._set, "-inf", before))
+        self._server.call(
+            lambda client: client.zremrangebyscore(self._keys.forgotten, "-inf", before)
+        )
 
     def close(self) -> None:
         """See `ForgottenStore`."""
+        if self._claims:
+            self._give_back(self._run)
+        self._claimed.clear()
+
+    def _stay_alive(self) -> None:
+        """Tell other runs that this one lives, and has claims."""
+
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.sadd(self._keys.runs, self._run)
+            pipeline.set(self._keys.alive(self._run), 1, ex=_ALIVE_SECS)
+            pipeline.execute()
+
+        self._server.call(do)
+
+    def _bury_the_dead(self) -> bool:
+        """Give back what runs had claimed that were killed; whether there was one."""
+        runs: set[bytes] = self._server.call(
+            lambda client: client.smembers(self._keys.runs), patient=False
+        )
+        dead = [name for name in map(bytes.decode, runs) if self._is_dead(name)]
+        for name in dead:
+            self._give_back(name)
+        return bool(dead)
+
+    def _is_dead(self, name: str) -> bool:
+        if name == self._run:
+            return False
+        lives = Process.lives(name)
+        if lives is None:  # on another machine
+            key = self._keys.alive(name)
+            lives = bool(self._server.call(lambda client: client.exists(key)))
+        return not lives
+
+    def _give_back(self, name: str) -> None:
+        """Put what a run has claimed back; nothing happens if that was done before."""
+        claimed, forgotten = self._keys.claimed(name), self._keys.forgotten
+
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.zunionstore(forgotten, [forgotten, claimed], aggregate="MAX")
+            pipeline.unlink(claimed)
+            pipeline.unlink(self._keys.alive(name))
+            pipeline.srem(self._keys.runs, name)
+            pipeline.execute()
+
+        self._server.call(do)
 
 
-def forgotten_key(key: str, epoch: str) -> str:
-    """Return the name of the sorted set of a filter."""
-    return f"{key}:forgotten:{epoch}"
+class Keys:
+    """The names of the keys of a filter's forgotten requests.
+
+    Args:
+        key: of the filter.
+        epoch: of the filter.
+    """
+
+    def __init__(self, key: str, epoch: str) -> None:
+        self.epoch = epoch
+        self._key = key
+        self.forgotten = f"{{{key}}}:forgotten:{epoch}"
+        self.runs = f"{{{key}}}:runs:{epoch}"
+
+    def claimed(self, run: str) -> str:
+        """Return the name of what a run has claimed."""
+        return f"{{{self._key}}}:claimed:{self.epoch}:{run}"
+
+    def alive(self, run: str) -> str:
+        """Return the name of the sign of life of a run."""
+        return f"{{{self._key}}}:alive:{self.epoch}:{run}"
+
+
+def remove_forgotten(server: RedisServer, key: str, epoch: str) -> None:
+    """Remove all forgotten requests of a filter that is gone."""
+    keys = Keys(key, epoch)
+
+    def do(client: Any) -> None:
+        runs = [each.decode() for each in client.smembers(keys.runs)]
+        pipeline = client.pipeline(transaction=True)
+        for name in (keys.forgotten, keys.runs, *map(keys.claimed, runs), *map(keys.alive, runs)):
+            pipeline.unlink(name)
+        pipeline.execute()
+
+    server.call(do)

@@ -6,6 +6,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations import unexpired
 from scrapy_bloom.hashing import make_hasher
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
+from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_meta import RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
@@ -23,6 +24,7 @@ class RedisReader:
         store: its keys.
         info: what all its generations have in common.
         generations: oldest first, at least one.
+        forgotten: the requests that are to be crawled again.
 
     Raises:
         StorageError: there is no such filter, or the server failed.
@@ -31,6 +33,7 @@ class RedisReader:
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self.store = RedisStore(server, key)
         self.info, self.generations = self.store.read_filter()
+        self.forgotten = RedisForgotten(server, key, lambda: self.info.epoch, server.now)
         self._live = self.generations
         if self.generations[-1].open_until:
             self._live = unexpired(self.generations, server.now(), window)
@@ -38,6 +41,19 @@ class RedisReader:
         self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Which of some fingerprints a crawl would filter: recorded, and not forgotten.
+
+        Raises:
+            StorageError: a key of the filter was lost, or the server failed.
+        """
+        recorded = self.are_recorded(fingerprints)
+        forgotten = self.forgotten.among(fingerprints) if fingerprints else []
+        return [
+            is_recorded and not is_forgotten
+            for is_recorded, is_forgotten in zip(recorded, forgotten, strict=True)
+        ]
+
+    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Which of some fingerprints are recorded, or seem so, at the error rate.
 
         Raises:

@@ -32,7 +32,7 @@ from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
-from scrapy_bloom.redis_forgotten import forgotten_key
+from scrapy_bloom.redis_forgotten import remove_forgotten
 from scrapy_bloom.redis_meta import (
     RESET,
     FilterInfo,
@@ -316,7 +316,7 @@ class RedisStore:
     def remove_left_over(self, stored: Stored) -> None:
         """Remove what belongs to other epochs, and drafts that nobody works on any more."""
         for epoch in {name.partition(":")[0] for name in stored.left_over}:
-            self._unlink(forgotten_key(self.key, epoch))
+            remove_forgotten(self.server, self.key, epoch)
         for name, generation in stored.left_over.items():
             self.blocks.unlink(generation.id, generation.num_chunks)
             self._forget(name, f"{name}:count")
@@ -327,9 +327,6 @@ class RedisStore:
                 self._forget(_draft(generation_id))
             elif now - since > _DRAFT_SECS:
                 self.discard(generation_id, num_chunks)
-
-    def _unlink(self, name: str) -> None:
-        self.server.call(lambda client: client.unlink(name))
 
     def _forget(self, *names: str) -> None:
         self.server.call(lambda client: client.hdel(self.key, *names))

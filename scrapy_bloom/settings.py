@@ -96,6 +96,18 @@ def _flag(name: str, value: Any) -> bool:
     raise _error(name, value, "True or False")
 
 
+def _statuses(name: str, value: Any) -> frozenset[int]:
+    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
+    if isinstance(value, str):
+        value = [each for each in value.split(",") if each.strip()]
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise _error(name, value, allowed)
+    statuses = {int(each) if isinstance(each, str) else each for each in value}
+    if not all(type(each) is int and 100 <= each <= 999 for each in statuses):
+        raise _error(name, value, allowed)
+    return frozenset(statuses)
+
+
 def _redis_url(name: str, value: Any) -> str | None:
     if value is None:
         return None
@@ -158,6 +170,7 @@ class BloomSettings:
     on_full: str = "grow"
     window_secs: float = 0.0
     forget_failed: bool = False
+    done_statuses: frozenset[int] = frozenset({404, 410})
     record_on: str = "scheduled"
     on_unclean_shutdown: str = "auto"
     sync_secs: float = 30.0
@@ -318,6 +331,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
     "BLOOM_WINDOW_SECS": _seconds,
     "BLOOM_FORGET_FAILED": _flag,
+    "BLOOM_DONE_STATUSES": _statuses,
     "BLOOM_RECORD_ON": _choice("scheduled", "crawled"),
     "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
     "BLOOM_SYNC_SECS": _seconds,

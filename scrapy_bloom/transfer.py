@@ -4,12 +4,14 @@ import binascii
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bitarray import bitarray
 
+from scrapy_bloom import forgotten_file
 from scrapy_bloom.directory import (
     FilterDirectory,
     check_free,
@@ -19,9 +21,12 @@ from scrapy_bloom.directory import (
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State, read_header
 from scrapy_bloom.job import Job
+from scrapy_bloom.reading import forgotten_beside
+from scrapy_bloom.redis_forgotten import RedisForgotten, remove_forgotten
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
@@ -180,10 +185,13 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
                 store.blocks.seal(new)
         here = _Digest.of_filters(file.filter for file in files)
         _compare(here, _Digest.of_stored(store, made), store.server.address)
+        if forgotten := list(forgotten_beside(newest.path.parent).all()):
+            _forgotten(store, info).add(forgotten)
         _publish(store, info, made)
     except BaseException:
         for each in made:
             store.discard(each.id, each.num_chunks)
+        remove_forgotten(store.server, store.key, info.epoch)
         raise
     return here.copied(made)
 
@@ -216,12 +224,15 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
 
             files.append(target.create(header, state, fill))
         _compare(received, _Digest.of_filters(file.filter for file in files), str(target.path))
+        if forgotten := _forgotten(store, info).everything():
+            with closing(ForgottenFile(target.path / forgotten_file.NAME)) as copy:
+                copy.add(forgotten)
         for file in files:
             file.save_state(in_use=False)
             file.sync()
     except BaseException:
-        for file in files:
-            file.path.unlink()
+        for path in [*(file.path for file in files), *forgotten_file.files(target.path)]:
+            path.unlink()
         raise
     finally:
         for file in files:
@@ -246,6 +257,10 @@ def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[floa
             salt=bytes(SALT_BYTES),
         )
         yield from part.block_fills()
+
+
+def _forgotten(store: RedisStore, info: FilterInfo) -> RedisForgotten:
+    return RedisForgotten(store.server, store.key, lambda: info.epoch, store.server.now)
 
 
 def _chunk(store: RedisStore, generation: RedisGeneration, chunk: int) -> bytes:

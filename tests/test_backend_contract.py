@@ -60,6 +60,10 @@ SHARED = {
 }
 PERSISTENT = {"local": local, **SHARED}
 BACKENDS = {"memory": memory, **PERSISTENT}
+CLAIMING = {  # runs whose queue dies with them
+    f"claiming {name}": lambda directory, new=new, **changes: new(directory, claims=True, **changes)
+    for name, new in {"local": local, "valkey": SHARED["valkey"], "cluster": on_cluster}.items()
+}
 
 
 def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
@@ -247,10 +251,12 @@ class BackendAgainstSet(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         self.model: set[bytes] = set()
         self.recorded: set[bytes] = set()  # with what is forgotten
+        self.forgotten: set[bytes] = set()
+        self.claimed: set[bytes] = set()
         self.open()
 
     def open(self) -> None:
-        self.backend = BACKENDS[self.name](
+        self.backend = {**BACKENDS, **CLAIMING}[self.name](
             Path(self.directory.name), capacity=20_000, salt=bytes(range(16))
         )
         self.backend.open()
@@ -258,6 +264,9 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @rule(fingerprint=st.binary(max_size=24))
     def add(self, fingerprint: bytes) -> None:
         assert self.backend.add(fingerprint) == (fingerprint not in self.model)
+        if fingerprint in self.forgotten:
+            self.forgotten.discard(fingerprint)
+            self.claimed.add(fingerprint)
         self.model.add(fingerprint)
         self.recorded.add(fingerprint)
 
@@ -277,16 +286,31 @@ class BackendAgainstSet(RuleBasedStateMachine):
         some = data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
         self.backend.forget(some)
         self.model.difference_update(some)
+        self.forgotten.update(some)
+        self.claimed.difference_update(some)
+
+    @precondition(lambda self: self.recorded)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+        self.backend.ended(some)
+        self.model.update(some)
+        self.forgotten.difference_update(some)
+        self.claimed.difference_update(some)
 
     @precondition(lambda self: self.recorded)
     @rule(data=st.data())
     def add_once_more(self, data: st.DataObject) -> None:
         self.add(data.draw(st.sampled_from(sorted(self.recorded))))
 
-    @precondition(lambda self: self.name in PERSISTENT)
+    @precondition(lambda self: self.name != "memory")
     @rule()
     def reopen(self) -> None:
         self.backend.close()
+        if self.name in CLAIMING:
+            self.model.difference_update(self.claimed)
+            self.forgotten.update(self.claimed)
+        self.claimed.clear()
         self.open()
 
     @invariant()
@@ -299,10 +323,12 @@ class BackendAgainstSet(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", [*BACKENDS, *CLAIMING])
 def test_any_sequence_of_uses(name: str) -> None:
     machine = type("Machine", (BackendAgainstSet,), {"name": name})
-    examples = 10 if name in SHARED else 30  # each request there is a round trip
+    examples = (
+        10 if name.removeprefix("claiming ") in SHARED else 30
+    )  # each request there is a round trip
     run_state_machine_as_test(
         machine, settings=settings(max_examples=examples, stateful_step_count=30)
     )

@@ -22,6 +22,7 @@ SUBCOMMANDS = (
     "info",
     "import_",
     "check",
+    "forget",
     "merge",
     "push",
     "pull",

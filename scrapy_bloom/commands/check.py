@@ -99,16 +99,21 @@ def _opened(
         server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
         with closing(server):
             shared = RedisReader(server, key, window=project.bloom.window_secs)
-            _check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
+            check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
             yield shared.are_seen
     else:
         window = project.bloom.window_secs
         with closing(FilterReader(Path(options.place), window=window)) as reader:
-            _check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
+            check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
             yield reader.are_seen
 
 
-def _check_fingerprinter(there: str, here: str) -> None:
+def check_fingerprinter(there: str, here: str) -> None:
+    """Check that a filter was recorded with this project's fingerprints.
+
+    Raises:
+        FingerprinterMismatchError: it was not.
+    """
     if there != here:
         raise FingerprinterMismatchError(
             f"the filter was recorded with REQUEST_FINGERPRINTER_CLASS = {there!r}, and this "

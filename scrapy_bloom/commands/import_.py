@@ -214,7 +214,6 @@ def _destination(
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
     if total is None:
         total = 0
-    made_for: dict[str, Any] = {"spider": project.spider, "fingerprinter": project.fingerprinter}
     settings_of_all = replace(
         project.bloom,
         expected_requests=max(project.bloom.expected_requests, total),
@@ -226,7 +225,14 @@ def _destination(
         live = RedisStore(server, key).read().generations
         if live:
             _check_window(live[-1].open_until, bloom)
-        shared = redis_backend(bloom, server, key, **made_for, job=Job(None, "keep"))
+        shared = redis_backend(
+            bloom,
+            server,
+            key,
+            spider=project.spider,
+            fingerprinter=project.fingerprinter,
+            job=Job(None, "keep"),
+        )
         return shared, shared.add_many
     directory = _directory(Path(options.dest))
     check_free(directory)

@@ -33,7 +33,13 @@ from scrapy_bloom.commands.output import (
 from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters import Contents
-from scrapy_bloom.reading import FilterReader, filter_directory, found_files, status_of
+from scrapy_bloom.reading import (
+    FilterReader,
+    filter_directory,
+    forgotten_beside,
+    found_files,
+    status_of,
+)
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
@@ -80,6 +86,7 @@ def _in_files(path: Path, *, scan: bool) -> _Figures:
         "salt": newest.header.salt.hex(),
         "closed": not any(each.state.in_use for each in found),
         "queue": queue,
+        "forgotten": len(forgotten_beside(path)),
     }
     for each, row in zip(found, figures["generations"], strict=True):
         row |= {
@@ -114,6 +121,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
             "fingerprinter": info.fingerprinter,
             "salt": info.salt,
             "closed": None,
+            "forgotten": len(reader.forgotten.everything()),
         }
         for each, row in zip(stored, figures["generations"], strict=True):
             row |= {"created": each.created_at, "open_until": each.open_until or None}
@@ -197,6 +205,8 @@ def _print(figures: _Figures) -> None:
         say(f"  {name + ':':<15}{value}")
     if queue:
         say(f"  queue:         {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
+    if figures["forgotten"]:
+        say(f"  forgotten:     {figures['forgotten']:,}, crawled again when met")
     say("")
     is_scanned = "scan" in figures["generations"][0]
     print_table(

@@ -55,7 +55,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         files = filter_files(directory)
         size = size_text(sum(each.stat().st_size for each in files))
         _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
-        for each in [*reversed(files), *directory.glob(f"{forgotten_file.NAME}*")]:
+        for each in [*reversed(files), *forgotten_file.files(directory)]:
             each.unlink()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error

@@ -1,0 +1,119 @@
+"""Have single requests crawled again, though a filter has recorded them.
+
+Each URL gets the fingerprint that the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET
+request. It is crawled again when a crawl next meets it, once; `scrapy bloom info` counts those that
+wait for that. The filter may be in use: its crawl knows of it within a second or so.
+
+What the filter has not recorded is new anyway, and left out.
+
+Examples:
+  scrapy bloom forget jobs/shop https://shop.example/a https://shop.example/b
+  scrapy bloom forget filters/shop --file urls.txt
+  scrapy bloom forget redis://localhost:6379/0 --key shop:bloom --file -
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+
+from scrapy.exceptions import UsageError
+from scrapy.settings import Settings
+
+from scrapy_bloom import forgotten_file
+from scrapy_bloom.commands.check import check_fingerprinter
+from scrapy_bloom.commands.output import add_json, print_json, say
+from scrapy_bloom.commands.project import (
+    Project,
+    add_key,
+    add_spider,
+    connect,
+    is_redis,
+    load_project,
+    url_list,
+)
+from scrapy_bloom.directory import lock_directory
+from scrapy_bloom.exceptions import BloomError, LockedError
+from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.reading import FilterReader, filter_directory
+from scrapy_bloom.redis_reading import RedisReader
+
+SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
+HELP = "have single requests crawled again, though they are recorded"
+
+_BATCH = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand's own."""
+    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    parser.add_argument("urls", metavar="URL", nargs="*", help="what to crawl again")
+    parser.add_argument("--file", metavar="URLFILE", help='a URL a line; "-": the standard input')
+    add_key(parser)
+    add_spider(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Forget requests."""
+    if not options.urls and options.file is None:
+        raise UsageError("which requests? Give their URLs, or a list of them with --file")
+    project = load_project(settings, options.spider)
+    forgotten = unrecorded = 0
+    fingerprints = _fingerprints(options, project)
+    with _opened(options, settings, project) as (are_recorded, forget):
+        while batch := list(islice(fingerprints, _BATCH)):
+            answers = are_recorded(batch)
+            chosen = [each for each, is_recorded in zip(batch, answers, strict=True) if is_recorded]
+            if chosen:
+                forget(chosen)
+            forgotten += len(chosen)
+            unrecorded += len(batch) - len(chosen)
+    if options.json:
+        print_json({"forgotten": forgotten, "unrecorded": unrecorded})
+        return
+    say(f"{forgotten:,} requests are crawled again when a crawl next meets them")
+    if unrecorded:
+        say(f"{unrecorded:,} are not recorded, and were left out")
+
+
+def _fingerprints(options: argparse.Namespace, project: Project) -> Iterator[bytes]:
+    for url in options.urls:
+        if "://" not in url:
+            raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
+        yield project.url_fingerprint(url)
+    if options.file is not None:
+        for _, fingerprint in url_list(options.file, project).pairs():
+            yield fingerprint
+
+
+_Functions = tuple[Callable[[Sequence[bytes]], Iterable[bool]], Callable[[Sequence[bytes]], None]]
+
+
+@contextmanager
+def _opened(
+    options: argparse.Namespace, settings: Settings, project: Project
+) -> Iterator[_Functions]:
+    """Two functions: which fingerprints are recorded; and forgetting some."""
+    if is_redis(options.place):
+        server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
+        with closing(server):
+            shared = RedisReader(server, key, window=project.bloom.window_secs)
+            check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
+            yield shared.are_recorded, shared.forgotten.add
+        return
+    directory = filter_directory(Path(options.place))
+    if directory.is_file():
+        raise BloomError(f"{directory} is one file of a filter; give its directory")
+    with closing(FilterReader(directory, window=project.bloom.window_secs)) as reader:
+        check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
+        lock = None
+        with suppress(LockedError):  # a crawl runs; else none shall begin just now
+            lock = lock_directory(directory)
+        try:
+            with closing(ForgottenFile(directory / forgotten_file.NAME)) as file:
+                yield reader.are_recorded, file.add
+        finally:
+            if lock is not None:
+                lock.release()

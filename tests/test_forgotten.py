@@ -1,0 +1,248 @@
+"""What is to be crawled again, in its stores: many crawlers, kills, lost replies."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from proxies import DroppingProxy
+from scrapy_bloom import StorageError
+from scrapy_bloom.forgotten_file import NAME, ForgottenFile
+from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.processes import Process
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
+
+NAMES = [b"%d" % number for number in range(400)]
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Iterator[str]:
+    yield f"{tmp_path.name}-{os.getpid()}"
+    client = servers.shared("valkey").client
+    for name in (f"{tmp_path.name}-*", f"{{{tmp_path.name}-*"):
+        for each in client.scan_iter(name):
+            client.delete(each)
+
+
+def shared(key: str, url: str | None = None, **options: object) -> RedisBackend:
+    server = RedisServer(url or servers.shared("valkey").url)
+    backend = RedisBackend(server, key, capacity=20_000, error_rate=1e-9, **options)
+    backend.open()
+    backend.begin()
+    return backend
+
+
+def local(directory: Path, **options: object) -> LocalBackend:
+    backend = LocalBackend(directory, capacity=20_000, error_rate=1e-9, **options)
+    backend.open()
+    backend.begin()
+    return backend
+
+
+def take_all(barrier, results, key: str, url: str, claims: bool) -> None:
+    backend = shared(key, url, claims=claims)
+    names = random.Random().sample(NAMES, len(NAMES))
+    barrier.wait(60)
+    taken = [name for name in names if backend.add(name)]
+    backend.ended(taken)
+    backend.close()
+    results.put(taken)
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_what_is_forgotten_is_new_to_exactly_one_of_four(claims: bool, key: str) -> None:
+    first = shared(key)
+    assert all(first.add(name) for name in NAMES)
+    first.forget(NAMES)
+    context, url = multiprocessing.get_context("spawn"), servers.shared("valkey").url
+    barrier, results = context.Barrier(4), context.Queue()
+    crawlers = [
+        context.Process(target=take_all, args=(barrier, results, key, url, claims))
+        for _ in range(4)
+    ]
+    for each in crawlers:
+        each.start()
+    taken = Counter(name for _ in crawlers for name in results.get(timeout=60))
+    for each in crawlers:
+        each.join(60)
+    assert taken == Counter(NAMES)
+    assert not any(first.add(name) for name in NAMES)
+    first.close()
+    assert not [each for each in left(key) if b":forgotten:" in each or b":claimed:" in each]
+
+
+def left(key: str) -> list[bytes]:
+    return servers.shared("valkey").client.keys(f"*{key}*")
+
+
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: str) -> None:
+    server = servers.Server()
+    proxy = DroppingProxy(server.port, 0.05, seed=3)
+    try:
+        url = f"redis://127.0.0.1:{proxy.port}/0"
+        one, two = shared(key, url, claims=claims), shared(key, url, claims=claims)
+        for name in NAMES:
+            one.add(name)
+        one.forget(NAMES)
+        for name in NAMES:
+            assert two.add(name) + one.add(name) >= 1, name
+        assert proxy.dropped > 20
+        one.ended(NAMES)
+        two.ended(NAMES)
+        one.close()
+        two.close()
+        again = shared(key, server.url)
+        assert sum(again.add(name) for name in NAMES) == 0
+        again.close()
+    finally:
+        proxy.end()
+        server.end()
+
+
+def claim_and_wait(results, key: str, url: str) -> None:
+    backend = shared(key, url, claims=True)
+    taken = [name for name in NAMES if backend.add(name)]
+    backend.ended(taken[:100])
+    results.put(len(taken))
+    signal.pause()
+
+
+def test_what_a_killed_run_had_claimed_is_given_back(key: str) -> None:
+    first = shared(key, claims=True)
+    assert all(first.add(name) for name in NAMES)
+    first.forget(NAMES)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    other = context.Process(
+        target=claim_and_wait, args=(results, key, servers.shared("valkey").url)
+    )
+    other.start()
+    assert results.get(timeout=60) == len(NAMES)
+    assert not any(first.add(name) for name in NAMES)  # it lives
+    other.kill()
+    other.join(60)
+    first.close()
+    after = shared(key, claims=True)
+    assert [name for name in NAMES if after.add(name)] == NAMES[100:]
+    after.close()  # nothing of it was crawled
+    third = shared(key, claims=True)
+    assert [name for name in NAMES if third.add(name)] == NAMES[100:]
+    third.ended(NAMES)
+    third.close()
+    assert not [each for each in left(key) if b":forgotten:" in each or b":claimed:" in each]
+
+
+def test_a_run_on_another_machine_lives_as_long_as_it_says_so(key: str) -> None:
+    first = shared(key, claims=True)
+    first.add(b"page")
+    first.forget([b"page"])
+    client = servers.shared("valkey").client
+    (forgotten,) = client.keys(f"{{{key}}}:forgotten:*")
+    epoch = forgotten.decode().rpartition(":")[2]
+    run = "elsewhere boot pid/12/34/abcd"
+    client.rename(forgotten, f"{{{key}}}:claimed:{epoch}:{run}")
+    client.sadd(f"{{{key}}}:runs:{epoch}", run)
+    client.set(f"{{{key}}}:alive:{epoch}:{run}", 1)
+    second = shared(key, claims=True)
+    assert not second.add(b"page")
+    second.close()
+    client.delete(f"{{{key}}}:alive:{epoch}:{run}")
+    third = shared(key, claims=True)
+    assert third.add(b"page")
+    third.close()
+    first.close()
+
+
+def test_a_process_is_told_from_another_of_its_number() -> None:
+    this = Process.this()
+    others = [f"{this.machine}/{this.pid}/1/x", f"{this.machine}/4194999/1/x", "other/1/1/x"]
+    assert [Process.lives(text) for text in (str(this), *others)] == [True, False, False, None]
+
+
+def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
+    backend = shared(key)
+    backend.add(b"page")
+    backend.forget([b"page"])
+    backend._trust_secs = 0
+    backend.clear()
+    assert backend.add(b"page")
+    assert not backend.add(b"page")
+    backend.clear()
+    backend.close()
+    assert not [each for each in left(key) if b":forgotten:" in each]
+
+
+def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
+    backend = local(tmp_path)
+    assert backend.add(b"page")
+    assert backend.add(b"other")
+    command = ForgottenFile(tmp_path / NAME)
+    command.add([b"page"])
+    servers.wait_for(lambda: backend.add(b"page"), lambda: "not noticed")
+    assert not backend.add(b"page")
+    command.add([b"page", b"other"])
+    servers.wait_for(lambda: backend.add(b"page"), lambda: "not noticed")
+    assert backend.add(b"other")
+    command.close()
+    backend.close()
+    assert [path.name for path in tmp_path.iterdir() if "-" in path.name] == [
+        "generation-0001.bloom"
+    ]
+
+
+def test_a_look_at_it_changes_nothing(tmp_path: Path) -> None:
+    backend = local(tmp_path)
+    backend.add(b"page")
+    backend.forget([b"page"])
+    during = ForgottenFile(tmp_path / NAME, readonly=True)
+    assert len(during) == 1
+    during.close()
+    backend.close()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    after = ForgottenFile(tmp_path / NAME, readonly=True)
+    assert list(after.all()) == [b"page"]
+    after.close()
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("kind", ["garbage", "foreign", "newer"])
+def test_a_file_of_something_else_is_left_as_it_is(kind: str, tmp_path: Path) -> None:
+    local(tmp_path).close()
+    path = tmp_path / NAME
+    if kind == "garbage":
+        path.write_bytes(b"no database " * 500)
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("CREATE TABLE something (else_ INTEGER)")
+            if kind == "newer":
+                db.execute(f"PRAGMA application_id = {0x626C6F66}")
+                db.execute("PRAGMA user_version = 2")
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="forgotten requests cannot be used: .* left as it is"):
+        local(tmp_path)
+    assert path.read_bytes() == before
+    path.unlink()
+    local(tmp_path).close()  # nothing holds the directory
+
+
+def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:
+    now = 1e9
+    backend = local(tmp_path, window_secs=100.0, clock=lambda: now)
+    backend.add(b"page")
+    backend.forget([b"page", b"other"])
+    with sqlite3.connect(tmp_path / NAME) as db:
+        db.execute("UPDATE forgotten SET forgotten_at = 0")
+    for _ in range(8):
+        now += 26
+        backend.add(b"%f" % now)
+    assert len(ForgottenFile(tmp_path / NAME, readonly=True)) == 0
+    backend.close()
