@@ -219,6 +219,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def _queue_is_shared(self) -> None:
         """The queue is in Redis, too: it is not lost, and others may have what is seen here."""
         self._leftover, self._this_run, self._is_queue_shared = Leftover.NOTHING, ThisRun(), True
+        self.backend.forgotten.claim_nothing()
 
     def _spider_closed(self, reason: str) -> None:
         self.close(reason)
@@ -293,7 +294,9 @@ class BloomDupeFilter(BaseDupeFilter):
         meta = request.meta
         in_this_run = self._this_run.is_asked(meta)
         if (self._endings is not None and self._endings.is_dead(fingerprint)) or (
-            in_this_run and not self._this_run.begins_with(fingerprint)
+            in_this_run
+            and not self._this_run.begins_with(fingerprint)
+            and fingerprint not in self.backend.forgotten
         ):
             return self._filtered(request, fingerprint)
         is_filtered = not in_this_run and bool(meta.get("bloom_filter", True))

@@ -50,7 +50,8 @@ class ForgottenFile:
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
-        self._claimed: set[bytes] | None = set() if claims else None  # no more than are queued
+        self.claims = claims
+        self._claimed: set[bytes] = set()  # no more than are queued
         self._version = -1  # of the file, as others have changed it
         self._last_id = 0
 
@@ -74,10 +75,9 @@ class ForgottenFile:
         """See `ForgottenStore`."""
         if not self._is_there():
             return []
-        claimed = self._claimed or set()
         with self._used() as db:
             rows = db.execute("SELECT fingerprint FROM forgotten").fetchall()
-        return [fingerprint for (fingerprint,) in rows if fingerprint not in claimed]
+        return [fingerprint for (fingerprint,) in rows if fingerprint not in self._claimed]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""
@@ -88,12 +88,11 @@ class ForgottenFile:
                 "INSERT OR REPLACE INTO forgotten (fingerprint, forgotten_at) VALUES (?, ?)",
                 [(fingerprint, now) for fingerprint in fingerprints],
             )
-        if self._claimed is not None:
-            self._claimed.difference_update(fingerprints)
+        self._claimed.difference_update(fingerprints)
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        if self._claimed is None:
+        if not self.claims:
             return self._deleted(fingerprint)
         if not self.has(fingerprint):
             return False
@@ -102,7 +101,7 @@ class ForgottenFile:
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        if self._claimed is not None and fingerprint in self._claimed:
+        if fingerprint in self._claimed:
             return False
         with self._used() as db:
             query = "SELECT 1 FROM forgotten WHERE fingerprint = ?"
@@ -111,8 +110,7 @@ class ForgottenFile:
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
         self._deleted(fingerprint)
-        if self._claimed is not None:
-            self._claimed.discard(fingerprint)
+        self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""

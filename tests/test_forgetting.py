@@ -216,7 +216,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
             raise StorageError
         recorded.difference_update(fingerprints)
 
-    forgetting = Forgetting(forget)
+    forgetting = Forgetting(forget, lambda _: None)
     away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"0", b"1"])
@@ -236,7 +236,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
 
 def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     forgotten: list[bytes] = []
-    forgetting = Forgetting(forgotten.extend)
+    forgetting = Forgetting(forgotten.extend, lambda _: None)
     forgetting.followed(b"fails", [b"a"])
     forgetting.followed(b"a", [b"of a"])
     forgetting.followed(b"works", [b"b"])
