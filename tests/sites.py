@@ -164,6 +164,9 @@ class _FailingExample(_Quiet, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        if path == "/gone":
+            self._send(503, b"", ("Content-Type", "text/html"))
+            return
         if path not in self.server.failing:
             if self.server.waited_at_the_gate():
                 self.close_connection = True  # the crawl was killed meanwhile

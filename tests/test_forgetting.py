@@ -43,6 +43,8 @@ def place(name: str, directory: Path) -> dict[str, object]:
     """The settings of two runs that share a filter."""
     if name == "local":
         return {"BLOOM_DIR": directory / "filter"}
+    if name == "job":
+        return {"JOBDIR": directory / "job"}
     key = f"{directory.name}-{time.time_ns()}"
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": key}
     if name == "cluster":
@@ -60,7 +62,9 @@ def place(name: str, directory: Path) -> dict[str, object]:
         ("local", FORGET),
         ("local", {"BLOOM_RECORD_ON": "crawled"}),
         ("local", {"BLOOM_RECORD_ON": "crawled", **FORGET}),
+        ("local", {**FORGET, "BLOOM_WINDOW_SECS": "1d"}),
         ("valkey", FORGET),
+        ("job", {**FORGET, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
     ],
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )

@@ -16,7 +16,7 @@ SPIDER = Path(__file__).with_name("failing_spider.py")
 # How each path ends. What is neither failed nor crawled was left out on purpose, or is not done.
 FAILED = [
     "status-500",
-    "status-404",
+    "status-403",
     "dropped",
     "errback-500",
     "errback-dropped",
@@ -39,6 +39,7 @@ CRAWLED = [
     "flaky",
     "retried",
     "allowed-410",
+    "answered-404",
     "item-dropped",
     "copied-fine",
 ]
@@ -46,7 +47,8 @@ NEITHER = ["ignored", "refused", "robots", "item-error", "rewrapped-item-error"]
 ANSWERS = {
     "/robots.txt": [b"User-agent: *\nDisallow: /robots\n"],
     "/status-500": [500],
-    "/status-404": [404],
+    "/status-403": [403],
+    "/answered-404": [404],
     "/dropped": [None],
     "/errback-500": [500],
     "/errback-dropped": [None],

@@ -73,9 +73,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.json:
         print_json({"forgotten": forgotten, "unrecorded": unrecorded})
         return
-    say(f"{forgotten:,} requests are crawled again when a crawl next meets them")
+    what = "request is" if forgotten == 1 else "requests are"
+    say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
     if unrecorded:
-        say(f"{unrecorded:,} are not recorded, and were left out")
+        say(f"Not recorded, and left out: {unrecorded:,}")
 
 
 def _fingerprints(options: argparse.Namespace, project: Project) -> Iterator[bytes]:

@@ -1,0 +1,161 @@
+"""`scrapy bloom forget`: single requests are crawled again; and which statuses are no failures."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from sites import ScriptedSite
+from test_outcomes import SPIDER as FAILING_SPIDER
+
+PAGES = [f"/{number}" for number in range(8)]
+OPTIONS = {"ROBOTSTXT_OBEY": False, "RETRY_ENABLED": False}
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    site = ScriptedSite({"/": [tuple(PAGES)]})
+    yield site
+    site.end()
+
+
+def crawled(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> dict[str, int]:
+    site.forget()
+    run = Crawl(site.url, directory, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
+    assert run.finish() == 0, run.output
+    assert not run.told("ERROR"), run.output
+    return {path: count for path, count in site.hits.items() if path != "/"}
+
+
+@pytest.mark.parametrize("where", ["files", "job", "redis"])
+def test_single_requests_are_crawled_again(where: str, site: ScriptedSite, tmp_path: Path) -> None:
+    key = f"{tmp_path.name}-{time.time_ns()}"
+    url = servers.shared("valkey").url
+    settings, place = {
+        "files": ({"BLOOM_DIR": "filter"}, ("filter",)),
+        "job": ({"JOBDIR": "job"}, ("job",)),
+        "redis": (
+            {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key},
+            (url, "--key", key),
+        ),
+    }[where]
+    assert set(crawled(site, tmp_path, settings)) == set(PAGES)
+    urls = [f"{site.url}{number}" for number in range(3)]
+    (tmp_path / "urls.txt").write_text(f"{urls[1]}\n{site.url}unknown\n")
+    ran = bloom("forget", *place, urls[0], "--file", "urls.txt", "--json", cwd=tmp_path)
+    assert ran.json == {"forgotten": 2, "unrecorded": 1}
+    ran = bloom("forget", *place, "--file", "-", cwd=tmp_path, stdin=f"{urls[2]}\n")
+    assert "1 request" in ran.out
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == 3
+    assert "3, crawled again" in bloom("info", *place, cwd=tmp_path).out
+    seen = bloom("check", *place, "-", "--json", cwd=tmp_path, stdin="\n".join(urls))
+    assert seen.json["new"] == 3
+    assert crawled(site, tmp_path, settings) == {"/0": 1, "/1": 1, "/2": 1}
+    assert crawled(site, tmp_path, settings) == {}
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == 0
+
+
+def test_a_crawl_that_runs_notices(site: ScriptedSite, tmp_path: Path) -> None:
+    """Pages in a row, each of which links to the first ones."""
+    site.answers = {f"/{n}": [(f"/{n + 1}", "/0", "/1")] for n in range(60)}
+    site.answers["/"] = [("/0",)]
+    site.delay = 0.1
+    settings = {**OPTIONS, "JOBDIR": "job", "CONCURRENT_REQUESTS": 1}
+    run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
+    run.wait_until(lambda: site.hits["/5"] == 1)
+    ran = bloom("forget", "job", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
+    assert ran.status == 0, ran
+    run.wait_until(lambda: site.hits["/0"] == site.hits["/1"] == 2)
+    site.delay = 0.0
+    assert run.finish() == 0, run.output
+    assert max(site.hits.values()) == 2
+    assert len(site.hits) == 62
+
+
+def test_what_it_refuses(site: ScriptedSite, tmp_path: Path) -> None:
+    assert "holds no filter" in bloom("forget", "nothing", site.url, cwd=tmp_path).error
+    crawled(site, tmp_path, {"BLOOM_DIR": "filter"})
+    assert "'example.org' is no URL" in bloom("forget", "filter", "example.org", cwd=tmp_path).error
+    ran = bloom("forget", "filter", cwd=tmp_path)
+    assert ran.status == 2
+    assert "which requests?" in ran.err
+    other = "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter"
+    ran = bloom("forget", "filter", site.url, "-s", other, cwd=tmp_path)
+    assert "would find nothing in it" in ran.error
+    assert not (tmp_path / "filter/forgotten.sqlite").exists()
+
+
+def test_reset_push_pull_and_merge_take_it_along(site: ScriptedSite, tmp_path: Path) -> None:
+    crawled(site, tmp_path, {"BLOOM_DIR": "filter"})
+    bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
+    url, key = servers.shared("valkey").url, f"{tmp_path.name}-{time.time_ns()}"
+    place = (url, "--key", key)
+    assert bloom("push", "filter", *place, cwd=tmp_path).status == 0
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == 2
+    assert bloom("pull", url, "pulled", "--key", key, cwd=tmp_path).status == 0
+    assert bloom("merge", "filter", "pulled", "-o", "merged", cwd=tmp_path).status == 0
+    for each in ("pulled", "merged"):
+        assert bloom("info", each, "--json", cwd=tmp_path).json["forgotten"] == 2
+    assert crawled(site, tmp_path, {"BLOOM_DIR": "merged"}) == {"/0": 1, "/1": 1}
+    assert bloom("reset", "merged", "--yes", cwd=tmp_path).status == 0
+    assert [path.name for path in (tmp_path / "merged").iterdir()] == ["lock"]
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
+    client = servers.shared("valkey").client
+    assert not client.keys(f"*{key}*:forgotten*")
+
+
+@pytest.mark.parametrize("how", [{"BLOOM_FORGET_FAILED": True}, {"BLOOM_RECORD_ON": "crawled"}])
+def test_a_page_that_is_gone_has_not_failed(
+    how: dict[str, object], site: ScriptedSite, tmp_path: Path
+) -> None:
+    site.answers |= {"/0": [404], "/1": [410], "/2": [403], "/3": [500]}
+    settings = {"BLOOM_DIR": "filter", **how}
+    assert set(crawled(site, tmp_path, settings)) == set(PAGES)
+    assert set(crawled(site, tmp_path, settings)) == {"/2", "/3"}
+    assert set(crawled(site, tmp_path, {**settings, "BLOOM_DONE_STATUSES": "403"})) == {"/2", "/3"}
+    assert set(crawled(site, tmp_path, settings)) == {"/3"}
+    site.answers["/3"] = [404]
+    none = {**settings, "BLOOM_DONE_STATUSES": ""}
+    assert [set(crawled(site, tmp_path, none)) for _ in range(2)] == [{"/3"}, {"/3"}]
+
+
+def test_a_run_that_is_killed_leaves_it_forgotten(site: ScriptedSite, tmp_path: Path) -> None:
+    """Without BLOOM_FORGET_FAILED, and without a JOBDIR."""
+    settings = {"BLOOM_DIR": "filter"}
+    crawled(site, tmp_path, settings)
+    bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
+    site.forget()
+    site.delay = 1.0
+    run = Crawl(site.url, tmp_path, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
+    run.wait_until(lambda: site.under_way == 2)  # "/0" and "/1"
+    run.kill()
+    site.delay = 0.0
+    assert crawled(site, tmp_path, settings) == {"/0": 1, "/1": 1}
+    assert crawled(site, tmp_path, settings) == {}
+
+
+def test_redirects_share_the_fate_of_their_target_across_a_pause(tmp_path: Path) -> None:
+    """One was queued before the pause; of the other, the target was."""
+    site = ScriptedSite({"/": [("/0", "/moved", "/dead")], "/0": [("/late", "/1")]})
+    site.answers |= {"/moved": ["/target"], "/target": [500], "/late": ["/dead"], "/dead": [500]}
+    site.delay = 0.3
+    settings = {**OPTIONS, "JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "CONCURRENT_REQUESTS": 1}
+    try:
+        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
+        run.wait_until(lambda: site.hits["/"] == 1 and site.under_way == 1)
+        run.interrupt()
+        assert not {"/moved", "/dead"} <= set(site.hits), run.output
+        site.delay = 0.0
+        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
+        assert run.finish() == 0, run.output
+        site.forget()
+        site.answers = {"/": [("/0", "/moved", "/dead", "/late", "/target")]}
+        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
+        assert run.finish() == 0, run.output
+        assert set(site.hits) == {"/", "/moved", "/target", "/late", "/dead"}
+    finally:
+        site.end()

@@ -1,0 +1,156 @@
+"""What failed is crawled by the next run, wherever a run was killed; with every kind of queue."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom.forgotten_file import NAME, ForgottenFile
+from sites import ScriptedSite
+from test_outcomes import SPIDER as FAILING_SPIDER
+
+PAGES = [f"/{number}" for number in range(40)]
+FAILING = PAGES[::2]
+CONCURRENT = 4
+SAFE = "scrapy_bloom.CrashSafeScheduler"
+
+
+@pytest.fixture
+def site() -> Iterator[ScriptedSite]:
+    """A page with links to all others, of which each second one fails."""
+    answers: dict[str, list] = {"/": [tuple(PAGES)]}
+    answers |= {page: [500] for page in FAILING}
+    site = ScriptedSite(answers)
+    yield site
+    site.end()
+
+
+@pytest.fixture(params=["files", "redis", "safe"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
+    places: dict[str, dict[str, object]] = {
+        "files": {"BLOOM_DIR": tmp_path / "filter"},
+        "redis": {
+            "BLOOM_BACKEND": "redis",
+            "BLOOM_REDIS_URL": servers.shared("valkey").url,
+            "BLOOM_REDIS_KEY": f"{tmp_path.name}-{time.time_ns()}",
+        },
+        "safe": {"JOBDIR": tmp_path / "job", "SCHEDULER": SAFE},
+    }
+    return {
+        **places[request.param],
+        "BLOOM_FORGET_FAILED": True,
+        "RETRY_ENABLED": False,
+        "ROBOTSTXT_OBEY": False,
+        "CONCURRENT_REQUESTS": CONCURRENT,
+    }
+
+
+def crawl(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> Crawl:
+    return Crawl(site.url, directory, settings, spider=FAILING_SPIDER)
+
+
+def finished(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> dict[str, int]:
+    """The pages that a run crawls which ends well, but the first one."""
+    site.forget()
+    run = crawl(site, directory, settings)
+    assert run.finish() == 0, run.output
+    assert not run.told("ERROR"), run.output
+    return {path: count for path, count in site.hits.items() if path != "/"}
+
+
+def forgotten(settings: dict[str, object], directory: Path) -> int:
+    place = settings.get("BLOOM_DIR") or settings.get("JOBDIR")
+    where = (place,) if place else (settings["BLOOM_REDIS_URL"], "--key")
+    key = () if place else (settings["BLOOM_REDIS_KEY"],)
+    return bloom("info", *map(str, where + key), "--json", cwd=directory).json["forgotten"]
+
+
+def killed(run: Crawl, site: ScriptedSite, number: int) -> set[str]:
+    """Kill a run once so many pages have been answered; the pages that it asked for."""
+    run.wait_until(lambda: site.total() >= number)
+    run.kill()
+    time.sleep(2 * site.delay)
+    return set(site.hits) - {"/"}
+
+
+def test_a_kill_while_pages_are_crawled_again(
+    site: ScriptedSite, settings: dict[str, object], tmp_path: Path
+) -> None:
+    first = finished(site, tmp_path, settings)
+    assert set(first) == set(PAGES)
+    assert forgotten(settings, tmp_path) == len(FAILING)
+    site.answers = {"/": [tuple(PAGES)]}  # the site is mended
+    site.hits.clear()
+    site.delay = 0.1
+    asked = killed(crawl(site, tmp_path, settings), site, 10)
+    assert 5 < len(asked) < len(FAILING)
+    site.delay = 0.0
+    last = finished(site, tmp_path, settings)
+    assert set(last) | asked == set(FAILING)  # none was lost, and no other was crawled
+    assert len(set(last) & asked) <= CONCURRENT + 1
+    assert set(last.values()) == {1}
+    assert finished(site, tmp_path, settings) == {}
+    assert forgotten(settings, tmp_path) == 0
+
+
+def test_a_kill_while_pages_fail(
+    site: ScriptedSite, settings: dict[str, object], tmp_path: Path
+) -> None:
+    site.answers |= {page: [500] for page in PAGES}
+    site.delay = 0.1
+    asked = killed(crawl(site, tmp_path, settings), site, 20)
+    site.delay, site.answers = 0.0, {"/": [tuple(PAGES)]}
+    second = finished(site, tmp_path, settings)
+    # Those that have failed; and with a queue that survives, what was queued.
+    wanted = set(PAGES) if "JOBDIR" in settings else asked
+    assert set(second) <= wanted
+    assert len(wanted - set(second)) <= (0 if "JOBDIR" in settings else CONCURRENT + 1)
+    assert set(second.values()) == {1}
+    assert finished(site, tmp_path, settings) == {}
+
+
+def test_what_is_forgotten_in_memory_is_crawled_by_a_later_link(
+    site: ScriptedSite, tmp_path: Path
+) -> None:
+    site.answers |= {"/1": [("/2",)], "/2": [500, ()]}
+    options = {"BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
+    run = crawl(site, tmp_path, {**options, "DEPTH_PRIORITY": 1})
+    assert run.finish() == 0, run.output
+    assert site.hits["/2"] == 2
+
+
+def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> None:
+    """Killed in between, the next run must find one or the other."""
+    site = ScriptedSite({"/": [("/dead",)], "/dead": [500]})
+    spy = tmp_path / "spy.py"
+    spy.write_text(
+        "import os\n"
+        "from scrapy_bloom import CrashSafeScheduler\n"
+        "class Dying(CrashSafeScheduler):\n"
+        "    def _done(self, row):\n"
+        "        if self.df._endings.forgotten:\n"
+        "            os.kill(os.getpid(), 9)\n"
+        "        super()._done(row)\n"
+    )
+    options = {"JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False}
+    options |= {"ROBOTSTXT_OBEY": False}
+    run = Crawl(
+        site.url,
+        tmp_path,
+        {**options, "SCHEDULER": "spy.Dying"},
+        spider=FAILING_SPIDER,
+        prefix=("env", f"PYTHONPATH={tmp_path}"),
+    )
+    assert run.finish() != 0
+    with closing(ForgottenFile(tmp_path / "job/bloom" / NAME, readonly=True)) as file:
+        assert len(file) == 1
+    site.answers["/dead"] = [()]
+    run = crawl(site, tmp_path, {**options, "SCHEDULER": SAFE})
+    assert run.finish() == 0, run.output
+    assert site.hits["/dead"] == 2
+    site.end()
