@@ -31,6 +31,7 @@ BENCHMARKS = {
     "large": "large",
     "space": "space",
     "counting": "counting",
+    "forgetting": "forgetting",
     "growth": "growth",
     "redis": "redis_backend",
     "import": "importing",

@@ -73,6 +73,9 @@ class BloomCommand(ScrapyCommand):
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse what nobody knows, and take the global options over into the settings."""
+        if hasattr(opts, "rest") and not any(each.startswith("-") for each in args):
+            # argparse takes them only if no option stands before them.
+            opts.rest, args = [*opts.rest, *args], []
         if args:
             opts.parser.error(f"unrecognized arguments: {' '.join(args)}")
         opts.set = [*opts.set, *getattr(opts, "set_after", [])]

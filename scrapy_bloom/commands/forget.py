@@ -48,7 +48,7 @@ _BATCH = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
-    parser.add_argument("urls", metavar="URL", nargs="*", help="what to crawl again")
+    parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
     parser.add_argument("--file", metavar="URLFILE", help='a URL a line; "-": the standard input')
     add_key(parser)
     add_spider(parser)
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Forget requests."""
-    if not options.urls and options.file is None:
+    if not options.rest and options.file is None:
         raise UsageError("which requests? Give their URLs, or a list of them with --file")
     project = load_project(settings, options.spider)
     forgotten = unrecorded = 0
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _fingerprints(options: argparse.Namespace, project: Project) -> Iterator[bytes]:
-    for url in options.urls:
+    for url in options.rest:
         if "://" not in url:
             raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
         yield project.url_fingerprint(url)
