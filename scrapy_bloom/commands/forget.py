@@ -27,7 +27,9 @@ from scrapy_bloom.commands.output import add_json, print_json, say
 from scrapy_bloom.commands.project import (
     Project,
     add_key,
+    add_list,
     add_spider,
+    check_skipped,
     connect,
     is_redis,
     load_project,
@@ -38,6 +40,7 @@ from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.reading import FilterReader, filter_directory
 from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.sources import UrlList
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -49,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
     parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
-    parser.add_argument("--file", metavar="URLFILE", help='a URL a line; "-": the standard input')
+    parser.add_argument("--file", metavar="URLFILE", help='a list of them; "-": the standard input')
+    add_list(parser)
     add_key(parser)
     add_spider(parser)
     add_json(parser)
@@ -61,7 +65,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         raise UsageError("which requests? Give their URLs, or a list of them with --file")
     project = load_project(settings, options.spider)
     forgotten = unrecorded = 0
-    fingerprints = _fingerprints(options, project)
+    urls = url_list(options.file, project, options) if options.file is not None else None
+    fingerprints = _fingerprints(options.rest, urls, project)
     with _opened(options, settings, project) as (are_recorded, forget):
         while batch := list(islice(fingerprints, _BATCH)):
             answers = are_recorded(batch)
@@ -72,20 +77,28 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             unrecorded += len(batch) - len(chosen)
     if options.json:
         print_json({"forgotten": forgotten, "unrecorded": unrecorded})
-        return
+    else:
+        _say(forgotten, unrecorded)
+    if urls is not None:
+        check_skipped(urls)
+
+
+def _say(forgotten: int, unrecorded: int) -> None:
     what = "request is" if forgotten == 1 else "requests are"
     say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
     if unrecorded:
         say(f"Not recorded, and left out: {unrecorded:,}")
 
 
-def _fingerprints(options: argparse.Namespace, project: Project) -> Iterator[bytes]:
-    for url in options.rest:
+def _fingerprints(
+    arguments: Iterable[str], urls: UrlList | None, project: Project
+) -> Iterator[bytes]:
+    for url in arguments:
         if "://" not in url:
             raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
         yield project.url_fingerprint(url)
-    if options.file is not None:
-        for _, fingerprint in url_list(options.file, project).pairs():
+    if urls is not None:
+        for _, fingerprint in urls.pairs():
             yield fingerprint
 
 
