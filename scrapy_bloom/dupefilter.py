@@ -219,7 +219,6 @@ class BloomDupeFilter(BaseDupeFilter):
     def _queue_is_shared(self) -> None:
         """The queue is in Redis, too: it is not lost, and others may have what is seen here."""
         self._leftover, self._this_run, self._is_queue_shared = Leftover.NOTHING, ThisRun(), True
-        self.backend.forgotten.claim_nothing()
 
     def _spider_closed(self, reason: str) -> None:
         self.close(reason)

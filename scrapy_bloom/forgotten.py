@@ -25,12 +25,7 @@ class ForgottenStore(Protocol):
     """A place that keeps the set: see `ForgottenFile` and `RedisForgotten`.
 
     Each method may raise a StorageError.
-
-    Attributes:
-        claims: what is taken is only claimed for this run, and removed by `remove`.
     """
-
-    claims: bool
 
     def news(self) -> Iterable[bytes]:
         """Return what others have added since the last call; everything at the first call."""
@@ -78,10 +73,6 @@ class Forgotten:
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set
         self._look_at = float("inf")  # on a monotonic clock
-
-    def claim_nothing(self) -> None:
-        """Take requests out at once from now on: the queue of this run survives it."""
-        self._claims = self._store.claims = False
 
     def open(self) -> None:
         """Read what is there; raises StorageError."""
