@@ -21,6 +21,7 @@ from mmh3 import mmh3_x64_128_utupledigest
 from scrapy_bloom.alternatives import bitmap_collisions, md5_collisions
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.lists import UNREADABLE, opened, reason
 from scrapy_bloom.sizing import classic_fill_ratio, expected_false_drops
 
 # The sizes that the published figures are for: of 100,000 URLs, 4.83 % and 2.97 %.
@@ -225,7 +226,7 @@ def _hashes(number: int) -> str:
 
 
 def urls_in(path: Path) -> Iterator[bytes]:
-    """The lines of a file without the white space around them; empty ones are left out.
+    """The lines of a file, without the white space around them; empty ones are left out.
 
     Raises:
         BloomError: it is no regular file, or cannot be read.
@@ -236,13 +237,13 @@ def urls_in(path: Path) -> Iterator[bytes]:
                 f"{path} can't be read twice, as a comparison has to; write the URLs to a file, "
                 "and give its path"
             )
-        with path.open("rb") as file:
+        with opened(path) as file:
             for line in file:
                 if url := line.strip():
                     yield url
-    except OSError as error:
+    except UNREADABLE as error:
         raise BloomError(
-            f"{path} can't be read: {error.strerror or error}; give a file of URLs, one a line"
+            f"{path} can't be read: {reason(error)}; give a file of URLs, one a line"
         ) from error
 
 

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from scrapy_bloom.exceptions import StorageError
 
 FORMATS = ("urls", "jl", "csv")
+UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
 
 _GZIP = b"\x1f\x8b"
 _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
@@ -33,12 +35,17 @@ class Entries(NamedTuple):
     url: Callable[[Any], str]
 
 
+def reason(error: Exception) -> str:
+    """What one of `UNREADABLE` says, without the path."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 @contextmanager
 def opened(path: Path | None) -> Iterator[io.BufferedReader]:
     """A file, or the standard input (None), unpacked if its beginning says that gzip packed it.
 
     Raises:
-        OSError: it cannot be read.
+        UNREADABLE: it cannot be read (while reading, too).
     """
     with ExitStack() as stack:
         file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))

@@ -1,14 +1,13 @@
 """What a filter can be filled from, beside requests.seen: a list of URLs, a set in Redis."""
 
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.lists import Entries, format_of, opened, read_list
+from scrapy_bloom.lists import UNREADABLE, Entries, format_of, opened, read_list, reason
 from scrapy_bloom.redis_server import RedisServer
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -100,9 +99,8 @@ class UrlList:
             with opened(self._path) as file:
                 form = self._form or format_of(self._path, file)
                 yield read_list(file, form, self._field, self.name)
-        except (OSError, EOFError, zlib.error) as error:
-            why = getattr(error, "strerror", None) or error
-            raise StorageError(f"{self.name} cannot be read: {why}") from error
+        except UNREADABLE as error:
+            raise StorageError(f"{self.name} cannot be read: {reason(error)}") from error
 
     def _fingerprinted(self, url: str, number: int) -> bytes:
         try:

@@ -1,5 +1,6 @@
 """The textbook experiment: its figures against theory and against the published ones."""
 
+import gzip
 import hashlib
 import math
 import random
@@ -189,6 +190,8 @@ def test_the_lines_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "urls"
     path.write_bytes(b"\n  http://a/ \r\n\r\n\t\nhttp://b/\xff\xfe\nhttp://a/")
     assert list(urls_in(path)) == [b"http://a/", b"http://b/\xff\xfe", b"http://a/"]
+    assert count_urls(path) == 3
+    path.write_bytes(gzip.compress(path.read_bytes()))
     assert count_urls(path) == 3
 
 

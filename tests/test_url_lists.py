@@ -11,7 +11,7 @@ import pytest
 from cli import bloom
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.sources import UrlList
-from workspace import fingerprints, make_filter, urls, write_urls
+from workspace import fingerprints, make_filter, urls, write_seen, write_urls
 
 
 def write_jl(path: Path, of: list[str], field: str = "url") -> Path:
@@ -78,6 +78,8 @@ def test_lines_that_are_no_urls(tmp_path: Path) -> None:
 def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
     write_jl(tmp_path / "items.jl", urls(range(20)), "link")
     (tmp_path / "text.gz").write_bytes(gzip.compress(b"\x00\x01" * 1000)[:-30])
+    write_seen(tmp_path / "requests.seen", fingerprints(urls(range(9))))
+    pack(tmp_path / "requests.seen")
     (tmp_path / "array.json").write_text('[\n{"url": "https://shop.example/1"}\n]\n')
     make_filter(tmp_path / "filter", [])
     before = sorted(tmp_path.rglob("*"))
@@ -86,6 +88,7 @@ def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
         (["items.jl", "--format", "urls"], "line 1: Missing scheme, such as https://"),
         (["items.jl", "--format", "csv"], "items.jl has no column 'url' (--field); its columns"),
         (["text.gz", "--format", "urls"], "text.gz"),
+        (["requests.seen.gz"], "requests.seen.gz is a requests.seen that gzip has packed"),
         (["array.json", "--format", "urls"], "line 1: Missing scheme"),
     ):
         ran = bloom("import", *arguments, "new", cwd=tmp_path)

@@ -2,7 +2,7 @@
 
 import argparse
 import codecs
-import zlib
+import io
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -25,7 +25,7 @@ from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.importing import SeenFile, open_seen
 from scrapy_bloom.jobqueues import has_waiting
-from scrapy_bloom.lists import FORMATS, format_of, opened
+from scrapy_bloom.lists import FORMATS, UNREADABLE, format_of, opened, reason
 from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.sources import RedisSet, UrlList, begins_with_scheme
 
@@ -91,14 +91,15 @@ def _is_list(path: Path) -> bool:
         with opened(path) as file:
             is_table = format_of(path, file) != "urls"
             beginning = file.peek()
-    except (OSError, EOFError, zlib.error) as error:
-        raise BloomError(
-            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-        ) from error
+            is_packed = not isinstance(file.raw, io.FileIO)
+    except UNREADABLE as error:
+        raise BloomError(f"{path} cannot be read: {reason(error)}") from error
     first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
     if is_table or not beginning or begins_with_scheme(first.decode(errors="replace")):
         return True
     if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
+        if is_packed:
+            raise BloomError(f"{path} is a requests.seen that gzip has packed: unpack it first")
         return False
     shown = repr(first[:60].decode(errors="replace"))
     raise BloomError(
