@@ -80,6 +80,9 @@ def test_what_it_refuses(site: ScriptedSite, tmp_path: Path) -> None:
     assert "holds no filter" in bloom("forget", "nothing", site.url, cwd=tmp_path).error
     crawled(site, tmp_path, {"BLOOM_DIR": "filter"})
     assert "'example.org' is no URL" in bloom("forget", "filter", "example.org", cwd=tmp_path).error
+    assert (
+        "'https://[::1' is no URL" in bloom("forget", "filter", "https://[::1", cwd=tmp_path).error
+    )
     ran = bloom("forget", "filter", cwd=tmp_path)
     assert ran.status == 2
     assert "which requests?" in ran.err

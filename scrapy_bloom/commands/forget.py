@@ -40,7 +40,7 @@ from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.reading import FilterReader, filter_directory
 from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.sources import UrlList
+from scrapy_bloom.sources import UrlList, begins_with_scheme
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -94,9 +94,12 @@ def _fingerprints(
     arguments: Iterable[str], urls: UrlList | None, project: Project
 ) -> Iterator[bytes]:
     for url in arguments:
-        if "://" not in url:
+        if not begins_with_scheme(url):
             raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
-        yield project.url_fingerprint(url)
+        try:
+            yield project.url_fingerprint(url)
+        except ValueError as error:
+            raise BloomError(f"{url!r} is no URL: {error}") from None
     if urls is not None:
         for _, fingerprint in urls.pairs():
             yield fingerprint

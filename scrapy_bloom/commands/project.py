@@ -264,13 +264,13 @@ def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
     )
 
 
-def url_list(argument: str, project: Project, options: argparse.Namespace | None = None) -> UrlList:
+def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
     """The URLs that a command-line argument names, "-" being the standard input.
 
     Args:
         argument: a path, or "-".
         project: makes the fingerprints.
-        options: those of `add_list`, if the subcommand has them.
+        options: those of `add_list`.
 
     Raises:
         BloomError: it is a URL.
@@ -280,8 +280,8 @@ def url_list(argument: str, project: Project, options: argparse.Namespace | None
     return UrlList(
         None if argument == "-" else Path(argument),
         project.url_fingerprint,
-        form=options.format if options else None,
-        field=options.field if options else "url",
+        form=options.format,
+        field=options.field,
     )
 
 
