@@ -1,0 +1,109 @@
+"""What a crawl has recorded since its queue was last on the disk: found, settled, read back."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Lookup
+from scrapy_bloom.job import Job
+from scrapy_bloom.journal import Journal, read_journal
+from scrapy_bloom.local import LocalBackend
+
+
+def fingerprints(number: int) -> list[bytes]:
+    return [each.to_bytes(20, "big") for each in range(number)]
+
+
+def journal_of(directory: Path, bits: BloomFilter, sync_queue=lambda: None) -> Journal:
+    journal = Journal(directory, sync_queue)
+    journal.stand_before(Lookup([bits]), bits.add)
+    return journal
+
+
+def test_what_was_added_is_found_while_another_thread_settles(tmp_path: Path) -> None:
+    bits = BloomFilter(50_000, 1e-12)
+    journal = journal_of(tmp_path, bits)
+    is_over = threading.Event()
+
+    def settle() -> None:
+        while not is_over.is_set():
+            journal.settle()
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    try:
+        for each in fingerprints(30_000):
+            assert journal.add(each)
+            assert each in journal
+            assert not journal.add(each)
+    finally:
+        is_over.set()
+        thread.join()
+    journal.settle()
+    assert all(each in bits for each in fingerprints(30_000))
+    assert read_journal(tmp_path) == []
+    journal.close(settled=True)
+    assert read_journal(tmp_path) is None
+
+
+def test_a_queue_that_cannot_be_written_keeps_all_out_of_the_filter(tmp_path: Path) -> None:
+    bits = BloomFilter(1000, 1e-9)
+    failing = [True]
+
+    def sync_queue() -> None:
+        if failing[0]:
+            raise OSError("the disk")
+
+    journal = journal_of(tmp_path, bits, sync_queue)
+    first, second = fingerprints(2)
+    journal.add(first)
+    with pytest.raises(OSError, match="the disk"):
+        journal.settle()
+    journal.add(second)
+    assert first in journal
+    assert first not in bits
+    assert sorted(read_journal(tmp_path) or ()) == [first, second]
+    failing[0] = False
+    journal.settle()
+    assert first in bits
+    assert second not in bits
+    journal.settle()
+    assert second in bits
+    journal.close(settled=True)
+
+
+def test_an_end_that_was_being_written(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    for each in fingerprints(3):
+        journal.add(each)
+    journal.close(settled=False)
+    (path,) = (path for path in tmp_path.iterdir() if path.stat().st_size)
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        assert read_journal(tmp_path) == fingerprints(length // 24)
+
+
+def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
+    many = fingerprints(120_000)
+    backend = LocalBackend(
+        tmp_path / "bloom",
+        capacity=50_000,  # it grows meanwhile
+        error_rate=1e-9,
+        job=Job(tmp_path, "auto", crash_safe=True),
+        sync_secs=0,
+    )
+    backend.open()
+    backend.begin()
+    for each in many:
+        backend.add(each)
+    assert all(each in backend for each in many)
+    assert len(read_journal(tmp_path / "bloom") or ()) < len(many)
+    assert backend.status().count == len(many)
+    backend.close()
+    again = LocalBackend(tmp_path / "bloom", capacity=50_000, error_rate=1e-9)
+    again.open()
+    assert all(each in again for each in many)
+    again.close()
