@@ -49,7 +49,7 @@ class Backend(Protocol):
         """Whether a fingerprint is recorded (or, at the error rate, seems to be)."""
 
     def status(self) -> FilterStatus:
-        """The filter's figures now; not to be called after `close`."""
+        """Return the filter's figures now; after `close`, the last ones."""
 
     def close(self) -> None:
         """Make everything durable and end; the last call. Raises BloomError."""

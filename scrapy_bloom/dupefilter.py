@@ -191,6 +191,8 @@ class BloomDupeFilter(BaseDupeFilter):
                 new._unconfirmed = Unconfirmed(
                     crawler, cast("RedisBackend", backend), new._failures, new._extra
                 )
+            if idle := getattr(backend, "idle", None):
+                crawler.signals.connect(idle, signals.spider_idle)
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         return new
@@ -364,15 +366,14 @@ class BloomDupeFilter(BaseDupeFilter):
             self._extra, is_finished=reason == "finished"
         ):
             self._failures.count += 1
-        status = self._status()
-        self._update_stats(status)
-        drops = status.expected_false_drops
-        self._stats.set_value("bloom/expected_false_drops", drops)
         try:
             self.backend.close()
         except StorageError as error:
             self._failures.add_at_the_close(error)
-            self._update_errors(status.errors)
+        status = self._status()
+        self._update_stats(status)
+        drops = status.expected_false_drops
+        self._stats.set_value("bloom/expected_false_drops", drops)
         logger.info(
             "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",

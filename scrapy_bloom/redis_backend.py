@@ -1,11 +1,13 @@
 """One filter for many crawlers, in Redis or Valkey."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scrapy_bloom.directory import filter_files, lock_directory
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.job import Job
@@ -20,6 +22,8 @@ from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 logger = logging.getLogger(__name__)
+
+_CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 
 class RedisBackend:
@@ -92,6 +96,8 @@ class RedisBackend:
         self._flush = flush
         self._job = job or Job(None, "keep")
         self._lock: Lock | None = None
+        self._last_status: FilterStatus | None = None
+        self._idle_again = 0.0  # on a monotonic clock
         self._growth = SharedGrowth(self._shared, self._policy)
         self._lookup = SharedLookup(
             self._store,
@@ -265,12 +271,16 @@ class RedisBackend:
         self._shared.clear(and_wait=self._trust_secs)
 
     def close(self) -> None:
-        """Tell the last counts, and close the connection.
+        """Exchange the last counts with the other crawlers, and close the connection.
 
         Raises:
             StorageError: the server could not be told.
         """
+        self._server.wait_at_most(_CLOSING_SECS)
         try:
+            self._shared.tell_counts()
+            self._shared.learn_counts()
+            self._last_status = self.status()
             if self._flush and self._shared.live:
                 self._shared.clear()
             elif self._shared.live:
@@ -282,8 +292,23 @@ class RedisBackend:
             self._unlock()
             self._server.close()
 
+    def idle(self) -> None:
+        """Tell the other crawlers the counts while there is nothing to do: one may be closing."""
+        begun = time.monotonic()
+        if begun < self._idle_again:
+            return
+        with contextlib.suppress(StorageError):  # they are told at the close
+            self._shared.tell_counts(patient=False)
+        # A server that hangs costs its time-out: that may be a tenth of our time.
+        self._idle_again = begun + 10 * (time.monotonic() - begun)
+
     def status(self) -> FilterStatus:
-        """The filter's figures now; what others recorded a moment ago may not be counted yet."""
+        """Return the filter's figures now; those of the close, once it is closed.
+
+        What others recorded a moment ago may not be counted yet.
+        """
+        if self._last_status is not None:
+            return self._last_status
         live = self._shared.live or self._planned()
         return FilterStatus(
             location=f"{self._server.address}, key {self._store.key}",

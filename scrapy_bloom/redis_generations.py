@@ -1,5 +1,6 @@
 """The generations of a shared filter, as one crawler takes part in them."""
 
+import contextlib
 import logging
 import math
 import mmap
@@ -243,11 +244,8 @@ class SharedGenerations:
         return f"the key {name!r} of {self._store.server.address}"
 
     def leave(self) -> None:
-        """Tell what is not told yet, and leave nothing behind of a filter that was cleared."""
-        if self.live and self._uncounted:
-            # If it is gone, another crawler has removed it at its end: so be it.
-            self._store.add_count(self._info.epoch, self.newest, self._uncounted)
-        elif not self.live:
+        """Leave nothing behind of a filter that was cleared."""
+        if not self.live:
             self._store.undefine(self._info)
             self._store.unlock()
 
@@ -269,6 +267,25 @@ class SharedGenerations:
         else:
             self.newest.count = count
         self._plan_to_tell()
+
+    def tell_counts(self, *, patient: bool = True) -> None:
+        """Tell all crawlers how many requests were recorded here and not told yet.
+
+        Args:
+            patient: wait out an outage.
+        """
+        if self.live and self._uncounted:
+            self._store.add_count(
+                self._info.epoch, self.newest, self._uncounted, patient=patient
+            )  # if it is gone, another crawler has removed it at its end: so be it
+            self._uncounted = 0
+
+    def learn_counts(self) -> None:
+        """Learn at the close what all crawlers have recorded, unless there is an outage."""
+        with contextlib.suppress(StorageError):
+            stored = self._store.read(patient=False)
+            if self._is_ours(stored) and stored.generations:
+                self.live = list(stored.generations)
 
     def _plan_to_tell(self) -> None:
         newest = self.newest

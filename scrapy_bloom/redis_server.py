@@ -162,6 +162,10 @@ class RedisServer:
         if self.was_replaced():
             raise ReplacedError(f"{self.address} is another server than before")
 
+    def wait_at_most(self, secs: float) -> None:
+        """Wait for the server no longer than that from now on."""
+        self._deadline_secs = min(self._deadline_secs, secs)
+
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
         rest = begun + self._deadline_secs - now

@@ -71,13 +71,18 @@ class RedisStore:
 
     # What the filter is.
 
-    def read(self) -> Stored:
+    def read(self, *, patient: bool = True) -> Stored:
         """What is there now.
+
+        Args:
+            patient: wait out an outage.
 
         Raises:
             RefusedError: the key holds something else, or a filter of a newer format.
         """
-        raw: Mapping[bytes, bytes] = self.server.call(lambda client: client.hgetall(self.key))
+        raw: Mapping[bytes, bytes] = self.server.call(
+            lambda client: client.hgetall(self.key), patient=patient
+        )
         place = f"the key {self.key!r} of {self.server.address}"
         try:
             return parsed(raw)
@@ -222,7 +227,9 @@ class RedisStore:
         name, value = field_name(epoch, generation), generation_text(generation)
         self.server.call(lambda client: client.hset(self.key, name, value))
 
-    def add_count(self, epoch: str, generation: RedisGeneration, number: int) -> int | None:
+    def add_count(
+        self, epoch: str, generation: RedisGeneration, number: int, *, patient: bool = True
+    ) -> int | None:
         """Add to a generation's count; the sum of all crawlers, None if it is not there."""
         name = field_name(epoch, generation)
 
@@ -233,7 +240,7 @@ class RedisStore:
             client.hdel(self.key, f"{name}:count")
             return None
 
-        return self.server.call(do)
+        return self.server.call(do, patient=patient)
 
     def set_count(self, epoch: str, generation: RedisGeneration) -> None:
         """Write a generation's count as it is known here."""

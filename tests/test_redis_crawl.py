@@ -68,6 +68,8 @@ def test_two_workers_crawl_each_page_once_between_them(
     assert sum(count - 1 for count in site.hits.values()) <= 1
     shares = [stat(worker, "downloader/response_status_count/200") for worker in workers]
     assert min(shares) > 0.1 * len(pages)  # both took part
+    added = sum(stat(worker, "bloom/added") for worker in workers)
+    assert [stat(worker, "bloom/count") for worker in workers] == [added, added]
     assert not [line for worker in workers for line in worker.told("ERROR")]
     assert not [line for worker in workers for line in worker.told("WARNING")]
 
