@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.status import FilterStatus
 
@@ -27,6 +28,11 @@ class RecordCrawled:
         self._stored = stored
         self.forgotten = stored.forgotten
         self._volatile = volatile
+
+    @property
+    def forgotten(self) -> Forgotten:
+        """What is to be crawled again, whatever the filters say."""
+        return self._stored.forgotten
 
     def open(self) -> None:
         """Open both."""
@@ -75,7 +81,7 @@ class RecordCrawled:
         stored, volatile = self._stored.status(), self._volatile.status()
         return replace(
             stored,
-            volatile=volatile.generations,
+            volatile=[*stored.volatile, *volatile.volatile, *volatile.generations],
             error_rate=stored.error_rate + volatile.error_rate,
         )
 

@@ -122,6 +122,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._endings: Endings | None = None
         if forget_failed or self._records_at_the_end:
             self._follow(forget_failed=forget_failed)
+        self._may_be_over = forget_failed or self._this_run.has_window
         self._fullness = Fullness(on_full, close_spider, self._extra)
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
@@ -175,7 +176,12 @@ class BloomDupeFilter(BaseDupeFilter):
                 on_outage=settings.redis_on_outage,
                 forget_failed=settings.forget_failed and not command,
                 leftover=leftover,
-                this_run=ThisRun(start_requests=outlives_the_run(settings) and not job),
+                this_run=ThisRun(
+                    start_requests=outlives_the_run(settings) and not job,
+                    window=0.0 if command else settings.window_secs,
+                    from_start=settings.backend == "redis" and not settings.redis_mirror,
+                    extra={"spider": crawler.spider},
+                ),
                 watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
@@ -293,16 +299,14 @@ class BloomDupeFilter(BaseDupeFilter):
         self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
     ) -> bool:
         meta = request.meta
-        in_this_run = self._this_run.is_asked(meta)
-        if (self._endings is not None and self._endings.is_dead(fingerprint)) or (
-            in_this_run
-            and not self._this_run.begins_with(fingerprint)
-            and fingerprint not in self.backend.forgotten
-        ):
+        this_run = self._this_run
+        asks = this_run.is_asked(meta)
+        is_first = asks and this_run.begins_with(fingerprint)
+        is_filtered = not is_first and bool(meta.get("bloom_filter", True))
+        if self._may_be_over and self._is_over(fingerprint, is_filtered):
             return self._filtered(request, fingerprint)
-        is_filtered = not in_this_run and bool(meta.get("bloom_filter", True))
         if "bloom_record" in meta and not meta["bloom_record"]:
-            return is_filtered and fingerprint in self.backend
+            return is_filtered and (asks or fingerprint in self.backend)
         if before_recording is not None and fingerprint not in self.backend:
             if self._endings is not None:
                 self._endings.mark(request, fingerprint)  # it goes into the queue, too
@@ -312,7 +316,7 @@ class BloomDupeFilter(BaseDupeFilter):
             self._was_new()
         elif is_filtered:
             return self._endings is None or self._filtered(request, fingerprint)
-        self._this_run.scheduled(fingerprint)
+        this_run.scheduled(fingerprint)
         if self._endings is not None:
             self._endings.scheduled(request, fingerprint)
         return False
@@ -330,6 +334,18 @@ class BloomDupeFilter(BaseDupeFilter):
         )
         if self._watch is not None:
             self._watch(self._request_ended)
+
+    def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
+        """Check that this run shall not schedule a request again, whatever the filter says."""
+        if self._endings is not None and self._endings.is_dead(fingerprint):
+            return True
+        this_run = self._this_run
+        return (
+            is_filtered
+            and this_run.outlasts_the_window()
+            and fingerprint in this_run
+            and fingerprint not in self.backend.forgotten
+        )
 
     def _has_any_worked(self) -> bool:
         if isinstance(self.backend, RecordCrawled):

@@ -10,11 +10,16 @@ N. Preguiça, D. Hutchison, "Scalable Bloom Filters", 2007).
 
 Windows: each generation is open for a quarter of the window and counts for one more window after
 its end. So what was recorded less than a window ago is always found, and what was recorded more
-than 1.25 windows ago never is. At most six quarters are live at a time, and each has a sixth of the
-error rate.
+than 1.25 windows ago never is. At most six quarters are live at a time, and each has a twelfth of
+the error rate, and as much again if it grows.
+
+Runs: what a run records shall not expire within it, or a run that is longer than the window would
+crawl its pages in a loop. So it goes on to ask an expired quarter that it has recorded in, but for
+those that began after it had lasted for a window: there would be ever more of them. What it records
+from then on is remembered elsewhere (`scrapy_bloom.this_run`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -119,20 +124,24 @@ class Policy:
     on_full: str = "grow"
     window: float = 0.0
 
-    def first(self, at_least: int = 0) -> Size:
+    def first(self, at_least: int = 0, others: Iterable[Generation] = ()) -> Size:
         """The size of the first generation, or of the first in its quarter of a window.
 
         Args:
             at_least: requests that it must have room for.
+            others: the generations that are asked, too.
         """
         if not self.window:
             # "close" keeps the other half for when the setting has been raised.
             share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
             return self._size(max(self.expected, at_least), share)
-        quarter = self.error_rate / LIVE_QUARTERS
-        if self.on_full == "grow":
-            return self._size(max(self.expected // ROTATIONS, at_least), quarter / 2)
-        return self._size(max(self.expected, at_least), quarter)
+        capacity = self.expected // ROTATIONS if self.on_full == "grow" else self.expected
+        # Less if a run asks quarters that have expired, too.
+        left = self.error_rate - sum(each.error_rate for each in others)
+        share = self.error_rate / (2 * LIVE_QUARTERS)
+        if left > 0:
+            share = min(share, left / 2)
+        return self._size(max(capacity, at_least), share)
 
     def next(self, live: Sequence[Generation]) -> Size:
         """The size of the generation that follows a full one.
@@ -187,6 +196,18 @@ class Policy:
                     break
                 number += 1
         return number
+
+    def is_kept(self, expired: Generation, first: float, begun_at: float) -> bool:
+        """Check that a run goes on to ask a generation that has expired.
+
+        Args:
+            expired: the generation.
+            first: the number of the generation that the run began to record in.
+            begun_at: when it did.
+        """
+        # A quarter more: the clock that says when the run has lasted for a window is another one.
+        until = begun_at + self.window * (1 + 1 / ROTATIONS)
+        return expired.number >= first and expired.created_at <= until
 
     def next_expiry(self, live: Sequence[Generation]) -> float:
         """When the oldest generation expires, if time goes on; infinite if none does."""

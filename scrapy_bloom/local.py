@@ -93,6 +93,9 @@ class LocalBackend:
             claims=claims,
         )
         self._live: list[LocalGeneration] = []
+        self._kept: list[LocalGeneration] = []  # expired, but this run has recorded in them
+        self._first: float = math.inf  # the number of the generation that it began to record in
+        self._begun_at = 0.0
         self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
@@ -152,6 +155,8 @@ class LocalBackend:
             # If the window was shortened, so is what is left of the quarter.
             newest.open_until = min(newest.open_until, self._policy.open_until(self._now()))
             self._turn()
+            if self._is_crawl:
+                self._first, self._begun_at = self._newest.number, self._now()
         elif newest.open_until:
             newest.open_until = 0.0  # there is no window any more
             self._save()
@@ -214,11 +219,16 @@ class LocalBackend:
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
-            error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._live)),
+            error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._asked)),
+            volatile=[GenerationStatus.of(each) for each in self._kept],
             errors=self._log.errors + (self._store.errors if self._store else 0),
             failure=self._log.failure or (self._store.failure if self._store else ""),
             expired=self._log.expired,
         )
+
+    @property
+    def _asked(self) -> list[LocalGeneration]:
+        return [*self._kept, *self._live]
 
     def _now(self) -> float:
         # If the clock was set back, time stands still until it has caught up: a request may be
@@ -246,7 +256,8 @@ class LocalBackend:
         ended = self._newest
         in_quarter = sum(g.count for g in self._live if g.open_until == ended.open_until)
         try:
-            self._append(self._policy.first(in_quarter), now, self._policy.open_until(now))
+            size = self._policy.first(in_quarter, self._asked)
+            self._append(size, now, self._policy.open_until(now))
         except (StorageError, MemoryError) as error:
             ended.open_until = now + (self._policy.open_until(now) - now) / 4
             self._save()
@@ -279,8 +290,11 @@ class LocalBackend:
 
     def _expire(self, number: int) -> None:
         gone, self._live = self._live[:number], self._live[number:]
+        self._kept += [
+            each for each in gone if self._policy.is_kept(each, self._first, self._begun_at)
+        ]
         if self._store is not None:
-            self._store.expire(gone, self._live)
+            self._store.expire(gone, self._live, still_asked=self._kept)
         numbers = [each.number for each in gone]
         self._log.gone(numbers, sum(each.count for each in gone), self._policy.window)
         # Recorded before they were forgotten, they have all expired by then.
@@ -289,9 +303,9 @@ class LocalBackend:
     def _changed(self) -> None:
         """The generations are others than before: look up in these from now on."""
         self._newest = self._live[-1]
-        self._lookup = lookup = Lookup([each.filter for each in self._live])
+        self._lookup = lookup = Lookup([each.filter for each in self._asked])
         self._keep = self._newest.filter.add
-        self._record = lookup.add if len(self._live) > 1 else self._newest.filter.add
+        self._record = lookup.add if len(self._asked) > 1 else self._newest.filter.add
         if self._store is not None and (journal := self._store.journal) is not None:
             journal.stand_before(lookup, self._newest.filter.add)
             self._lookup, self._record, self._keep = journal, journal.add, journal.keep

@@ -183,6 +183,7 @@ class RedisBackend:
         """The crawl begins: mark the job as in use."""
         self._job.begin(self._shared.epoch)
         self._growth.begin()
+        self._shared.begin_run()
 
     def _changed(self) -> None:
         """The generations are others than before."""
@@ -316,6 +317,7 @@ class RedisBackend:
             error_rate=max(
                 self._policy.error_rate, sum(each.error_rate for each in self._shared.live)
             ),
+            volatile=[GenerationStatus.of(each) for each in self._shared.kept],
             errors=self._growth.log.errors,
             failure=self._growth.log.failure,
             expired=self._growth.log.expired,

@@ -6,7 +6,7 @@ import math
 import mmap
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
@@ -50,6 +50,7 @@ class SharedGenerations:
             others than before, or had to be looked at.
         newest: the last one.
         older: the others, newest first.
+        kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
         mirrors: of all that have one, newest first.
         locate: hashes a fingerprint for all of them; see `scrapy_bloom.hashing`.
         lost_keys: keys that were found lost.
@@ -71,6 +72,7 @@ class SharedGenerations:
     ) -> None:
         self.live: list[RedisGeneration] = []
         self.older: list[RedisGeneration] = []
+        self.kept: list[RedisGeneration] = []
         self.mirrors: list[BloomFilter] = []
         self.newest: RedisGeneration
         self.locate: Callable[[bytes], tuple[int, list[int]]]
@@ -87,6 +89,8 @@ class SharedGenerations:
         self._clock_offset = 0.0
         self._changed = changed
         self._info: FilterInfo
+        self._first: float = math.inf  # the number of the generation that this run began with
+        self._begun_at = 0.0
         self._uncounted = 0  # recorded here, and not told the others yet
         self._count_at: float = math.inf  # with so many of them, tell
         self._told_of_loss = -math.inf
@@ -180,7 +184,10 @@ class SharedGenerations:
             self._store.add_count(stored.info.epoch, self.newest, self._uncounted)
             found[self.newest.id].count += self._uncounted
         self._uncounted = 0
+        if self.live and self._info.epoch != stored.info.epoch:
+            self._forget()
         self._info = stored.info
+        self._keep(gone=[each for each in self.live if each.id not in found])
         for each in stored.generations:
             if each.id in known:
                 known[each.id].count = each.count
@@ -189,14 +196,15 @@ class SharedGenerations:
         self.newest = self.live[-1]
         self.older = self.live[-2::-1]
         self._mirror()
-        most = max(each.geometry.num_hashes for each in self.live)
+        most = max(each.geometry.num_hashes for each in [*self.kept, *self.live])
         self.locate = make_hasher(bytes.fromhex(stored.info.salt), most)
         self._plan_to_tell()
         self._changed()
 
     def _mirror(self) -> None:
         """Give a mirror to each new generation, as long as there is room for it."""
-        used = sum(each.geometry.nbytes for each in self.live if each.mirror is not None)
+        asked = [*self.kept, *self.live]
+        used = sum(each.geometry.nbytes for each in asked if each.mirror is not None)
         for each in reversed(self.live):
             nbytes = each.geometry.nbytes
             fits = used + nbytes <= MAX_MIRROR_BYTES
@@ -210,11 +218,24 @@ class SharedGenerations:
                     salt=bytes.fromhex(self._info.salt),
                 )
                 each.complete = bytearray(each.geometry.num_blocks)
-        self.mirrors = [each.mirror for each in reversed(self.live) if each.mirror is not None]
+        self.mirrors = [each.mirror for each in reversed(asked) if each.mirror is not None]
+
+    def begin_run(self) -> None:
+        """Keep what is recorded from now on, also when it expires."""
+        self._first = self.newest.number if self.live else 1
+        self._begun_at = self.now()
+
+    def _keep(self, gone: Iterable[RedisGeneration]) -> None:
+        self.kept += [
+            each
+            for each in gone
+            if each.mirror is not None and self._policy.is_kept(each, self._first, self._begun_at)
+        ]
 
     def _forget(self) -> None:
-        self.live, self.older, self.mirrors = [], [], []
+        self.live, self.older, self.kept, self.mirrors = [], [], [], []
         self._uncounted = 0
+        self._first = min(self._first, 1)  # all of a new filter is recorded in this run, if in any
 
     def clear(self, *, and_wait: float = 0.0) -> None:
         """Remove the filter, for all crawlers; `join` begins a new one.

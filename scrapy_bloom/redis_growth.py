@@ -96,7 +96,8 @@ class SharedGrowth:
     def _rotate(self, ended: RedisGeneration, now: float) -> None:
         self._shared.set_clock()
         live = self._shared.live
-        size = self._policy.first(sum(g.count for g in live if g.open_until == ended.open_until))
+        in_quarter = sum(g.count for g in live if g.open_until == ended.open_until)
+        size = self._policy.first(in_quarter, [*self._shared.kept, *live])
         try:
             self._shared.follow(ended, size, self._policy.open_until(now))
         except NoRoomError as error:

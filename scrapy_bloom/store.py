@@ -44,6 +44,7 @@ class FileStore:
         self._live: Sequence[LocalGeneration] = ()
         self._begun = False
         self._discarded: list[FilterFile] = []
+        self._unlinked: list[FilterFile] = []  # and still asked
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
@@ -120,8 +121,19 @@ class FileStore:
         """Write down the count of a generation that is complete."""
         self._files[generation.number].save_state(count=generation.count)
 
-    def expire(self, gone: Sequence[LocalGeneration], live: Sequence[LocalGeneration]) -> None:
-        """Remove generations that do not count any more."""
+    def expire(
+        self,
+        gone: Sequence[LocalGeneration],
+        live: Sequence[LocalGeneration],
+        still_asked: Sequence[LocalGeneration] = (),
+    ) -> None:
+        """Remove generations that do not count any more.
+
+        Args:
+            gone: those generations.
+            live: the others.
+            still_asked: of which the bits are needed until the close.
+        """
         self.save(live)
         # On the disk, too, the header of the rest says that they are over, before they go.
         self._try_to_sync(self._newest(live).sync_header)
@@ -129,7 +141,9 @@ class FileStore:
             file = self._files.pop(generation.number)
             with contextlib.suppress(OSError):  # the next run tries again
                 file.path.unlink()
-            if self._syncer is None:
+            if any(generation is each for each in still_asked):
+                self._unlinked.append(file)
+            elif self._syncer is None:
                 file.close()
             else:  # it may just be syncing this one
                 self._discarded.append(file)
@@ -158,6 +172,7 @@ class FileStore:
             if not self._is_crawl:
                 set_changed_at(file.path, self._changed_at)
         self._files.clear()
+        self._discarded += self._unlinked
         self._close_discarded()
         if self.journal is not None:
             self.journal.close(settled=failure is None)

@@ -1,29 +1,56 @@
-"""What this run has scheduled, for requests that are filtered within their run only."""
+"""What this run has scheduled, where the filter does not tell that, or does not any more."""
 
+import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.status import GenerationStatus
 
+logger = logging.getLogger(__name__)
+
 _FIRST_CAPACITY = 20_000  # and on by doubling: a million requests take 10 MB
 _ERROR_RATE = 1e-12  # nothing beside that of any filter
 
 
 class ThisRun:
-    """Remembers in memory what this run has scheduled, from the first request that asks for it.
+    """Remembers in memory what this run has scheduled, from when that is needed.
 
-    A request asks by `meta["bloom_filter"] = "run"`. Nothing is remembered before, lest crawls
-    without such requests pay for it; so a page may be scheduled once before and once after that.
+    That is from the first request that asks for it, by `meta["bloom_filter"] = "run"`. Nothing is
+    remembered before, lest crawls without such requests pay for it; so a page may be scheduled
+    once before and once after that.
+
+    It is also needed once the run has lasted for a time window: what it records from then on may
+    expire within it. The backend keeps what it recorded before.
 
     Args:
         start_requests: start requests ask by themselves, unless their meta has a `bloom_filter`:
             where the filter outlives its queue, a run would find them all seen, and do nothing.
+        window: seconds after which the filter forgets (BLOOM_WINDOW_SECS); 0: never.
+        from_start: remember what is recorded before, too: the backend does not.
+        extra: for the log record.
+
+    Attributes:
+        has_window: the filter forgets.
     """
 
-    def __init__(self, *, start_requests: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        start_requests: bool = False,
+        window: float = 0.0,
+        from_start: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
         self._start_requests = start_requests
-        self._scheduled: LocalBackend | None = None
+        self._extra = extra
+        self.has_window = window > 0
+        self._window = window
+        self._over_at = time.monotonic() + window if window else math.inf
+        self._has_told = False
+        self._scheduled = _in_memory() if window and from_start else None
 
     def is_asked(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the request with this meta is filtered within this run only."""
@@ -35,9 +62,27 @@ class ThisRun:
     def begins_with(self, fingerprint: bytes) -> bool:
         """Remember the fingerprint of a request that asks; False if it was scheduled before."""
         if self._scheduled is None:
-            self._scheduled = LocalBackend(None, capacity=_FIRST_CAPACITY, error_rate=_ERROR_RATE)
-            self._scheduled.open()
+            self._scheduled = _in_memory()
         return self._scheduled.add(fingerprint)
+
+    def outlasts_the_window(self) -> bool:
+        """Return whether this run has lasted for longer than the window, and warn at first."""
+        if not self.has_window or time.monotonic() < self._over_at:
+            return False
+        if not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "This crawl has lasted for longer than BLOOM_WINDOW_SECS (%g seconds). What it "
+                "records is filtered to its end, and from now on remembered in memory, too: 10 MB "
+                "for a million requests. Set a window that is longer than any crawl",
+                self._window,
+                extra=self._extra,
+            )
+            self._scheduled = self._scheduled or _in_memory()
+        return True
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        return self._scheduled is not None and fingerprint in self._scheduled
 
     def scheduled(self, fingerprint: bytes) -> None:
         """Remember the fingerprint of a request that passes, if any has asked before."""
@@ -47,3 +92,9 @@ class ThisRun:
     def generations(self) -> Sequence[GenerationStatus]:
         """Return the figures of what is remembered."""
         return self._scheduled.status().generations if self._scheduled is not None else ()
+
+
+def _in_memory() -> LocalBackend:
+    new = LocalBackend(None, capacity=_FIRST_CAPACITY, error_rate=_ERROR_RATE)
+    new.open()
+    return new
