@@ -24,9 +24,6 @@ class Backend(Protocol):
 
     It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
     `add`, `close`.
-
-    Attributes:
-        forgotten: what is to be crawled again, whatever the filter says.
     """
 
     @property

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.status import FilterStatus
 
@@ -28,11 +27,6 @@ class RecordCrawled:
         self._stored = stored
         self.forgotten = stored.forgotten
         self._volatile = volatile
-
-    @property
-    def forgotten(self) -> Forgotten:
-        """What is to be crawled again, whatever the filters say."""
-        return self._stored.forgotten
 
     def open(self) -> None:
         """Open both."""
