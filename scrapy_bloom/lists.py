@@ -118,12 +118,13 @@ def _url_in_object(line: bytes, *, field: str) -> str:
 
 
 def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> Entries:
+    names: list[str] = []
     reader = csv.reader(line.decode(errors="surrogateescape") for _, line in lines)
 
     def rows() -> Iterator[tuple[int, list[str]]]:
         try:
             for row in reader:
-                if row:
+                if row and row != names:  # Scrapy appends a table to a table, with its names
                     yield reader.line_num, row
         except csv.Error as error:
             raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error

@@ -225,6 +225,9 @@ def test_a_project_with_the_add_on_that_records_what_was_crawled(tmp_path: Path)
     assert bloom("import", "urls.txt", "filter", cwd=project).status == 0
     ran = bloom("check", "filter", "urls.txt", "--json", cwd=project)
     assert ran.json["seen"] == 3
+    bad = bloom("check", "filter", "urls.txt", "-s", "BLOOM_WINDOW_SECS=1y", cwd=project)
+    assert "BLOOM_WINDOW_SECS is '1y'" in bad.error
+    assert bad.err.count("\n") == 1
 
 
 def test_what_every_scrapy_command_imports() -> None:

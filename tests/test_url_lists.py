@@ -149,9 +149,10 @@ def test_rows_without_a_url(tmp_path: Path) -> None:
         b'id,url,\xe4\r\n1,https://shop.example/1,\xe4\r\n2\r\n3,"",x\r\n4,https://\xe4/,\r\n\r\n'
         b'"5\n6", https://shop.example/5 ,\r\n'
     )
+    path.write_bytes(path.read_bytes() * 2)  # as a feed that a second run appends to
     found, reader = read(path)
-    assert found == [b"https://shop.example/1", b"https://shop.example/5"]
-    assert (reader.count(), reader.skipped) == (5, 3)
+    assert found == [b"https://shop.example/1", b"https://shop.example/5"] * 2
+    assert (reader.count(), reader.skipped) == (10, 6)
     assert reader.first_skipped == "line 3: it has no column 'url'"
 
 

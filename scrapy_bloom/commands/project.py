@@ -147,6 +147,7 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
             more["BLOOM_RECORD_ON"] = "scheduled"
         for key, value in more.items():
             crawler.settings.set(key, value, priority=highest)
+        BloomSettings.from_settings(crawler.settings)  # our add-on would tell of an error, too
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
         fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
