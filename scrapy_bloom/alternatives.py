@@ -35,7 +35,7 @@ def alternatives(requests: int, nbytes: int) -> list[Alternative]:
         Alternative("Redis set (scrapy-redis)", requests * REDIS_SET_BYTES, 0.0),
         Alternative("MD5 hash table", requests * MD5_TABLE_BYTES, md5_collisions(requests)),
         Alternative(
-            "one-hash bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)
+            "bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)
         ),
     ]
 

@@ -58,6 +58,7 @@ def found_files(path: Path) -> list[FoundFile]:
             return live
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
+        + ("" if path.exists() else " (there is no such file or directory)")
     )
 
 

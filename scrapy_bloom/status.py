@@ -166,6 +166,19 @@ def size_text(nbytes: int) -> str:
     return f"{value:.1f} {units[0]}"
 
 
+def duration_text(seconds: float) -> str:
+    """Return a time for people, in the largest unit of which it is a whole number.
+
+    >>> duration_text(604_800), duration_text(5400), duration_text(0.5)
+    ('7 days', '90 minutes', '0.5 seconds')
+    """
+    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= unit and seconds % unit == 0:
+            number = int(seconds // unit)
+            return f"{number:,} {name}{'s' if number > 1 else ''}"
+    return f"{seconds:,.9g} seconds"
+
+
 def per_cent_text(value: float) -> str:
     """Return per cent for people: two decimals, or the first digit that counts.
 

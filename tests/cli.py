@@ -1,11 +1,14 @@
 """Running `scrapy bloom ...` as a user does: in a process of its own."""
 
+import fcntl
 import json
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,16 +59,19 @@ def bloom(
     return Ran(ended.returncode, ended.stdout, ended.stderr)
 
 
-def at_a_terminal(*arguments: str, cwd: Path, answer: bytes = b"") -> Ran:
+def at_a_terminal(
+    *arguments: str, cwd: Path, answer: bytes = b"", columns: int = 120, kind: str = "xterm"
+) -> Ran:
     """Run `scrapy bloom` at a terminal, and answer its question, if there is one."""
     controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
     process = subprocess.Popen(
         [SCRAPY, "bloom", *arguments],
         cwd=cwd,
         stdin=terminal,
         stdout=terminal,
         stderr=terminal,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        env={key: value for key, value in {**os.environ, "TERM": kind}.items() if key != "COLUMNS"},
     )
     os.close(terminal)
     said = b""

@@ -55,6 +55,16 @@ def test_the_help(tmp_path: Path) -> None:
         assert EXAMPLE.search(ran.out)
 
 
+def test_alone_it_lists_its_subcommands(tmp_path: Path) -> None:
+    """With the exit status of `scrapy` alone."""
+    ran = bloom(cwd=tmp_path)
+    assert (ran.status, ran.err) == (0, "")
+    for name in SUBCOMMANDS:
+        module = importlib.import_module(f"scrapy_bloom.commands.{name}")
+        line = rf"^  {name.removesuffix('_')} +{re.escape(module.HELP)}$"
+        assert re.search(line, ran.out, re.MULTILINE), ran.out
+
+
 def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
     listed = subprocess.run(
         [SCRAPY], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
@@ -65,7 +75,6 @@ def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
         ["plan", "--nonsense"],
         ["plan", "12 apples"],

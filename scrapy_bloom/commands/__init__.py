@@ -51,8 +51,9 @@ class BloomCommand(ScrapyCommand):
         """Scrapy's global options, before or after the name of the subcommand, and its own."""
         super().add_options(parser)
         subparsers = parser.add_subparsers(
-            title="subcommands", dest="subcommand", metavar="SUBCOMMAND", required=True
+            title="subcommands", dest="subcommand", metavar="SUBCOMMAND"
         )
+        parser.set_defaults(run=_list_subcommands, parser=parser)
         for each in SUBCOMMANDS:
             module = importlib.import_module(f"{__name__}.{each}")
             name = each.removesuffix("_")  # of a word of Python's
@@ -111,6 +112,16 @@ class BloomCommand(ScrapyCommand):
         sys.stdout.flush()
         sys.stderr.write(f"scrapy bloom: error: {masked(why)}\n")
         self.exitcode = 1
+
+
+def _list_subcommands(options: argparse.Namespace, settings: Any) -> None:  # noqa: ARG001
+    """Print what there is, as `scrapy` alone does."""
+    lines = ["Usage:", "  scrapy bloom SUBCOMMAND [options] [args]", "", "Subcommands:"]
+    for each in SUBCOMMANDS:
+        module = importlib.import_module(f"{__name__}.{each}")
+        lines.append(f"  {each.removesuffix('_'):<8} {module.HELP}")
+    lines += ["", 'Use "scrapy bloom SUBCOMMAND -h" to see its options and examples']
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:

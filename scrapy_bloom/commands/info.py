@@ -3,6 +3,9 @@
 PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
 locked and nothing is changed. "Not closed" means that a crawl uses it now, or was killed.
 
+"Asked for" is the error rate that the filter was made to keep, however far it grows. Who knows the
+salt can make URLs that look seen: --show-salt prints it.
+
 What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
 bits themselves: it reads all of the filter, and tells what is really there.
 
@@ -13,8 +16,9 @@ Examples:
 """
 
 import argparse
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,28 +37,32 @@ from scrapy_bloom.commands.output import (
 from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters import Contents
+from scrapy_bloom.generations import Generation, window_of
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,
     forgotten_beside,
     found_files,
-    status_of,
+    generation_of,
 )
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
-from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
+from scrapy_bloom.sizing import MIN_ERROR_RATE
+from scrapy_bloom.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.transfer import block_fills
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--json]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"
 
 _Figures = dict[str, Any]
+_MASKED = "***"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
     parser.add_argument("--scan", action="store_true", help="count the bits: reads all of it")
+    parser.add_argument("--show-salt", action="store_true", help="print the salt, which is secret")
     add_key(parser)
     add_spider(parser)
     add_json(parser)
@@ -65,21 +73,23 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if is_redis(options.place):
         figures = _in_redis(options, settings)
     else:
-        figures = _in_files(Path(options.place), scan=options.scan)
+        figures = _in_files(Path(options.place), settings, scan=options.scan)
+    if "salt" in figures and not options.show_salt:
+        figures["salt"] = _MASKED
     if options.json:
         print_json(figures)
     else:
         _print(figures)
 
 
-def _in_files(path: Path, *, scan: bool) -> _Figures:
+def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
     queue = _queue(path)
     if queue and not filter_files(filter_directory(path)):
         return {"location": str(path), "queue": queue}  # its filter is elsewhere
     found = found_files(path)
     newest = found[-1]
     where = newest.path.parent if len(found) > 1 else newest.path
-    figures = _figures(status_of(str(where), found))
+    figures = _figures(str(where), [generation_of(each) for each in found], settings)
     figures |= {
         "spider": newest.header.spider,
         "fingerprinter": newest.header.fingerprinter,
@@ -103,7 +113,8 @@ def _in_files(path: Path, *, scan: bool) -> _Figures:
 
 def _queue(path: Path) -> _Figures | None:
     """How many requests of a job wait in CrashSafeScheduler's database; None if there is none."""
-    for job_dir in (path, path.parent):
+    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
+    for job_dir in (path, path.parent) if filter_files(path) else (path,):
         if (database := jobdir.database_path(job_dir)).exists():
             pending, in_flight = read_counts(database)
             return {"pending": pending, "in_flight": in_flight}
@@ -115,7 +126,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
     with closing(server):
         reader = RedisReader(server, key)
         info, stored = reader.info, reader.generations
-        figures = _figures(FilterStatus.of(f"{server.address}, key {key}", stored))
+        figures = _figures(f"{server.address}, key {key}", stored, settings)
         figures |= {
             "spider": info.spider,
             "fingerprinter": info.fingerprinter,
@@ -130,7 +141,8 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
     return figures
 
 
-def _figures(status: FilterStatus) -> _Figures:
+def _figures(location: str, live: Sequence[Generation], settings: Settings) -> _Figures:
+    status = FilterStatus.of(location, live, settings.get("BLOOM_ON_FULL", "grow"))
     return {
         "location": status.location,
         "recorded": status.count,
@@ -138,7 +150,9 @@ def _figures(status: FilterStatus) -> _Figures:
         "bytes": status.nbytes,
         "fill_ratio": status.fill_ratio,
         "error_rate_now": status.error_rate_now,
-        "error_rate_at_capacity": status.error_rate,
+        "error_rate_at_capacity": math.fsum(each.error_rate for each in live),
+        "error_rate_asked": status.error_rate,
+        "window_secs": window_of(live) or None,
         "expected_false_drops": status.expected_false_drops,
         "generations": [_generation(each) for each in status.generations],
     }
@@ -191,14 +205,21 @@ def _print(figures: _Figures) -> None:
     for name, value in (
         ("spider", figures["spider"]),
         ("fingerprinter", figures["fingerprinter"]),
-        ("salt", figures["salt"]),
+        ("salt", figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else "")),
         ("state", states[figures["closed"]]),
+        ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),
         ("fill", f"{100 * figures['fill_ratio']:.3g} % of the bits"),
         (
             "error rate",
-            f"{figures['error_rate_now']:.2g}; when full {figures['error_rate_at_capacity']:.2g}",
+            "; ".join(
+                [
+                    _rate(figures["error_rate_now"]),
+                    f"when full {_rate(figures['error_rate_at_capacity'])}",
+                    f"asked for {figures['error_rate_asked']:g}",
+                ]
+            ),
         ),
         ("false drops", f"{number(figures['expected_false_drops'], 2)} expected so far"),
     ):
@@ -225,12 +246,16 @@ def _row(each: _Figures) -> list[str]:
         size_text(each["bytes"]),
         str(each["hashes"]),
         f"{100 * each['fill_ratio']:.3g} %",
-        f"{each['error_rate_now']:.2g}",
+        _rate(each["error_rate_now"]),
     ]
     if scan := each.get("scan"):
         row += [
             f"{100 * scan['fill_ratio']:.3g} %",
-            f"{scan['error_rate_now']:.2g}",
+            _rate(scan["error_rate_now"]),
             number(scan["recorded"]),
         ]
     return row
+
+
+def _rate(value: float) -> str:
+    return "practically 0" if 0 < value < MIN_ERROR_RATE else f"{value:.2g}"

@@ -1,0 +1,77 @@
+"""`scrapy bloom info`: the right place, the salt kept, the window and the error rate asked for."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from scrapy_bloom import jobdir
+from scrapy_bloom.redis_backend import RedisBackend
+from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.requestdb import RequestDatabase
+from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
+
+DAY = 24 * 3600.0
+
+
+def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(5))))
+    RequestDatabase(jobdir.database_path(tmp_path / "job"), by_slot=False).close()
+    for path in ("job", "job/bloom"):
+        figures = bloom("info", path, "--json", cwd=tmp_path).json
+        assert figures["recorded"] == 5
+        assert figures["queue"] == {"pending": 0, "in_flight": 0}
+    error = bloom("info", "job/typo", cwd=tmp_path).error
+    assert "job/typo holds no filter" in error
+    assert "there is no such file or directory" in error
+    (tmp_path / "job/other").mkdir()
+    assert "job/other holds no filter" in bloom("info", "job/other", cwd=tmp_path).error
+
+
+@pytest.mark.parametrize("place", ["files", "redis"])
+def test_the_salt_is_shown_to_who_asks_for_it(place: str, tmp_path: Path) -> None:
+    if place == "files":
+        make_filter(tmp_path / "filter", fingerprints(urls(range(5))), salt=SALT)
+        where = ["filter"]
+    else:
+        url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+        backend = RedisBackend(
+            RedisServer(url),
+            key,
+            capacity=1000,
+            error_rate=1e-6,
+            fingerprinter=FINGERPRINTER,
+            salt=SALT,
+        )
+        backend.open()
+        backend.begin()
+        backend.close()
+        where = [url, "--key", key]
+    for more in ([], ["--json"], ["--scan"]):
+        ran = bloom("info", *where, *more, cwd=tmp_path)
+        assert ran.status == 0, ran
+        assert SALT.hex() not in ran.out + ran.err
+        assert "***" in ran.out
+    assert SALT.hex() in bloom("info", *where, "--show-salt", cwd=tmp_path).out
+    figures = bloom("info", *where, "--show-salt", "--json", cwd=tmp_path).json
+    assert figures["salt"] == SALT.hex()
+    assert figures["error_rate_asked"] == 1e-6
+
+
+@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
+@pytest.mark.parametrize("window", [0.0, 2 * DAY])
+def test_the_window_and_the_error_rate_asked_for(
+    on_full: str, window: float, tmp_path: Path
+) -> None:
+    options = {"capacity": 400, "error_rate": 1e-5, "on_full": on_full, "window_secs": window}
+    now = time.time() - DAY
+    make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
+    more = ("-s", f"BLOOM_ON_FULL={on_full}")
+    figures = bloom("info", "filter", "--json", *more, cwd=tmp_path).json
+    assert figures["window_secs"] == (window or None)
+    assert figures["error_rate_asked"] == 1e-5
+    text = bloom("info", "filter", *more, cwd=tmp_path).out
+    assert f"window:        {'2 days' if window else 'none'}\n" in text
+    assert "; asked for 1e-05\n" in text
