@@ -34,9 +34,7 @@ def alternatives(requests: int, nbytes: int) -> list[Alternative]:
         Alternative("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
         Alternative("Redis set (scrapy-redis)", requests * REDIS_SET_BYTES, 0.0),
         Alternative("MD5 hash table", requests * MD5_TABLE_BYTES, md5_collisions(requests)),
-        Alternative(
-            "bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)
-        ),
+        Alternative("bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)),
     ]
 
 
