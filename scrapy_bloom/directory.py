@@ -201,7 +201,11 @@ class FilterDirectory:
         self._job.begin()
 
     def sync_queue(self) -> None:
-        """Write the job's queue to the disk; see `Job`."""
+        """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
+
+        What has failed is removed from the queue once it is forgotten.
+        """
+        forgotten_file.sync(self.path)
         self._job.sync_queue()
 
     def end(self) -> None:

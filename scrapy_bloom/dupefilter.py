@@ -36,6 +36,7 @@ from scrapy_bloom.leftover import (
     warn_that_all_was_seen,
 )
 from scrapy_bloom.logstats import Counts, log_stats
+from scrapy_bloom.marks import KEY
 from scrapy_bloom.outcomes import Outcome, Outcomes
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
@@ -315,7 +316,7 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._add(fingerprint):
             self._was_new()
         elif is_filtered:
-            return self._endings is None or self._filtered(request, fingerprint)
+            return self._endings is None or KEY not in meta or self._filtered(request, fingerprint)
         this_run.scheduled(fingerprint)
         if self._endings is not None:
             self._endings.scheduled(request, fingerprint)

@@ -25,6 +25,9 @@ class Endings:
         backend: the filter. If it is a `RecordCrawled`, what was crawled is recorded in it.
         forget_failed: forget what failed for good.
         recorded: called with each request that is recorded at its end.
+
+    Attributes:
+        is_dead: tells whether a request has failed so often that this run shall not crawl it again.
     """
 
     def __init__(
@@ -32,6 +35,8 @@ class Endings:
     ) -> None:
         self._forgetting = Forgetting(backend.forget, backend.ended) if forget_failed else None
         self._backend = backend
+        # Not a method: a request is asked for here each time.
+        self.is_dead = self._forgetting.is_dead if self._forgetting else _never
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._recorded = recorded
 
@@ -39,10 +44,6 @@ class Endings:
     def forgotten(self) -> int | None:
         """How many requests were forgotten; None if none ever is."""
         return self._forgetting.forgotten if self._forgetting is not None else None
-
-    def is_dead(self, fingerprint: bytes) -> bool:
-        """Whether a request has failed so often that this run shall not crawl it again."""
-        return self._forgetting is not None and self._forgetting.is_dead(fingerprint)
 
     def scheduled(self, request: Request, fingerprint: bytes) -> None:
         """A request was let pass, and is recorded, or shall be at its end."""
@@ -115,3 +116,7 @@ class Endings:
             for fingerprint in fingerprints:
                 if self._recorder.record(fingerprint):
                     self._recorded()
+
+
+def _never(_: bytes) -> bool:
+    return False

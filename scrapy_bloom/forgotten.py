@@ -5,8 +5,8 @@ new once, though its bits are set. The set is asked only about what the filter t
 only if bits in memory say that the fingerprint may be in it.
 """
 
-import time
 from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import Protocol
 
 from bitarray import bitarray
@@ -87,7 +87,7 @@ class Forgotten:
         Raises:
             StorageError: the store failed.
         """
-        if time.monotonic() >= self._look_at:
+        if monotonic() >= self._look_at:
             self._look()
         if fingerprint not in self._front:
             return False
@@ -98,7 +98,7 @@ class Forgotten:
         return False
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if time.monotonic() >= self._look_at:
+        if monotonic() >= self._look_at:
             self._look()
         return fingerprint in self._front and self._store.has(fingerprint)
 
@@ -130,12 +130,12 @@ class Forgotten:
         self._store.close()
 
     def _look(self) -> None:
-        begun = time.monotonic()
+        begun = monotonic()
         self._look_at = begun + _LOOK_SECS
         try:
             self._front.add(self._store.news())
         except OutageError:  # what is forgotten waits for the server
-            now = time.monotonic()
+            now = monotonic()
             self._look_at = now + max(_LOOK_SECS, 10 * (now - begun))
 
     def _missed(self) -> None:
