@@ -177,7 +177,7 @@ def status_line(status: FilterStatus) -> str:
     """What a filter is after a change, for people."""
     return (
         f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
-        f"{size_text(status.nbytes)}, error rate now {status.error_rate_now:.2g}"
+        f"{size_text(status.nbytes)}, error rate now {number(status.error_rate_now, 2)}"
     )
 
 
