@@ -82,13 +82,19 @@ class UncleanShutdownError(StorageError):
 class OutageError(StorageError):
     """Redis could not be reached within BLOOM_REDIS_DEADLINE_SECS, or not yet again.
 
+    Or another crawler kept us from using the filter for that long.
+
     Attributes:
         since: when the outage began, on a monotonic clock: the same for all errors of one.
+        until: what ends it, for people.
     """
 
-    def __init__(self, message: str, *, since: float = 0.0) -> None:
+    def __init__(
+        self, message: str, *, since: float = 0.0, until: str = "the server is back"
+    ) -> None:
         super().__init__(message)
         self.since = since
+        self.until = until
 
 
 class RefusedError(StorageError):

@@ -65,7 +65,7 @@ class Failures:
             return
         if isinstance(error, OutageError):
             self._told_of_outage = error.since
-            self._give_up(error, "the server is back")
+            self._give_up(error, error.until)
         elif isinstance(error, RefusedError):
             # Redis would refuse the next request, too; and unfiltered, links back would never end.
             self._told_of_refusal = True

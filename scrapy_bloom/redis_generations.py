@@ -6,15 +6,16 @@ import math
 import mmap
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
+from scrapy_bloom.exceptions import FingerprinterMismatchError, OutageError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
+from scrapy_bloom.redis_lock import LEASE_SECS
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis_store import RedisStore
 
@@ -22,8 +23,9 @@ logger = logging.getLogger(__name__)
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
 
-_POLL_SECS = 0.02  # while another crawler makes the next generation
-_PATIENCE_SECS = 3600.0  # 10^11 requests take some minutes; a lock ends after 30 seconds
+_POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the next generation
+_START_PATIENCE_SECS = 3600.0  # before the crawl begins: 10^11 requests take some minutes
+_TELL_SECS = 5.0  # that we wait without a word
 _LONGEST_BATCH = 1000  # requests counted here before all are told
 _TELL_AGAIN_SECS = 600.0  # of lost keys
 
@@ -95,6 +97,8 @@ class SharedGenerations:
         self._count_at: float = math.inf  # with so many of them, tell
         self._told_of_loss = -math.inf
         self._void: list[RedisGeneration] = []  # what was live before `begin_anew`
+        self._patience_secs = _START_PATIENCE_SECS
+        self._waits_since = 0.0  # since then no other crawler has let us go on; 0: all is well
 
     # Taking part.
 
@@ -107,7 +111,7 @@ class SharedGenerations:
         """
         self.set_clock()
         created = was_gone = False
-        end = time.monotonic() + _PATIENCE_SECS
+        end = time.monotonic() + LEASE_SECS + self._patience_secs
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
                 raise StorageError(f"{self._place} is removed each time it is made; start again")
@@ -125,6 +129,7 @@ class SharedGenerations:
         if self._void:
             self._replace_void(stored, was_gone=was_gone)
         self._adopt(stored)
+        self._restore_patience()
         if tell and not created:
             self._tell_what_is_joined()
 
@@ -148,18 +153,49 @@ class SharedGenerations:
                 "BLOOM_EXPECTED_REQUESTS"
             ) from error
         finally:
-            self._store.unlock()
+            self._store.lock.release()
 
     def _lock(self) -> None:
         """Wait until no other crawler makes generations; the lock of a dead one ends by itself."""
-        end = time.monotonic() + _PATIENCE_SECS
-        while not self._store.lock():
-            if time.monotonic() > end:
-                raise StorageError(
-                    f"another crawler has been making {self._place} for {_PATIENCE_SECS:,.0f} "
-                    "seconds; look after it, or end it"
+        for _ in self._attempts():
+            if self._store.lock.take():
+                self._restore_patience()
+                return
+
+    def _attempts(self) -> Iterator[None]:
+        """Try something that another crawler keeps us from, for as long as our patience lasts.
+
+        Before the crawl begins that is long. Later the whole crawl waits with us: so it is some
+        seconds, and after that a single attempt each time, until one succeeds.
+
+        Raises:
+            OutageError: that was in vain.
+        """
+        begun, pause, is_told = time.monotonic(), _POLL_SECS, False
+        while True:
+            yield
+            waited = time.monotonic() - begun
+            if waited >= self._patience_secs:
+                self._patience_secs, self._waits_since = 0.0, self._waits_since or begun
+                waited = time.monotonic() - self._waits_since
+                raise OutageError(
+                    f"{self._busy()} since {waited:,.0f} seconds; look after that one, or end it",
+                    since=self._waits_since,
+                    until="it is done",
                 )
-            time.sleep(_POLL_SECS)
+            if waited >= _TELL_SECS and not is_told:
+                is_told = True
+                logger.warning("Waiting, since %s", self._busy())
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_SECS)
+
+    def _restore_patience(self) -> None:
+        # What a dead crawler holds ends with its lease; an outage would be waited out as long.
+        self._patience_secs = LEASE_SECS + self._store.server.deadline_secs
+        self._waits_since = 0.0
+
+    def _busy(self) -> str:
+        return f"another crawler is changing {self._place} ({self._store.lock.told()})"
 
     def refresh(self) -> None:
         """Look at the generations that there are, and take part in these."""
@@ -252,7 +288,7 @@ class SharedGenerations:
         self._forget()
         if and_wait:
             time.sleep(and_wait)
-            self._store.unlock_after(and_wait)
+            self._store.lock.release(after=and_wait)
 
     @property
     def epoch(self) -> str:
@@ -268,7 +304,7 @@ class SharedGenerations:
         """Leave nothing behind of a filter that was cleared."""
         if not self.live:
             self._store.undefine(self._info)
-            self._store.unlock()
+            self._store.lock.release()
 
     # How many requests they hold.
 
@@ -329,15 +365,12 @@ class SharedGenerations:
         Raises:
             NoRoomError: the server's memory is full.
         """
-        end = time.monotonic() + _PATIENCE_SECS
-        while self.newest is ended and not self.append(size, open_until):
-            if time.monotonic() > end:
-                raise StorageError(
-                    f"another crawler does not finish making generation {ended.number + 1} of "
-                    f"{self._place}"
-                )
-            time.sleep(_POLL_SECS)
-            self.refresh()
+        for _ in self._attempts():
+            if not self.append(size, open_until):
+                self.refresh()
+            if self.newest is not ended:
+                self._restore_patience()
+                return
 
     def append(self, size: Size, open_until: float) -> bool:
         """Add a generation, unless another crawler is about to; whether the newest is another.
@@ -346,7 +379,7 @@ class SharedGenerations:
             NoRoomError: the server's memory is full.
         """
         ended = self.newest
-        if not self._store.lock():
+        if not self._store.lock.take():
             return False
         try:
             self.refresh()
@@ -354,7 +387,7 @@ class SharedGenerations:
                 return True
             self._published(self._info, size, ended.number + 1, open_until, after=ended)
         finally:
-            self._store.unlock()
+            self._store.lock.release()
         self.refresh()
         return self.newest is not ended
 
@@ -387,6 +420,7 @@ class SharedGenerations:
             # recorded, and who still records here is told that it is too late.
             self._store.blocks.seal(after)
             self._drop_if_gone(after)
+            new.created_at = self.now()  # meanwhile others may have recorded in that one
         if self._store.publish(info.epoch, new):
             if new.count:
                 self._store.set_count(info.epoch, new)
@@ -472,7 +506,7 @@ class SharedGenerations:
             if is_ours:
                 self._write_back()
         finally:
-            self._store.unlock()
+            self._store.lock.release()
         if not is_ours:
             self._forget()
             self.join()

@@ -99,11 +99,16 @@ class SharedGrowth:
         in_quarter = sum(g.count for g in live if g.open_until == ended.open_until)
         size = self._policy.first(in_quarter, [*self._shared.kept, *live])
         try:
-            self._shared.follow(ended, size, self._policy.open_until(now))
+            is_over = self._shared.append(size, self._policy.open_until(now))
         except NoRoomError as error:
             # What is recorded in it from now on shall not expire with its quarter.
             self._shared.extend(self._policy.open_until(now))
             self._due = now + self._policy.window / 100
             self.log.cannot_turn(error)
             return
-        self.log.turned(ended, self._shared.newest)
+        if is_over:
+            self.log.turned(ended, self._shared.newest)
+        else:
+            # Another crawler is making it, which may take minutes. Likewise until it is there.
+            self._shared.extend(now + self._policy.window / 100)
+            self._due = now + self._policy.window / 200

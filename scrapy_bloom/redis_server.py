@@ -48,6 +48,7 @@ class RedisServer:
 
     Attributes:
         address: the URL without user, password and options, for people.
+        deadline_secs: how long a call waits out an outage.
         is_watched: `call` raises ReplacedError; only if the server is identified.
         round_trips: calls answered or failed.
         retries: calls made again after a failure.
@@ -84,7 +85,7 @@ class RedisServer:
         self._params = dict(params or {})
         self._cluster = cluster
         self._sentinel = sentinel
-        self._deadline_secs = deadline_secs
+        self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
         self._warned_of: float | None = None  # when the outage began that was warned of
@@ -137,7 +138,7 @@ class RedisServer:
                 raise self._explained(failure)
             if not patient:
                 raise self._gone(failure, since=begun)
-            if self._down_since is not None or now + pause > begun + self._deadline_secs:
+            if self._down_since is not None or now + pause > begun + self.deadline_secs:
                 self._down_since = self._down_since or begun
                 # A server that hangs costs its time-out: that may be a tenth of our time.
                 self._next_attempt = now + max(1.0, 10 * (now - attempt))
@@ -164,11 +165,11 @@ class RedisServer:
 
     def wait_at_most(self, secs: float) -> None:
         """Wait for the server no longer than that from now on."""
-        self._deadline_secs = min(self._deadline_secs, secs)
+        self.deadline_secs = min(self.deadline_secs, secs)
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
-        rest = begun + self._deadline_secs - now
+        rest = begun + self.deadline_secs - now
         if self._warned_of is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
             self._warned_of = begun
             logger.warning(
@@ -176,7 +177,7 @@ class RedisServer:
                 "(BLOOM_REDIS_DEADLINE_SECS); meanwhile everything stands still",
                 self.address,
                 short_text(error),
-                self._deadline_secs,
+                self.deadline_secs,
             )
 
     def _log_return(self) -> None:
@@ -221,7 +222,7 @@ class RedisServer:
 
     def _connected(self) -> Any:
         if self._client is None:
-            third = self._deadline_secs / 3 or _SOCKET_SECS
+            third = self.deadline_secs / 3 or _SOCKET_SECS
             self._client, self._close = connect(
                 self._url,
                 self._params,
@@ -235,7 +236,7 @@ class RedisServer:
     def _gone(self, error: Exception, *, since: float) -> OutageError:
         return OutageError(
             f"{self.address} cannot be used: {short_text(error)} (waited up to "
-            f"{self._deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
+            f"{self.deadline_secs:g} seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server "
             "runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
         )

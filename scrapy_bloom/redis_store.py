@@ -21,9 +21,7 @@ records in a sealed one sees that in the same answer, and goes on to the next.
 A new epoch is a new filter under the same name. What bears another epoch is left over.
 """
 
-import contextlib
 import json
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +31,7 @@ from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_forgotten import remove_forgotten
+from scrapy_bloom.redis_lock import RedisLock
 from scrapy_bloom.redis_meta import (
     RESET,
     FilterInfo,
@@ -46,7 +45,6 @@ from scrapy_bloom.redis_meta import (
 from scrapy_bloom.redis_parsing import parsed
 from scrapy_bloom.redis_server import RedisServer, ReplacedError
 
-_LOCK_MILLISECONDS = 30_000
 _DRAFT_SECS = 3600  # after which nobody is still making it
 _RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 _BATCH = 64  # keys made at once, before the lock is prolonged
@@ -61,13 +59,14 @@ class RedisStore:
 
     Attributes:
         blocks: the keys of the blocks.
+        lock: held by the crawler that is making a generation.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
         self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
-        self._token = secrets.token_hex(8)
+        self.lock = RedisLock(server, key)
 
     # What the filter is.
 
@@ -215,12 +214,12 @@ class RedisStore:
             return True
 
         # A crawler that is about to make its first generation has the lock.
-        if not self.lock():
+        if not self.lock.take():
             return False
         try:
             return self.server.call(do)
         finally:
-            self.unlock()
+            self.lock.release()
 
     def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
         """Write a published generation's figures anew."""
@@ -247,36 +246,6 @@ class RedisStore:
         name = f"{field_name(epoch, generation)}:count"
         self.server.call(lambda client: client.hset(self.key, name, generation.count))
 
-    # One crawler at a time makes a generation.
-
-    def lock(self) -> bool:
-        """Try to become the one that makes the next generation."""
-
-        def do(client: Any) -> bool:
-            client.set(self._lock_key, self._token, nx=True, px=_LOCK_MILLISECONDS)
-            return bool(client.get(self._lock_key) == self._token.encode())
-
-        return self.server.call(do)
-
-    def unlock_after(self, secs: float) -> None:
-        """Let others make the next one after that time; the lock has to be held."""
-        milliseconds = max(1, round(1000 * secs))
-        self.server.call(lambda client: client.pexpire(self._lock_key, milliseconds))
-
-    def unlock(self) -> None:
-        """Let others make the next one. Not vital: the lock ends by itself."""
-
-        def do(client: Any) -> None:
-            if client.get(self._lock_key) == self._token.encode():
-                client.delete(self._lock_key)
-
-        with contextlib.suppress(StorageError):
-            self.server.call(do)
-
-    @property
-    def _lock_key(self) -> str:
-        return f"{self.key}:lock"
-
     # Generations as keys.
 
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
@@ -295,7 +264,7 @@ class RedisStore:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
                 self.blocks.make(generation, chunks, content)
-                self.server.call(lambda client: client.pexpire(self._lock_key, _LOCK_MILLISECONDS))
+                self.lock.renew()
             # Memory is checked before a command, not after it: the last key may have filled it,
             # and from then on nothing could be recorded any more.
             self.blocks.make(generation, chunks)

@@ -338,18 +338,18 @@ class TestManyCrawlers:
     def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=2)
-        lock = second._store.lock
+        take = second._store.lock.take
 
         def after_the_first() -> bool:
             if not server.client.hexists("k", "lock taken"):
                 server.client.hset("k2", "lock taken", 1)
-                second._store.lock = lock
+                second._store.lock.take = take
                 opened("valkey", "k", url=server.url, capacity=1_000_000).close()
                 used = server.client.info("memory")["used_memory"]
                 server.client.config_set("maxmemory", used + 2_000_000)
-            return lock()
+            return take()
 
-        second._store.lock = after_the_first
+        second._store.lock.take = after_the_first
         second.open()
         assert second.status().capacity == 1_000_000
         second.close()
