@@ -205,7 +205,7 @@ class FilterDirectory:
 
         What has failed is removed from the queue once it is forgotten.
         """
-        forgotten_file.sync(self.path)
+        jobdir.sync_log(self.path / forgotten_file.NAME)
         self._job.sync_queue()
 
     def end(self) -> None:

@@ -1,7 +1,6 @@
 """The forgotten requests of a filter in files: a SQLite database beside its generations."""
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -33,16 +32,6 @@ def files(directory: Path) -> list[Path]:
     """Return the database of a filter's directory, and what SQLite keeps beside it."""
     paths = [directory / f"{NAME}{more}" for more in ("", "-wal", "-shm")]
     return [path for path in paths if path.exists()]
-
-
-def sync(directory: Path) -> None:
-    """Write the database of a filter's directory to the disk; raises OSError."""
-    for path in files(directory):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class ForgottenFile:

@@ -79,7 +79,7 @@ class Job:
             OSError: the disk failed.
         """
         if self.path is not None:
-            jobdir.sync_database(self.path)
+            jobdir.sync_log(jobdir.database_path(self.path))
 
     def goes_on_with(self, filter_id: str) -> None:
         """The crawl, if it has begun, records in that filter from now on."""

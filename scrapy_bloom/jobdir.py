@@ -45,17 +45,17 @@ def was_cut_to_nothing(path: Path) -> bool:
     return path.is_file() and path.stat().st_size <= 1
 
 
-def sync_database(job_dir: Path) -> None:
-    """Write the queue of CrashSafeScheduler to the disk, as it is now; may run in any thread.
+def sync_log(database: Path) -> None:
+    """Write a SQLite database to the disk, as it is now, by its write-ahead log; in any thread.
 
-    What is not in its write-ahead log any more, SQLite has written to the disk. (Its other files
-    must not be opened here: closing them would end the locks that SQLite has on them.)
+    What is not in that log any more, SQLite has written to the disk. (The other files must not be
+    opened here: closing them would end the locks that SQLite has on them in this process.)
 
     Raises:
         OSError: the disk failed.
     """
     with contextlib.suppress(FileNotFoundError):
-        fd = os.open(f"{database_path(job_dir)}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(f"{database}-wal", os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

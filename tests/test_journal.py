@@ -1,5 +1,7 @@
 """What a crawl has recorded since its queue was last on the disk: found, settled, read back."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -107,3 +109,36 @@ def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
     again.open()
     assert all(each in again for each in many)
     again.close()
+
+
+def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -> None:
+    """Else another process, `scrapy bloom forget`, would remove a log that is in use."""
+    backend = LocalBackend(
+        tmp_path / "bloom",
+        capacity=1000,
+        error_rate=1e-9,
+        job=Job(tmp_path, "auto", crash_safe=True),
+        sync_secs=0,
+    )
+    backend.open()
+    first, second = fingerprints(2)
+    backend.add(first)
+    backend.add(second)
+    backend.forget([first])
+    assert backend._store is not None
+    backend._store.settle()
+    path = tmp_path / "bloom/forgotten.sqlite"
+    script = (
+        "import sqlite3, sys\n"
+        "db = sqlite3.connect(sys.argv[1])\n"
+        "print(db.execute('SELECT count(*) FROM forgotten').fetchone())\n"
+        "db.close()\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert other.stdout == "(1,)\n"
+    assert path.with_name("forgotten.sqlite-wal").exists()
+    backend.forget([second])
+    assert backend.add(first)
+    assert backend.add(second)
+    backend.close()
