@@ -27,6 +27,7 @@ _POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the ne
 _START_PATIENCE_SECS = 3600.0  # before the crawl begins: 10^11 requests take some minutes
 _TELL_SECS = 5.0  # that we wait without a word
 _LONGEST_BATCH = 1000  # requests counted here before all are told
+_TELL_SECS = 1.0  # at the latest, if there are new ones: a small crawl has no whole batch
 _TELL_AGAIN_SECS = 600.0  # of lost keys
 
 
@@ -95,6 +96,7 @@ class SharedGenerations:
         self._begun_at = 0.0
         self._uncounted = 0  # recorded here, and not told the others yet
         self._count_at: float = math.inf  # with so many of them, tell
+        self._tell_at = math.inf  # by then, too; on a monotonic clock
         self._told_of_loss = -math.inf
         self._void: list[RedisGeneration] = []  # what was live before `begin_anew`
         self._patience_secs = _START_PATIENCE_SECS
@@ -315,7 +317,7 @@ class SharedGenerations:
         """
         self.newest.count += 1
         self._uncounted += 1
-        if self._uncounted < self._count_at:
+        if self._uncounted < self._count_at and time.monotonic() < self._tell_at:
             return
         count = self._store.add_count(self._info.epoch, self.newest, self._uncounted)
         self._uncounted = 0
@@ -351,6 +353,7 @@ class SharedGenerations:
         batch = room // 64 if room > 0 else newest.capacity // 256
         # And never many: others may fill that room while we are slow.
         self._count_at = max(1, min(batch, newest.capacity // 500, _LONGEST_BATCH))
+        self._tell_at = time.monotonic() + _TELL_SECS
 
     # The next generation.
 
