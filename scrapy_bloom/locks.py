@@ -68,6 +68,31 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
     return lock
 
 
+def is_held(path: Path) -> bool | None:
+    """Return whether a process of this machine holds a lock, without taking it for an instant.
+
+    To try it would turn away a crawl that starts just then.
+
+    Args:
+        path: the lock file; it need not exist.
+
+    Returns:
+        None where that cannot be told: only Linux lists its locks.
+    """
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+        file = path.stat()
+    except FileNotFoundError:
+        return False if Path("/proc/locks").exists() else None
+    except OSError:
+        return None
+    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    held = [line.split() for line in lines if "FLOCK" in line and f":{file.st_ino} " in line]
+    if any(place in fields for fields in held):
+        return True
+    return None if held else False  # some file systems show another number of the device
+
+
 def _hard_lock(path: Path) -> "FileLock":
     """A lock that ends with its process; not yet taken."""
     from filelock import FileLock  # noqa: PLC0415 - as above
