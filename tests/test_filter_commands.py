@@ -97,15 +97,17 @@ def test_info_of_a_running_and_of_a_killed_crawl(tree: Site, tmp_path: Path) -> 
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     crawl.wait_until(lambda: len(tree.hits) > 10)
     figures = bloom("info", "job", "--json", cwd=tmp_path).json
+    shown = bloom("info", "job", cwd=tmp_path).out
     assert crawl.running()
-    assert figures["closed"] is False
+    assert (figures["closed"], figures["in_use"]) == (False, True)
+    assert "in use by a running crawl" in shown
     assert figures["recorded"] >= 10
     assert figures["spider"]
     crawl.kill()
     before = contents(tmp_path / "job")
     figures = bloom("info", "job", "--json", cwd=tmp_path).json
-    assert figures["closed"] is False
-    assert "not closed" in bloom("info", "job", cwd=tmp_path).out
+    assert (figures["closed"], figures["in_use"]) == (False, False)
+    assert "not closed: its crawl was killed" in bloom("info", "job", cwd=tmp_path).out
     assert contents(tmp_path / "job") == before
 
 

@@ -1,7 +1,8 @@
 """What a filter is, and how full: each of its generations.
 
 PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
-locked and nothing is changed. "Not closed" means that a crawl uses it now, or was killed.
+locked and nothing is changed. "Not closed" means that its crawl was killed; Linux tells it from one
+that runs on this machine now.
 
 "Asked for" is the error rate that the filter was made to keep, however far it grows. Who knows the
 salt can make URLs that look seen: --show-salt prints it.
@@ -35,9 +36,10 @@ from scrapy_bloom.commands.output import (
     say,
 )
 from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
-from scrapy_bloom.directory import filter_files
+from scrapy_bloom.directory import LOCK_NAME, filter_files
 from scrapy_bloom.filters import Contents
 from scrapy_bloom.generations import Generation, window_of
+from scrapy_bloom.locks import is_held
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,
@@ -95,6 +97,7 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
         "fingerprinter": newest.header.fingerprinter,
         "salt": newest.header.salt.hex(),
         "closed": not any(each.state.in_use for each in found),
+        "in_use": is_held(newest.path.with_name(LOCK_NAME)),
         "queue": queue,
         "forgotten": len(forgotten_beside(path)),
     }
@@ -132,6 +135,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
             "fingerprinter": info.fingerprinter,
             "salt": info.salt,
             "closed": None,
+            "in_use": None,
             "forgotten": len(reader.forgotten.everything()),
         }
         for each, row in zip(stored, figures["generations"], strict=True):
@@ -201,12 +205,11 @@ def _print(figures: _Figures) -> None:
         say(f"  queue: {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
         return
     say(f"Filter in {figures['location']}")
-    states = {True: "closed", False: "not closed: in use, or its crawl was killed", None: "shared"}
     for name, value in (
         ("spider", figures["spider"]),
         ("fingerprinter", figures["fingerprinter"]),
         ("salt", figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else "")),
-        ("state", states[figures["closed"]]),
+        ("state", _state(figures)),
         ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),
@@ -235,6 +238,19 @@ def _print(figures: _Figures) -> None:
         + (["counted fill", "counted rate", "about recorded"] if is_scanned else []),
         [_row(each) for each in figures["generations"]],
     )
+
+
+def _state(figures: _Figures) -> str:
+    closed, in_use = figures["closed"], figures["in_use"]
+    if in_use:
+        return "in use by a running crawl"
+    if closed is None:
+        return "shared"
+    if closed:
+        return "closed"
+    if in_use is None:
+        return "not closed: in use, or its crawl was killed"
+    return "not closed: its crawl was killed, or runs on another machine or in another container"
 
 
 def _row(each: _Figures) -> list[str]:
