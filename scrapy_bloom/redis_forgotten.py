@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.processes import Process
 from scrapy_bloom.redis_server import RedisServer
 
@@ -235,6 +236,7 @@ class Keys:
     """
 
     def __init__(self, key: str, epoch: str) -> None:
+        key = key.partition(SET_ASIDE)[0]  # what is set aside keeps its keys
         self.epoch = epoch
         self._key = key
         self.forgotten = f"{{{key}}}:forgotten:{epoch}"
