@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.directory import FilterDirectory, set_changed_at
+from scrapy_bloom.directory import FilterDirectory, file_name, set_changed_at
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
@@ -189,9 +189,9 @@ class FileStore:
             )
 
     def location(self, live: Sequence[LocalGeneration]) -> str:
-        """Where the filter is, for people."""
+        """Where the filter is, for people; also after the close."""
         if len(live) == 1:
-            return str(self._newest(live).path)
+            return str(self._directory.path / file_name(live[-1].number))
         return f"{self._directory.path} ({len(live)} generations)"
 
     def _added(self, file: FilterFile) -> LocalGeneration:

@@ -14,6 +14,8 @@ from scrapy_bloom.this_run import ThisRun
 from sites import ScriptedSite
 from test_dupefilter import bloom_stats, opened
 
+pytestmark = pytest.mark.usefixtures("reactor")
+
 SITEMAP = """
 from urllib.parse import urlsplit
 from scrapy.spiders import SitemapSpider
@@ -132,6 +134,7 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     crawl = night(site, tmp_path, SITEMAP, **settings)
     assert not crawl.told("WARNING")
     crawl = night(site, tmp_path, SITEMAP, **settings)
+    assert not crawl.lines("ERROR")
     assert not site.hits
     (warning,) = crawl.told("WARNING")
     assert "Nothing new was crawled: each of the 1 requests that came to the filter was " in warning
