@@ -96,6 +96,7 @@ class LocalBackend:
         self._kept: list[LocalGeneration] = []  # expired, but this run has recorded in them
         self._first: float = math.inf  # the number of the generation that it began to record in
         self._begun_at = 0.0
+        self._last_status: FilterStatus | None = None
         self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
@@ -208,6 +209,7 @@ class LocalBackend:
         Raises:
             StorageError: the disk failed; the filter stays marked as in use.
         """
+        self._last_status = self.status()
         try:
             self.forgotten.close()
         finally:
@@ -215,7 +217,9 @@ class LocalBackend:
                 self._store.close()
 
     def status(self) -> FilterStatus:
-        """The filter's figures now."""
+        """Return the filter's figures now; after `close`, the last ones."""
+        if self._last_status is not None:
+            return self._last_status
         return FilterStatus(
             location=self._store.location(self._live) if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
