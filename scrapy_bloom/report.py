@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import Contents, block_load
 from scrapy_bloom.generations import Generation, Policy
-from scrapy_bloom.reading import generation_of
 from scrapy_bloom.sizing import (
     BLOCK_BITS,
     Geometry,
@@ -29,7 +27,7 @@ class Measured:
     """A generation whose bits were counted.
 
     Attributes:
-        name: of its file.
+        name: of its file, or of its keys in Redis.
         figures: as the crawl wrote them down.
         contents: what the bits tell.
         loads: how many blocks hold so many fingerprints, by that (estimated) number.
@@ -48,28 +46,35 @@ class Measured:
         )
 
 
-def measure(file: FilterFile, advance: Callable[[int], None], before: int = 0) -> Measured:
+def measure(
+    name: str,
+    figures: Generation,
+    block_fills: Iterable[float],
+    advance: Callable[[int], None],
+    before: int = 0,
+) -> Measured:
     """Count the bits of a generation, block by block: it may be larger than the memory.
 
     Args:
-        file: its file, mapped.
+        name: see `Measured`.
+        figures: see `Measured`.
+        block_fills: the share of set bits of each block.
         advance: is told how many blocks are done.
         before: that many were done before.
     """
-    geometry = file.header.geometry
-    num_hashes = geometry.num_hashes
+    num_blocks, num_hashes, _ = figures.geometry
     loads: Counter[int] = Counter()
 
     def fills() -> Iterator[float]:
-        for done, fill in enumerate(file.filter.block_fills(), 1):
+        for done, fill in enumerate(block_fills, 1):
             yield fill
             loads[round(block_load(fill, num_hashes))] += 1
-            if done % 100 == 0 or done == geometry.num_blocks:
+            if done % 100 == 0 or done == num_blocks:
                 advance(before + done)
 
     return Measured(
-        name=file.path.name,
-        figures=generation_of(file),
+        name=name,
+        figures=figures,
         contents=Contents.of(fills(), num_hashes),
         loads=loads,
     )
@@ -96,11 +101,17 @@ class Report:
 
     Attributes:
         location: where it is, for people.
+        spider: the spider's name; empty if it is not said.
+        fingerprinter: import path of what made the fingerprints; empty if it is not said.
+        state: whether a crawl uses it, for people.
         generations: oldest first, at least one.
-        policy: how it grows, and the error rate that was asked for.
+        policy: how it will grow.
     """
 
     location: str
+    spider: str
+    fingerprinter: str
+    state: str
     generations: Sequence[Measured]
     policy: Policy
 
@@ -123,12 +134,6 @@ class Report:
         return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
 
     @property
-    def full_at(self) -> int:
-        """Requests recorded when the newest generation is at its capacity."""
-        *before, newest = [each.figures for each in self.generations]
-        return sum(each.count for each in before) + newest.capacity
-
-    @property
     def has_window(self) -> bool:
         """Whether the filter forgets as time goes on."""
         return any(each.figures.open_until for each in self.generations)
@@ -136,8 +141,8 @@ class Report:
     def forecast(self) -> list[Generation]:
         """The generations that there will be at four times of what is room for; see `grown`."""
         live = [each.figures for each in self.generations]
-        count = sum(each.count for each in live)
-        return grown(live, self.policy, max(4 * self.full_at, count + count // 4))
+        count = self.status.count
+        return grown(live, self.policy, max(4 * self.status.capacity, count + count // 4))
 
 
 class Point(NamedTuple):

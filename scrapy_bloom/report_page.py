@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from html import escape
 from importlib import resources
@@ -10,10 +10,10 @@ from itertools import starmap
 from string import Template
 
 from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.generations import window_of
 from scrapy_bloom.pictures import error_chart, load_chart, memory_chart
 from scrapy_bloom.report import Measured, Report, Spread, course
-from scrapy_bloom.status import FilterStatus, size_text
+from scrapy_bloom.status import FilterStatus, duration_text, size_text
 
 _HISTOGRAMS = 6  # at most, of the newest generations
 _TOLERANCE = 1.1  # what is counted scatters around what was asked for
@@ -26,12 +26,8 @@ _COLUMNS = (  # one that ends with ":" is text
 )
 
 
-def report_page(report: Report, files: Sequence[FilterFile]) -> str:
-    """The page, as HTML.
-
-    Args:
-        report: the figures.
-        files: what they are of: one for each generation, oldest first.
+def report_page(report: Report) -> str:
+    """Return the page, as HTML.
 
     Raises:
         BloomError: matplotlib is missing.
@@ -42,18 +38,17 @@ def report_page(report: Report, files: Sequence[FilterFile]) -> str:
         error_chart(
             points,
             now=status.count,
-            capacity=report.full_at,
+            capacity=status.capacity,
             asked=status.error_rate,
             narrow=is_narrow,
         )
         for is_narrow in (False, True)
     )
-    header = files[-1].header
     mood, verdict, advice = _verdict(report)
     template = resources.files("scrapy_bloom").joinpath("report.html").read_text("utf-8")
     return Template(template).substitute(
-        title=escape(f"Bloom filter of {header.spider}" if header.spider else "Bloom filter"),
-        facts=_facts(report, files),
+        title=escape(f"Bloom filter of {report.spider}" if report.spider else "Bloom filter"),
+        facts=_facts(report),
         mood=mood,
         verdict=escape(verdict),
         advice=escape(advice),
@@ -73,15 +68,16 @@ def report_page(report: Report, files: Sequence[FilterFile]) -> str:
     )
 
 
-def _facts(report: Report, files: Sequence[FilterFile]) -> str:
-    header = files[-1].header
-    is_open = any(file.state.in_use for file in files)
+def _facts(report: Report) -> str:
+    live = [each.figures for each in report.generations]
+    window = window_of(live)
     facts = {
-        "Path": report.location,
-        "Spider": header.spider or "not said",
-        "Fingerprinter": header.fingerprinter or "not said",
-        "Created": f"{_time(files[0].header.created_at)} UTC",
-        "State": "not closed: in use by a crawl, or left by a killed one" if is_open else "closed",
+        "Place": report.location,
+        "Spider": report.spider or "not said",
+        "Fingerprinter": report.fingerprinter or "not said",
+        "Created": f"{_time(live[0].created_at)} UTC",
+        "Time window": duration_text(window) if window else "none",
+        "State": report.state,
     }
     return "\n".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
 
@@ -90,7 +86,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     """The mood of the page, what is the case, and what that means: for people."""
     status, rate = report.status, report.error_rate
     lost = _lost(report.status.expected_false_drops)
-    asked, room = _one_in(status.error_rate), _words(report.full_at)
+    asked, room = _one_in(status.error_rate), f"{status.capacity:,}"
     if not status.count:
         return (
             "good",
@@ -101,10 +97,10 @@ def _verdict(report: Report) -> tuple[str, str, str]:
         taken = f"{_percent(rate)} of the new requests are taken for seen"
     else:
         taken = f"{_one_in(rate, 'one new request in')} is taken for seen"
-    if status.count <= report.full_at:
-        verdict = f"With {_words(status.count)} of {room} requests recorded, {taken}."
+    if status.count <= status.capacity:
+        verdict = f"With {status.count:,} of {room} requests recorded, {taken}."
     else:
-        verdict = f"With {_words(status.count)} requests in a filter for {room}, {taken}."
+        verdict = f"With {status.count:,} requests in a filter for {room}, {taken}."
     if rate > _TOLERANCE * status.error_rate:
         return "bad", verdict, f"{lost} At most {asked} was asked for. {_way_out(report)}"
     return "good", verdict, f"{lost} At most {asked} was asked for."
@@ -132,7 +128,7 @@ def _way_out(report: Report) -> str:
 
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
     status = report.status
-    count, room = status.count, report.full_at
+    count, room = status.count, status.capacity
     yield "Recorded", f"{count:,}", f"of {room:,}: {_percent(count / room)}"
     rate = report.error_rate
     yield (

@@ -218,7 +218,7 @@ def test_a_password_in_what_should_be_a_path_is_not_shown(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     name, *more = command
-    scheme = "http" if name == "info" else "redis"
+    scheme = "redis" if name == "compare" else "http"
     ran = bloom(name, f"{scheme}://me:hushhush@host/0", *more, cwd=tmp_path)
     assert ran.status != 0
     assert "host" in ran.err

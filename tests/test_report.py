@@ -23,7 +23,7 @@ from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.pictures import INK, LIMIT, OTHER, OURS, load_chart
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.reading import FilterReader, generation_of
 from scrapy_bloom.report import Spread, after, any_errs, course, grown, measure
 from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
 
@@ -173,7 +173,7 @@ def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -
 
 def test_the_head_says_which_filter_it_is(grown_job: Path, grown_page: str) -> None:
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", grown_page))
-    assert facts["Path"] == str(grown_job)
+    assert facts["Place"] == str(grown_job)
     assert facts["Spider"] == "shop"
     assert facts["Fingerprinter"] == FINGERPRINTER
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", facts["Created"])
@@ -222,7 +222,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     assert unescape(facts["Spider"]) == hostile
     assert unescape(facts["Fingerprinter"]) == hostile + "2"
-    assert unescape(facts["Path"]) == str(place)
+    assert unescape(facts["Place"]) == str(place)
     assert unescape(re.search("<h1>(.*?)</h1>", page)[1]) == f"Bloom filter of {hostile}"
 
 
@@ -277,7 +277,7 @@ def test_a_filter_with_a_time_window(tmp_path: Path) -> None:
     assert [row["Recorded"] for row in rows(page)] == ["4,000", "3,000"]
     assert rows(page)[0]["Created (UTC)"] == "2026-05-28 20:26"
     assert rows(page)[1]["State"] == "open until 2026-05-29 08:26"
-    assert cards(page)["Recorded"] == ("7,000", "of 9,000: 77.8 %")
+    assert cards(page)["Recorded"] == ("7,000", "of 10,000: 70 %")
     assert "This filter forgets" in page
     assert "none expires meanwhile" in page
 
@@ -463,7 +463,7 @@ def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) 
     done: list[int] = []
     with closing(FilterReader(tmp_path)) as reader:
         (file,) = reader.files
-        measured = measure(file, done.append, 1000)
+        measured = measure("x", generation_of(file), file.filter.block_fills(), done.append, 1000)
         assert measured.contents.fill_ratio == file.filter.fill_ratio
         assert measured.contents.error_rate == file.filter.estimated_error_rate
         assert measured.contents.requests == file.filter.approximate_count

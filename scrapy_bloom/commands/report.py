@@ -1,6 +1,7 @@
 """A page about a filter, for people: how full it is, how often it errs, and what is to come.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file; or it is the URL of a Redis server,
+and --key says which filter there. The filter may be in use: nothing is
 locked and nothing is changed. All of it is read, so a large one takes a few seconds.
 
 The page is one file that needs no other, and no network: it can be mailed, printed, kept. How the
@@ -10,11 +11,12 @@ this in the directory of the project, or give them with -s.
 Examples:
   scrapy bloom report jobs/shop -o shop.html
   scrapy bloom report jobs/shop -o shop.html --overwrite -s BLOOM_ON_FULL=warn
+  scrapy bloom report redis://localhost:6379/0 --key shop:bloom -o shared.html
 """
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
@@ -22,57 +24,104 @@ from pathlib import Path
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.output import add_output, check_output, progress, say
-from scrapy_bloom.commands.project import add_spider, load_project, path_argument
-from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.generations import Policy
+from scrapy_bloom.commands.project import (
+    add_key,
+    add_spider,
+    connect,
+    is_redis,
+    load_project,
+)
+from scrapy_bloom.generations import Generation, Policy, window_of
 from scrapy_bloom.pictures import import_pyplot
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.reading import FilterReader, generation_of
+from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.report import Measured, Report, measure
 from scrapy_bloom.report_page import report_page
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import size_text
+from scrapy_bloom.transfer import block_fills
 
-SYNTAX = "PATH -o FILE [--overwrite] [--spider NAME]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("path", type=path_argument, metavar="PATH", help="where the filter is")
+    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
     add_output(parser, "-o", "--output", what="the page", required=True)
+    add_key(parser)
     add_spider(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
-    bloom = load_project(settings, options.spider).bloom
     check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # if it is missing, that is better told before the work
-    with closing(FilterReader(options.path)) as reader:
-        report = Report(
-            location=str(options.path.absolute()),
-            generations=_measured(reader.files),
-            policy=_policy(bloom, reader.files[-1]),
-        )
-        page = report_page(report, reader.files)
+    report = _in_redis if is_redis(options.place) else _in_files
+    page = report_page(report(options, settings))
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
 
 
-def _measured(files: Sequence[FilterFile]) -> list[Measured]:
-    blocks = [file.filter.num_blocks for file in files]
+def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
+    bloom = load_project(settings, options.spider).bloom
+    path = Path(options.place)
+    with closing(FilterReader(path)) as reader:
+        header = reader.files[-1].header
+        live = [generation_of(file) for file in reader.files]
+        is_open = any(file.state.in_use for file in reader.files)
+        return Report(
+            location=str(path.absolute()),
+            spider=header.spider,
+            fingerprinter=header.fingerprinter,
+            state="not closed: in use by a crawl, or left by a killed one" if is_open else "closed",
+            generations=_measured(
+                [file.path.name for file in reader.files],
+                live,
+                [file.filter.block_fills() for file in reader.files],
+            ),
+            policy=_policy(bloom, live),
+        )
+
+
+def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
+    server, key, bloom = connect(settings, options.place, key=options.key, spider=options.spider)
+    with closing(server):
+        reader = RedisReader(server, key)
+        live = reader.generations
+        return Report(
+            location=f"{server.address}, key {key}",
+            spider=reader.info.spider,
+            fingerprinter=reader.info.fingerprinter,
+            state="shared",
+            generations=_measured(
+                [f"{each.num_chunks:,} keys" for each in live],
+                live,
+                [block_fills(reader.store, each) for each in live],
+            ),
+            policy=_policy(bloom, live),
+        )
+
+
+def _measured(
+    names: Sequence[str], live: Sequence[Generation], fills: Sequence[Iterator[float]]
+) -> list[Measured]:
+    blocks = [each.geometry.num_blocks for each in live]
     with progress("Counting bits", sum(blocks), "blocks") as advance:
         done = accumulate(blocks[:-1], initial=0)
-        return [measure(file, advance, each) for file, each in zip(files, done, strict=True)]
+        return [
+            measure(name, figures, each, advance, before)
+            for name, figures, each, before in zip(names, live, fills, done, strict=True)
+        ]
 
 
-def _policy(bloom: BloomSettings, newest: FilterFile) -> Policy:
-    """How the filter will grow."""
+def _policy(bloom: BloomSettings, live: Sequence[Generation]) -> Policy:
+    """Return how the filter will grow."""
     return Policy(
         expected=bloom.expected_requests,
         error_rate=bloom.error_rate,
         on_full=bloom.on_full,
-        window=max(newest.state.open_until - newest.header.created_at, 0.0),
+        window=window_of(live),
     )
 
 
