@@ -132,7 +132,7 @@ def was_machine_restarted(job_dir: Path) -> bool:
 def _mark_lines(job_dir: Path) -> list[str] | None:
     """The filter and the boot of a mark, each empty if unknown; None if there is no mark."""
     try:
-        _, *lines = mark_path(job_dir).read_text().split("\n")
+        _, *lines = mark_path(job_dir).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return None
     # Without its end, the last line was being written at that moment.

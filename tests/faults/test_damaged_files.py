@@ -48,7 +48,7 @@ def recorded(directory: Path, **options: object) -> LocalBackend:
 
 KINDS = {
     "plain": {"capacity": 1000},
-    "other": {"capacity": 1000, "error_rate": 1e-12},
+    "other": {"capacity": 5000, "error_rate": 1e-12},
     "grown": {},
     "grown too": {},
     "window": {"capacity": 1000, "window_secs": 1e6},
