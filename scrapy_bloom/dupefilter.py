@@ -31,6 +31,7 @@ from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.leftover import (
     Leftover,
     log_risk,
+    log_two_servers,
     outlives_the_run,
     tell_of_end,
     warn_that_all_was_seen,
@@ -38,7 +39,7 @@ from scrapy_bloom.leftover import (
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.marks import KEY
 from scrapy_bloom.outcomes import Outcome, Outcomes
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings import BloomSettings, address_of_queue
 from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus, size_text
 from scrapy_bloom.this_run import ThisRun
@@ -221,6 +222,10 @@ class BloomDupeFilter(BaseDupeFilter):
         new = cls._built(crawler, queue_is_shared=True)
         new._queue_is_shared()  # noqa: SLF001 - our own
         new.open()
+        address, place = address_of_queue(crawler.settings), new.backend.status().location
+        is_crawl = new._unconfirmed is not None  # noqa: SLF001 - our own
+        if is_crawl and not place.startswith(address.rpartition("/")[0]):
+            log_two_servers(address, place, new._extra)  # noqa: SLF001 - our own
         # After the scheduler, which may still clear the filter.
         crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
         return new

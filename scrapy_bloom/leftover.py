@@ -58,6 +58,24 @@ def log_risk(leftover: Leftover, place: str, extra: Mapping[str, Any]) -> None:
         )
 
 
+def log_two_servers(queue: str, place: str, extra: Mapping[str, Any]) -> None:
+    """Say at the start that the queue can be lost without the filter.
+
+    Args:
+        queue: the URL of the server of the queue, without secrets.
+        place: the filter, for people.
+        extra: for the log record.
+    """
+    logger.info(
+        "The queue is in %s, and the filter in %s: should the queue alone be lost, what was in it "
+        "still looks seen. Then start over with another BLOOM_REDIS_KEY, or after `scrapy bloom "
+        "reset`; on one server, both are lost together, and the crawl goes on",
+        queue,
+        place,
+        extra=extra,
+    )
+
+
 def tell_of_end(
     leftover: Leftover,
     reason: str,

@@ -305,6 +305,16 @@ def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[
     return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url) or "", params
 
 
+def address_of_queue(settings: BaseSettings) -> str:
+    """Return the URL of scrapy-redis's server, without secrets.
+
+    Raises:
+        SettingError: it is not valid.
+    """
+    url, _ = _redis_place(settings, None)
+    return without_secrets(url)
+
+
 def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
     """The options of redis-py in REDIS_PARAMS, without those that say which server it is.
 

@@ -13,7 +13,7 @@ from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
-from sites import ScriptedSite
+from sites import ScriptedSite, tree_site
 from test_redis import fps, messages
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -62,11 +62,37 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
     site.delay = 0
     assert crawl.finish() == 0, crawl.output
     assert "scheduled again" in crawl.output
+    assert "should the queue alone be lost" not in crawl.output
     assert set(site.hits) == {"/", "/a", "/b", "/c", "/d"}
     assert len(crawl.told("WARNING")) == 1
     assert not crawl.told("ERROR")
     site.end()
     server.end()
+
+
+def test_a_queue_on_another_server(tmp_path: Path) -> None:
+    """The filter's may lose all: pages are crawled again. Of the queue's, a line at the start."""
+    queue, own = servers.Server(), servers.Server()
+    site = tree_site(pages=150)
+    site.delay = 0.02
+    settings = {
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "SCHEDULER_PERSIST": True,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": own.url,
+        "REDIS_URL": queue.url,
+    }
+    crawl = Crawl(site.url, tmp_path, settings, spider=SHARED_SPIDER)
+    crawl.wait_until(lambda: len(site.hits) >= 60)
+    restart_empty(own)
+    assert crawl.finish() == 0, crawl.output
+    assert len(site.hits) == 150
+    (line,) = (line for line in crawl.told("INFO") if "should the queue alone be lost" in line)
+    assert queue.url in line
+    assert own.url in line
+    site.end()
+    queue.end()
+    own.end()
 
 
 def opened(url: str, *, trust_secs: float = 0.0, **options: object) -> RedisBackend:
