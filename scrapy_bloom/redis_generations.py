@@ -272,6 +272,7 @@ class SharedGenerations:
 
     def _forget(self) -> None:
         self.live, self.older, self.kept, self.mirrors = [], [], [], []
+        self.voided += 1
         self._uncounted = 0
         self._first = min(self._first, 1)  # all of a new filter is recorded in this run, if in any
 
@@ -524,7 +525,6 @@ class SharedGenerations:
         The queue is as old, or as empty: what is known here may be of requests that are in no
         queue any more.
         """
-        self.voided += 1
         self._void = self._void or self.live  # the first, if the server is away in between
         self._forget()
         self.join()

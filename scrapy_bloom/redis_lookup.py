@@ -175,8 +175,9 @@ class SharedLookup:
                 self._shared.join()
             self._growth.turn_if_due()
         except OutageError:
-            # What is known needs no server.
-            if self._shared.live and self._is_in_a_mirror(*self._shared.locate(fingerprint)):
+            # What is known needs no server, unless too much waits for its word.
+            is_trusted = self._shared.live and self.unconfirmed < self._most_unconfirmed
+            if is_trusted and self._is_in_a_mirror(*self._shared.locate(fingerprint)):
                 self.mirror_hits += 1
                 self.unconfirmed += 1
                 return None
