@@ -41,7 +41,7 @@ LIMIT_SECS = 240.0  # that any single wait may take
 SITE_SECS = 0.02  # before each answer
 NEIGHBOURS = 4  # on each side, that a page links to
 IDLE_SECS = 3.0  # after which a worker without work ends
-AT_ONCE = 2
+AT_ONCE = 4
 
 OURS, SCRAPY_REDIS = "BloomDupeFilter", "scrapy-redis's set"
 _FILTERS = {
@@ -412,7 +412,7 @@ def _kept_if_wrong(wrong: list[Outcome]) -> Iterator[Path]:
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
-    pages, workers, rounds = (200, 2, 1) if quick else (1500, 3, 4)
+    pages, workers, rounds = (200, 2, 1) if quick else (1500, 3, 2)
     program = next(iter(programs().values()))
     cases = [(way, name, n) for n in range(rounds) for way in WAYS for name in _FILTERS]
     wrong: list[Outcome] = []

@@ -288,7 +288,7 @@ class BloomDupeFilter(BaseDupeFilter):
             fingerprint = self._fingerprint(request)
             is_seen = self._is_seen(request, fingerprint, before_recording)
             if self._unconfirmed is not None:
-                self._unconfirmed.add(request, is_seen=is_seen)
+                self._unconfirmed.add(request, fingerprint, is_seen=is_seen)
             if is_seen:
                 return True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it

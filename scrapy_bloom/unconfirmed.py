@@ -1,6 +1,8 @@
-"""Requests that were filtered on the word of a mirror, until the server has confirmed it."""
+"""Requests that a server with queue and filter may lose: filtered too late, or just queued."""
 
+import contextlib
 import logging
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +10,7 @@ from scrapy import Request, signals
 from scrapy.exceptions import DontCloseSpider
 
 from scrapy_bloom.engine import call_soon
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.failures import Failures
 
 if TYPE_CHECKING:
@@ -17,12 +20,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_KEPT = 500  # new requests, until there are newer ones
+_MAY_MISS = (
+    5  # of those that the filter still has: where exactly the server was cut off is not known
+)
+
 
 class Unconfirmed:
     """Schedules such requests again, if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
     that the mirror took for seen may be in no queue any more, and its link is not met again.
+
+    So it is with the last new requests: the server may have lost them, or, if it was cut off
+    between recording and queueing one, only that it was queued.
 
     Args:
         crawler: with a queue in Redis.
@@ -45,9 +56,10 @@ class Unconfirmed:
         self._voided = backend.voided
         self._filtered: list[Request] = []  # the backend asks the server before there are many
         self._to_schedule: list[Request] = []
+        self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT)
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
-    def add(self, request: Request, *, is_seen: bool) -> None:
+    def add(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
         """Note what the filter has just said of a request."""
         if self._backend.voided != self._voided:
             self._take_void()
@@ -57,11 +69,26 @@ class Unconfirmed:
             self._filtered.clear()
         if is_seen and self._backend.unconfirmed:
             self._filtered.append(request)
+        elif not is_seen:
+            self._new.append((fingerprint, request))
 
     def _take_void(self) -> None:
         self._voided = self._backend.voided
-        self._to_schedule += self._filtered
+        self._to_schedule += self._filtered + self._lost()
         self._filtered = []
+
+    def _lost(self) -> list[Request]:
+        """Return those of the last new requests that the server may have lost."""
+        lost, found = [], 0
+        while self._new and found < _MAY_MISS:
+            fingerprint, request = self._new.pop()
+            with contextlib.suppress(StorageError):  # asked anew when it is scheduled
+                if fingerprint in self._backend:
+                    found += 1
+                    request = request.replace(dont_filter=True)
+            lost.append(request)
+        self._new.clear()
+        return lost
 
     def _schedule(self) -> bool:
         """Give them to the scheduler, which asks the filter again; whether there were any."""
@@ -70,8 +97,7 @@ class Unconfirmed:
         if not requests or engine is None or engine.spider is None:
             return False
         logger.info(
-            "%d requests were taken for seen just before the filter was found to be lost, and are "
-            "scheduled again",
+            "%d requests from just before the server was lost or replaced are scheduled again",
             len(requests),
             extra=self._extra,
         )

@@ -70,6 +70,39 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
     server.end()
 
 
+def test_a_server_that_was_cut_off_between_recording_and_queueing(tmp_path: Path) -> None:
+    server = servers.Server("valkey", "--appendonly", "yes")
+    site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
+    site.delay = 2.0
+    settings = {
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "SCHEDULER_PERSIST": True,
+        "BLOOM_BACKEND": "redis",
+        "REDIS_URL": server.url,
+        "CONCURRENT_REQUESTS": 1,
+    }
+    site.answers |= {f"/{name}": [("/", "/a", "/b", "/c", "/d")] for name in "abcd"}
+    crawl = Crawl(site.url, tmp_path, settings, spider=SHARED_SPIDER)
+    crawl.wait_until(
+        lambda: site.total() + site.under_way == 2 and server.client.zcard("shared:requests") == 3
+    )
+    # As if the last one had not come so far.
+    (last,) = (
+        each
+        for each in server.client.zrange("shared:requests", 0, -1)
+        if site.url.encode() + (b"d" if "/d" not in site.hits else b"c") in each
+    )
+    server.client.zrem("shared:requests", last)
+    server.kill()
+    server.start()
+    site.delay = 0
+    assert crawl.finish() == 0, crawl.output
+    assert set(site.hits) == {"/", "/a", "/b", "/c", "/d"}
+    assert not crawl.told("ERROR")
+    site.end()
+    server.end()
+
+
 def test_a_queue_on_another_server(tmp_path: Path) -> None:
     """The filter's may lose all: pages are crawled again. Of the queue's, a line at the start."""
     queue, own = servers.Server(), servers.Server()
