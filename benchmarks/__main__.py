@@ -36,7 +36,6 @@ BENCHMARKS = {
     "redis": "redis_backend",
     "import": "importing",
     "crashes": "crashes",
-    "restarts": "restarts",
     "scheduler": "scheduler",
 }
 
