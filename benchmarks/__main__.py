@@ -36,6 +36,7 @@ BENCHMARKS = {
     "redis": "redis_backend",
     "import": "importing",
     "crashes": "crashes",
+    "restarts": "restarts",
     "scheduler": "scheduler",
 }
 
