@@ -10,6 +10,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generations import Generation, Lookup, unexpired
+from scrapy_bloom.journal import read_journal
 from scrapy_bloom.status import FilterStatus
 
 
@@ -111,6 +112,8 @@ class FilterReader:
         live = {each.number for each in unexpired(generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None
+        # Before the bits are asked: what a crawl moves into them meanwhile is found here or there.
+        self._recent = set() if path.is_file() else set(read_journal(filter_directory(path)) or ())
         self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -125,8 +128,8 @@ class FilterReader:
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Which of some fingerprints are recorded, or seem so, at the error rate."""
-        lookup = self._lookup
-        return [lookup is not None and each in lookup for each in fingerprints]
+        lookup, recent = self._lookup, self._recent
+        return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
 
     def close(self) -> None:
         """Unmap the files."""

@@ -163,9 +163,12 @@ def test_check(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_check_a_running_crawls_filter(tree: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scheduler", ["scrapy.core.scheduler.Scheduler", "scrapy_bloom.CrashSafeScheduler"]
+)
+def test_check_a_running_crawls_filter(scheduler: str, tree: Site, tmp_path: Path) -> None:
     tree.delay = 1.0
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job", "SCHEDULER": scheduler})
     crawl.wait_until(lambda: len(tree.hits) > 10)
     crawled = [path for path in tree.hits if path != "/p/0"]  # the start page is not recorded
     write_urls(tmp_path / "urls.txt", [f"{tree.url.rstrip('/')}{path}?a=2&b=1" for path in crawled])
