@@ -87,9 +87,16 @@ class Forgetting:
             # It is under way, or waits in the queue, perhaps since an earlier run.
             self._followers.setdefault(target, []).extend(fingerprints)
             self._num_followers += len(fingerprints)
-            while self._num_followers > _MOST_WAITING:
-                # Most of them were redirected to what an earlier run has crawled.
-                self._num_followers -= len(self._followers.pop(next(iter(self._followers))))
+            if self._num_followers > _MOST_WAITING:
+                self._forget_the_longest_waiting()
+
+    def _forget_the_longest_waiting(self) -> None:
+        """Make room: whether their target fails is not known, so rather twice than never."""
+        while self._num_followers > _MOST_WAITING:
+            followers = self._followers.pop(next(iter(self._followers)))
+            self._num_followers -= len(followers)
+            self._waiting += followers
+        self._forget()
 
     def is_dead(self, fingerprint: bytes) -> bool:
         """Check whether this run shall not crawl a request any more, forgotten so often."""

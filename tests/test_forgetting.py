@@ -304,3 +304,12 @@ def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path:
     assert run.finish() == 0, run.output
     assert looping.hits["/9"] == looping.hits["/late"] == 1
     assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before
+
+
+def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:
+    forgotten: list[bytes] = []
+    forgetting = Forgetting(forgotten.extend, lambda _: None)
+    names = [b"%d" % number for number in range(100_100)]
+    for name in names:
+        forgetting.followed(b"queued " + name, [name])
+    assert forgotten == names[:100]
