@@ -200,10 +200,7 @@ class BloomSettings:
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
-                field, value = name.removeprefix(PREFIX).lower(), settings[name]
-                # The command line can't say None otherwise.
-                is_empty = value == "" and field in _MAY_BE_NONE
-                values[field] = None if is_empty else _checked(name, value)
+                values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         if values.get("backend") == "redis":
             url, params = _redis_place(settings, values.get("redis_url"))
             values.update(redis_url=url, redis_params=params)
@@ -332,7 +329,9 @@ def _redis_params(settings: BaseSettings) -> dict[str, Any]:
         raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
 
 
-_MAY_BE_NONE = {each.name for each in fields(BloomSettings) if each.default is None}
+_MAY_BE_NONE = {
+    PREFIX + each.name.upper() for each in fields(BloomSettings) if each.default is None
+}
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "BLOOM_EXPECTED_REQUESTS": _whole_number,
     "BLOOM_ERROR_RATE": _rate,
@@ -371,6 +370,8 @@ def _checked(name: str, value: Any) -> Any:
     if check is None:
         raise SettingError(_unknown(name))
     try:
+        if name in _MAY_BE_NONE and isinstance(value, str) and not value:
+            return None  # the command line can't say it otherwise
         return check(name, value)
     except SettingError:
         raise

@@ -200,7 +200,7 @@ def test_no_room_for_the_filter_is_told_at_the_start(
     assert crawl.finish() != 0
     assert not tree.hits
     (error,) = crawl.told("ERROR")
-    assert "cannot be created: No space left on device; the filter takes 37,867,520 b" in error
+    assert "cannot be created: No space left on device; the filter takes 56,111,104 b" in error
     assert "make room, set BLOOM_DIR to a larger disk, or lower BLOOM_EXPECTED_REQUESTS" in error
     assert not list(disk.inside.glob("*.bloom*"))
 

@@ -14,7 +14,7 @@ from scrapy.settings import BaseSettings
 from scrapy_bloom import SettingError
 from scrapy_bloom.settings import BloomSettings
 
-SEED = 20_261_121
+SEED = 20261121
 VALUES = 10_000
 LONGEST_MESSAGE = 1000
 
@@ -34,7 +34,7 @@ SECRETS = ["BLOOM_SALT", "BLOOM_REDIS_URL"]
 NAMES = sorted(
     [
         *("BLOOM_EXPECTED_REQUESTS", "BLOOM_ERROR_RATE", "BLOOM_DIR"),
-        *("BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
+        *("BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY", "BLOOM_DONE_STATUSES"),
         *(*CHOICES, *FLAGS, *SECONDS, *SECRETS),
     ]
 )
@@ -52,6 +52,8 @@ def is_documented(name: str, value: Any) -> bool:  # noqa: PLR0911 - one for eac
         return value in CHOICES[name]
     if name in FLAGS:
         return type(value) is bool
+    if name == "BLOOM_DONE_STATUSES":
+        return all(type(each) is int and 100 <= each <= 999 for each in value)
     if name == "BLOOM_SALT":
         return value is None or (type(value) is bytes and len(value) == 16)
     if name == "BLOOM_REDIS_URL":

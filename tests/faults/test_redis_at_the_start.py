@@ -185,7 +185,7 @@ def test_no_room_for_the_filter_is_told_with_what_it_takes(
     admin(server).config_set("maxmemory", memory + 500_000)
     crawl = start(site, url_of(server), tmp_path, BLOOM_EXPECTED_REQUESTS=5_000_000)
     assert refusal(crawl, site) == (
-        "SERVER: the server's memory is full (maxmemory), and a generation takes 18,931,712 bytes; "
+        "SERVER: the server's memory is full (maxmemory), and a generation takes 28,057,600 bytes; "
         "give it more, or lower BLOOM_EXPECTED_REQUESTS"
     )
 
