@@ -126,20 +126,18 @@ def tell_of_end(
 def warn_that_all_was_seen(
     filtered: int, place: str, *, stats: StatsCollector, extra: Mapping[str, Any]
 ) -> None:
-    """Warn at the close of a run in which no request has passed the filter.
+    """Warn at the close of a run that has crawled nothing, since all was seen.
 
     Args:
         filtered: how many requests were filtered.
         place: the filter, for people.
-        stats: of the crawl. Requests of an earlier run, from a job's queue, are taken from the
-            scheduler, and not put there.
+        stats: of the crawl: the scheduler counts what was taken from it, also what is not filtered.
         extra: for the log records.
     """
-    taken = stats.get_value("scheduler/dequeued", 0) - stats.get_value("scheduler/enqueued", 0)
-    if not filtered or taken > 0:
+    if not filtered or stats.get_value("scheduler/dequeued", 0) > 0:
         return
     logger.warning(
-        "Nothing new was crawled: each of the %s requests that came to the filter was recorded in "
+        "Nothing was crawled: each of the %s requests that came to the filter was recorded in "
         '%s before. Pages that lead to new ones are crawled once in each run with meta={"bloom_'
         'filter": "run"}; to crawl pages again after some time, set BLOOM_WINDOW_SECS; to start '
         "over, use another JOBDIR, BLOOM_DIR or BLOOM_REDIS_KEY, or `scrapy bloom reset`",

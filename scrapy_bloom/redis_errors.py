@@ -62,6 +62,7 @@ def is_passing(error: Exception) -> bool:
         errors.ClusterError,
         errors.RedisClusterException,
         errors.TryAgainError,
+        errors.WatchError,
         errors.ReadOnlyError,
         errors.OutOfMemoryError,
         OSError,

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.redis_client import import_redis
 from scrapy_bloom.redis_server import RedisServer
 
 logger = logging.getLogger(__name__)
@@ -97,8 +96,7 @@ class RedisLock:
                     return
                 pipeline.multi()
                 change(pipeline)
-                with contextlib.suppress(import_redis().WatchError):
-                    pipeline.execute()
+                pipeline.execute()  # if it changed meanwhile, this fails, and is done again
 
         self._server.call(do)
 

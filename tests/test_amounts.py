@@ -23,7 +23,6 @@ SETTINGS = {
     "BLOOM_WINDOW_SECS": "7d",
     "BLOOM_ON_FULL": "warn",
     "BLOOM_SYNC_SECS": "0.5m",
-    "BLOOM_REDIS_DEADLINE_SECS": "20s",
 }
 
 
@@ -51,6 +50,7 @@ def test_a_filter_with_six_parts_is_what_was_asked_for(
         url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
         upload(tmp_path / "filter", url, key)
         place = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key}
+        place["BLOOM_REDIS_DEADLINE_SECS"] = "20s"
     crawl = Crawl(tree.url, tmp_path, {**SETTINGS, **place})
     assert crawl.finish() == 0, crawl.output
     assert len(tree.hits) == 150

@@ -137,7 +137,7 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     assert not crawl.lines("ERROR")
     assert not site.hits
     (warning,) = crawl.told("WARNING")
-    assert "Nothing new was crawled: each of the 1 requests that came to the filter was " in warning
+    assert "Nothing was crawled: each of the 1 requests that came to the filter was " in warning
     assert 'meta={"bloom_filter": "run"}' in warning
 
 

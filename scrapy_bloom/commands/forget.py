@@ -8,7 +8,7 @@ What the filter has not recorded is new anyway, and left out.
 
 Examples:
   scrapy bloom forget jobs/shop https://shop.example/a https://shop.example/b
-  scrapy bloom forget filters/shop --file urls.txt
+  scrapy bloom forget jobs/shop --file urls.txt
   scrapy bloom forget redis://localhost:6379/0 --key shop:bloom --file -
 """
 

@@ -498,7 +498,8 @@ def test_dropped_replies_show_in_the_retries_only(
     assert proxy.dropped >= 5
     assert stats["bloom/redis/retries"] >= 5
     assert "bloom/errors" not in stats
-    assert is_quiet(crawl)
+    # By chance so many in a row that it looks like an outage.
+    assert all(" does not answer: " in line for line in told(crawl, "WARNING", "ERROR"))
     assert not site.missing()
     assert site.repeats() <= proxy.dropped
 
