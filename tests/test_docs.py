@@ -148,13 +148,15 @@ def test_each_setting_is_described() -> None:
     described = described_settings()
     assert set(described) == set(_CHECKS)
     for name, (default, _) in described.items():
-        assert ast.literal_eval(default) == DEFAULTS[name], name
+        assert _CHECKS[name](name, ast.literal_eval(default)) == DEFAULTS[name], name
 
 
 @pytest.mark.parametrize("name", _CHECKS)
 def test_what_a_setting_may_be_is_described(name: str) -> None:
     _, allowed = described_settings()[name]
     check = _CHECKS[name]
+    allowed, _, texts = allowed.partition(", or a text such as ")
+    assert all(check(name, each) > 0 for each in re.findall(r'"(\w+)"', texts))
     numbers = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:e-\d+)?", allowed)]
     if allowed.startswith("one of "):
         choices = re.findall(r'"(\w+)"', allowed)
