@@ -243,7 +243,7 @@ def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
     """
     rates = [each.error_rate for each in live]
     if live[-1].open_until:
-        rate = max(rates) * LIVE_QUARTERS * (2 if on_full == "grow" else 1)
+        rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth, and for long runs
     else:
         rate = sum(rates) + (0 if on_full == "warn" else rates[-1])
     return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
