@@ -23,7 +23,6 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
-_BRIEF_SECS = 0.5  # replies that are lost one after the other are no outage yet
 _SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
 
 
@@ -169,9 +168,9 @@ class RedisServer:
         self.deadline_secs = min(self.deadline_secs, secs)
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
-        """Warn once of an outage that is waited out, but not of replies that were lost."""
+        """Warn once of an outage that is waited out, but not of a single reply that was lost."""
         rest = begun + self.deadline_secs - now
-        if self._warned_of is None and now >= begun + _BRIEF_SECS and rest > _SILENT_SECS:
+        if self._warned_of is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
             self._warned_of = begun
             logger.warning(
                 "%s does not answer: %s. It is waited for, up to %g seconds "
