@@ -31,10 +31,10 @@ from scrapy_bloom.fullness import Fullness
 from scrapy_bloom.leftover import (
     Leftover,
     log_risk,
+    log_that_all_was_seen,
     log_two_servers,
     outlives_the_run,
     tell_of_end,
-    warn_that_all_was_seen,
 )
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.marks import KEY
@@ -415,7 +415,7 @@ class BloomDupeFilter(BaseDupeFilter):
             extra=self._extra,
         )
         if reason == "finished" and not self._has_passed and not self._is_queue_shared:
-            warn_that_all_was_seen(
+            log_that_all_was_seen(
                 self._duplicates, status.location, stats=self._stats, extra=self._extra
             )
 

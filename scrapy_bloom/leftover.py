@@ -123,10 +123,12 @@ def tell_of_end(
     )
 
 
-def warn_that_all_was_seen(
+def log_that_all_was_seen(
     filtered: int, place: str, *, stats: StatsCollector, extra: Mapping[str, Any]
 ) -> None:
-    """Warn at the close of a run that has crawled nothing, since all was seen.
+    """Tell at the close of a run that nothing has passed the filter, since all was seen.
+
+    That is a WARNING if nothing was crawled at all, also no start page that is never filtered.
 
     Args:
         filtered: how many requests were filtered.
@@ -134,10 +136,11 @@ def warn_that_all_was_seen(
         stats: of the crawl: the scheduler counts what was taken from it, also what is not filtered.
         extra: for the log records.
     """
-    if not filtered or stats.get_value("scheduler/dequeued", 0) > 0:
+    if not filtered:
         return
-    logger.warning(
-        "Nothing was crawled: each of the %s requests that came to the filter was recorded in "
+    logger.log(
+        logging.INFO if stats.get_value("scheduler/dequeued", 0) else logging.WARNING,
+        "Nothing new was crawled: each of the %s requests that came to the filter was recorded in "
         '%s before. Pages that lead to new ones are crawled once in each run with meta={"bloom_'
         'filter": "run"}; to crawl pages again after some time, set BLOOM_WINDOW_SECS; to start '
         "over, use another JOBDIR, BLOOM_DIR or BLOOM_REDIS_KEY, or `scrapy bloom reset`",
