@@ -117,20 +117,29 @@ def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logge
 def _log_only_news() -> None:
     """Keep the event loops of this process from logging an error again that `is_logged`."""
     for name in ("asyncio", "twisted"):
-        logging.getLogger(name).addFilter(_is_news)
+        logging.getLogger(name).addFilter(_OnlyNews())
     # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
     globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether a record says more than the error that was logged at the start."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, BloomError) and error.is_logged:
-        return False
-    # The headline of such a record; and what an engine leaves that was built and never started.
-    return not record.getMessage().startswith(
-        ("Unhandled error in Deferred", "Unclosed client session")
-    )
+class _OnlyNews(logging.Filter):
+    """Drops what says no more than the error that was logged at the start."""
+
+    _headline: logging.LogRecord | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        headline, self._headline = self._headline, None
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, BloomError) and error.is_logged:
+            return False
+        message = record.getMessage()
+        if message.startswith("Unhandled error in Deferred"):
+            self._headline = record  # of the next record: dropped or logged with it
+            return False
+        if headline is not None:
+            logging.getLogger(headline.name).callHandlers(headline)
+        # What an engine leaves that was built and never started.
+        return not message.startswith("Unclosed client session")
 
 
 class Ticker:

@@ -115,8 +115,18 @@ def test_a_script_gets_the_error_itself(tmp_path: Path) -> None:
     assert script(tmp_path, "CrawlerProcess", "wait").stdout == "SettingError\n"
 
 
-def script(work_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", _SCRIPT, *arguments]
+def test_errors_of_others_are_told_of_after_it(tmp_path: Path) -> None:
+    later = 'from twisted.internet import defer; defer.fail(ValueError("of another"))\n'
+    code = _SCRIPT.replace("process.start()\n", "process.start()\n" + later)
+    told = script(tmp_path, "CrawlerProcess", code=code).stderr.partition(SAID_OF_IT)[2]
+    assert told.count("Unhandled error in Deferred") == 1
+    assert told.index("Unhandled error in Deferred") < told.index("ValueError: of another")
+
+
+def script(
+    work_dir: Path, *arguments: str, code: str = _SCRIPT
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(
         command, cwd=work_dir, capture_output=True, text=True, timeout=60, check=False
     )
