@@ -94,20 +94,23 @@ class Journal:
         May run in any thread, beside `add`.
 
         Raises:
-            OSError: the disk failed; all is as it was.
+            OSError: the disk failed: what was not moved is kept here.
         """
         with self._settle_lock:
+            self._move_settling()  # left if the disk failed the last time
             with self._add_lock:
-                if not self._settling:  # else the disk failed the last time
-                    self._settling = self._new
-                    self._new = set()
-                    self._fd, self._other_fd = self._other_fd, self._fd
-            if self._settling:
-                self._sync_queue()
-                for fingerprint in self._settling:
-                    self._record(fingerprint)
-                self._settling = set()
-                os.ftruncate(self._other_fd, 0)
+                self._settling = self._new  # first: it is read beside this
+                self._new = set()
+                self._fd, self._other_fd = self._other_fd, self._fd
+            self._move_settling()
+
+    def _move_settling(self) -> None:
+        if self._settling:
+            self._sync_queue()
+            for fingerprint in self._settling:
+                self._record(fingerprint)
+            self._settling = set()
+            os.ftruncate(self._other_fd, 0)
 
     def close(self, *, settled: bool) -> None:
         """Close the files, and remove them if all that they hold is settled."""

@@ -211,7 +211,6 @@ class FileStore:
         """Write everything to the disk, and return the files that are not there any more."""
         try:
             self._sync_queue()
-            self._sync_queue()  # for what was recorded since the disk failed, if it has
         except OSError as error:
             raise self._not_written(self._directory.path, error) from error
         counts = {generation.number: generation.count for generation in self._live}

@@ -70,8 +70,6 @@ def test_a_queue_that_cannot_be_written_keeps_all_out_of_the_filter(tmp_path: Pa
     failing[0] = False
     journal.settle()
     assert first in bits
-    assert second not in bits
-    journal.settle()
     assert second in bits
     journal.close(settled=True)
 
