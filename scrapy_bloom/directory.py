@@ -20,6 +20,7 @@ from scrapy_bloom.header import Header, State, clip, read_header
 from scrapy_bloom.job import Job
 from scrapy_bloom.journal import Journal, read_journal, remove_journal
 from scrapy_bloom.locks import Lock, lock_file
+from scrapy_bloom.sqlite_files import sync_log
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"
@@ -205,7 +206,7 @@ class FilterDirectory:
 
         What has failed is removed from the queue once it is forgotten.
         """
-        jobdir.sync_log(self.path / forgotten_file.NAME)
+        sync_log(self.path / forgotten_file.NAME)
         self._job.sync_queue()
 
     def end(self) -> None:

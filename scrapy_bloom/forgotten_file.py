@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.sqlite_files import beside, connect_readonly
 
 if TYPE_CHECKING:
     import sqlite3
@@ -30,8 +31,8 @@ COMMIT;
 
 def files(directory: Path) -> list[Path]:
     """Return the database of a filter's directory, and what SQLite keeps beside it."""
-    paths = [directory / f"{NAME}{more}" for more in ("", "-wal", "-shm")]
-    return [path for path in paths if path.exists()]
+    database = directory / NAME
+    return [path for path in (database, *beside(database)) if path.exists()]
 
 
 class ForgottenFile:
@@ -149,24 +150,21 @@ class ForgottenFile:
             if self._opened is None:
                 self._opened = self._connected()
             yield self._opened
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from error
 
     def _connected(self) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
-        address = str(self._path or "")
         if self._readonly and self._path is not None:
-            # Without a log beside it, nobody has it open; SQLite would make one.
-            is_closed = not self._path.with_name(f"{NAME}-wal").exists()
-            address = f"{self._path.resolve().as_uri()}?{'immutable=1' if is_closed else 'mode=ro'}"
-        db = sqlite3.connect(
-            address,
-            uri=self._readonly,
-            timeout=_BUSY_SECS,
-            isolation_level=None,
-            check_same_thread=False,  # a shell opens it in one thread and uses it in another
-        )
+            db = connect_readonly(self._path)
+        else:
+            db = sqlite3.connect(
+                str(self._path or ""),
+                timeout=_BUSY_SECS,
+                isolation_level=None,
+                check_same_thread=False,  # a shell opens it in one thread and uses it in another
+            )
         try:
             is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             self._check(db, is_new=is_new)

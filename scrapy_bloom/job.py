@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
+from scrapy_bloom.sqlite_files import sync_log
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Job:
             OSError: the disk failed.
         """
         if self.path is not None:
-            jobdir.sync_log(jobdir.database_path(self.path))
+            sync_log(jobdir.database_path(self.path))
 
     def goes_on_with(self, filter_id: str) -> None:
         """The crawl, if it has begun, records in that filter from now on."""

@@ -9,6 +9,8 @@ import os
 import time
 from pathlib import Path
 
+from scrapy_bloom.sqlite_files import beside
+
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
@@ -45,28 +47,11 @@ def was_cut_to_nothing(path: Path) -> bool:
     return path.is_file() and path.stat().st_size <= 1
 
 
-def sync_log(database: Path) -> None:
-    """Write a SQLite database to the disk, as it is now, by its write-ahead log; in any thread.
-
-    What is not in that log any more, SQLite has written to the disk. (The other files must not be
-    opened here: closing them would end the locks that SQLite has on them in this process.)
-
-    Raises:
-        OSError: the disk failed.
-    """
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(f"{database}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def database_changed_at(job_dir: Path) -> float:
     """When the queue of CrashSafeScheduler was last written to, in seconds since 1970."""
     database = database_path(job_dir)
-    paths = (database, Path(f"{database}-wal"))
-    return max(path.stat().st_mtime for path in paths if path.exists())
+    log, _ = beside(database)
+    return max(path.stat().st_mtime for path in (database, log) if path.exists())
 
 
 def mark_path(job_dir: Path) -> Path:
@@ -168,10 +153,9 @@ def set_aside(path: Path) -> Path:
     while target.exists():
         target = path.with_name(f"{path.name}{SET_ASIDE}{stamp}-{number}")
         number += 1
-    for more in ("-wal", "-shm"):  # beside a SQLite database, of which they are a part
-        part = path.with_name(path.name + more)
+    for part, new in zip(beside(path), beside(target), strict=True):
         if part.exists():
-            part.rename(target.with_name(target.name + more))
+            part.rename(new)
     return path.rename(target)
 
 

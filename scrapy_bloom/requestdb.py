@@ -7,15 +7,14 @@ missing.
 
 import contextlib
 import pickle
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.jobdir import DATABASE_ID
+from scrapy_bloom.sqlite_files import beside, connect_readonly
 
 FORMAT_VERSION = 1
 _LARGEST = 2**63 - 1  # an integer of SQLite
@@ -89,9 +88,9 @@ class RequestDatabase:
             except BaseException:
                 self._db.close()
                 if not was_there:  # an empty one would look like a queue that was cut to nothing
-                    for part in ("", "-wal", "-shm"):
+                    for part in (path, *beside(path)):
                         with contextlib.suppress(OSError):
-                            Path(f"{path}{part}").unlink()
+                            part.unlink()
                 raise
         except sqlite3.Error as error:
             raise _unusable(path, error) from error
@@ -255,26 +254,11 @@ def read_counts(path: Path) -> tuple[int, int]:
     Raises:
         StorageError: it cannot be read, or is damaged.
     """
-    wal, shm = Path(f"{path}-wal"), Path(f"{path}-shm")
     try:
-        if not wal.exists():  # no crawl uses it, and SQLite would make one
-            return _counts(path, "immutable=1")
-        if shm.exists():  # SQLite may write to it, unless it is told not to
-            with contextlib.suppress(sqlite3.OperationalError):
-                return _counts(path, "mode=ro&readonly_shm=1")
-            return _counts(path, "mode=ro")
-        with tempfile.TemporaryDirectory() as directory:
-            for part in (path, wal):
-                shutil.copy(part, directory)
-            return _counts(Path(directory, path.name), "mode=ro")
+        with contextlib.closing(connect_readonly(path)) as db:
+            counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
     except (sqlite3.Error, OSError) as error:
         raise _unusable(path, error) from error
-
-
-def _counts(path: Path, options: str) -> tuple[int, int]:
-    uri = f"{path.resolve().as_uri()}?{options}"
-    with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
-        counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
     return counts.get(0, 0), counts.get(1, 0)
 
 

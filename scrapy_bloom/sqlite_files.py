@@ -1,0 +1,74 @@
+"""The files of a SQLite database: those beside it, on the disk, or only looked at."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import sqlite3
+
+
+def beside(database: Path) -> tuple[Path, Path]:
+    """Return the paths of the write-ahead log and its index, which are a part of a database."""
+    return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
+
+
+def sync_log(database: Path) -> None:
+    """Write a database to the disk, as it is now, by its write-ahead log; in any thread.
+
+    What is not in that log any more, SQLite has written to the disk. (The other files must not be
+    opened here: closing them would end the locks that SQLite has on them in this process.)
+
+    Raises:
+        OSError: the disk failed.
+    """
+    log, _ = beside(database)
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def connect_readonly(database: Path) -> "sqlite3.Connection":
+    """Connect to a database, also while a crawl uses it, and where nothing may be written.
+
+    No file is changed or left behind.
+
+    Raises:
+        sqlite3.Error: it is no database, or damaged.
+        OSError: it cannot be copied.
+    """
+    import sqlite3  # noqa: PLC0415 - it takes a MB
+
+    log, index = beside(database)
+    if not log.exists():  # nobody has it open, and SQLite would make one
+        return _connected(database, "immutable=1")
+    if index.exists():  # SQLite may write to it, unless it is told not to
+        with contextlib.suppress(sqlite3.OperationalError):
+            return _connected(database, "mode=ro&readonly_shm=1")
+        return _connected(database, "mode=ro")
+    with tempfile.TemporaryDirectory() as directory:  # its files are open by then
+        for part in (database, log):
+            shutil.copy(part, directory)
+        return _connected(Path(directory, database.name), "mode=ro")
+
+
+def _connected(database: Path, options: str) -> "sqlite3.Connection":
+    import sqlite3  # noqa: PLC0415 - as above
+
+    db = sqlite3.connect(
+        f"{database.resolve().as_uri()}?{options}",
+        uri=True,
+        check_same_thread=False,  # a shell opens it in one thread and uses it in another
+    )
+    try:
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # it is read only now
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -1,0 +1,84 @@
+"""Looking at the databases of a job and of a filter: no file is changed, and none is left."""
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from scrapy_bloom import StorageError
+from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.requestdb import RequestDatabase, read_counts
+
+
+def with_a_request(path: Path) -> RequestDatabase:
+    database = RequestDatabase(path, by_slot=True)
+    database.push({}, slot="", priority=0, rank=0, newest_first=True)
+    return database
+
+
+def with_a_fingerprint(path: Path) -> ForgottenFile:
+    file = ForgottenFile(path)
+    file.add([b"page"])
+    return file
+
+
+def forgotten_in(path: Path) -> list[bytes]:
+    with closing(ForgottenFile(path, readonly=True)) as file:
+        assert len(file) == 1
+        assert file.has(b"page")
+        return list(file.all())
+
+
+KINDS = {
+    "requests.sqlite": (with_a_request, read_counts, (1, 0)),
+    "forgotten.sqlite": (with_a_fingerprint, forgotten_in, [b"page"]),
+}
+
+
+def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
+
+
+@pytest.mark.parametrize("beside", [("-wal", "-shm"), ("-wal",), ()])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_look_changes_nothing(name: str, beside: tuple[str, ...], tmp_path: Path) -> None:
+    make, look, found = KINDS[name]
+    database = make(tmp_path / name)
+    if not beside:
+        database.close()
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for more in ("", *beside):  # without its -shm, as in a copy
+        shutil.copy(tmp_path / f"{name}{more}", killed)
+    before = contents(killed)
+    assert look(killed / name) == found
+    assert contents(killed) == before
+    database.close()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_look_while_it_is_used(name: str, tmp_path: Path) -> None:
+    make, look, found = KINDS[name]
+    with closing(make(tmp_path / name)):
+        names = contents(tmp_path).keys()
+        assert look(tmp_path / name) == found
+        assert contents(tmp_path).keys() == names
+    assert contents(tmp_path).keys() == {name}
+    assert look(tmp_path / name) == found
+    assert contents(tmp_path).keys() == {name}
+
+
+@pytest.mark.parametrize("look", [read_counts, forgotten_in])
+@pytest.mark.parametrize("beside", ["-wal", "-shm"])
+def test_what_cannot_be_read_is_left_as_it_is(
+    look: Callable[[Path], object], beside: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "forgotten.sqlite"
+    for damaged in (path, path.with_name(path.name + beside)):
+        damaged.write_bytes(b"no database " * 500)
+    before = contents(tmp_path)
+    with pytest.raises(StorageError, match="cannot be used"):
+        look(path)
+    assert contents(tmp_path) == before
