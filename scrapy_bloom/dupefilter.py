@@ -39,7 +39,9 @@ from scrapy_bloom.leftover import (
 from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.marks import KEY
 from scrapy_bloom.outcomes import Outcome, Outcomes
-from scrapy_bloom.settings import BloomSettings, address_of_queue
+from scrapy_bloom.redis_settings import place_of_queue
+from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.stats import set_stats
 from scrapy_bloom.status import FilterStatus, size_text
 from scrapy_bloom.this_run import ThisRun
@@ -222,7 +224,8 @@ class BloomDupeFilter(BaseDupeFilter):
         new = cls._built(crawler, queue_is_shared=True)
         new._queue_is_shared()  # noqa: SLF001 - our own
         new.open()
-        address, place = address_of_queue(crawler.settings), new.backend.status().location
+        address = without_secrets(place_of_queue(crawler.settings)[0])
+        place = new.backend.status().location
         is_crawl = new._unconfirmed is not None  # noqa: SLF001 - our own
         if is_crawl and not place.startswith(address.rpartition("/")[0]):
             log_two_servers(address, place, new._extra)  # noqa: SLF001 - our own

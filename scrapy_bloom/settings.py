@@ -1,21 +1,19 @@
 """The BLOOM_* settings: read, checked and explained in one place."""
 
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
 
 from scrapy_bloom import amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.hashing import SALT_BYTES
-from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.redis_settings import checked_url, place_of_queue
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 logger = logging.getLogger(__name__)
@@ -24,35 +22,45 @@ PREFIX = "BLOOM_"
 _MAX_SECONDS = 10**9
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
 
-
-def _whole_number(name: str, value: Any) -> int:
-    allowed = f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M"
-    number = _as_number(name, value, allowed)
-    if number != int(number) or not 1 <= number <= MAX_CAPACITY:
-        raise _error(name, value, allowed)
-    return int(number)
+_Check = Callable[[str, Any], Any]  # name and value of a setting; raises a SettingError
 
 
-def _rate(name: str, value: Any) -> float:
-    allowed = f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9"
-    number = _as_number(name, value, allowed)
-    if not MIN_ERROR_RATE <= number < 1:
-        raise _error(name, value, allowed)
-    return float(number)
+def _number(
+    kind: type[int | float],
+    allowed: str,
+    is_allowed: Callable[[float], bool],
+    read: Callable[[str], float] = amounts.number,
+) -> _Check:
+    def check(name: str, value: Any) -> int | float:
+        number = read(value) if isinstance(value, str) else value
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not is_number or not is_allowed(number):
+            raise _error(name, value, allowed)
+        return kind(number)
+
+    return check
 
 
-def _seconds(name: str, value: Any) -> float:
-    allowed = (
-        f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or '
-        '"7d"; 0 switches it off'
-    )
-    number = _as_number(name, value, allowed, amounts.seconds)
-    if not 0 <= number <= _MAX_SECONDS:
-        raise _error(name, value, allowed)
-    return float(number)
+_whole_number = _number(
+    int,
+    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
+    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
+)
+_rate = _number(
+    float,
+    f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
+    lambda number: MIN_ERROR_RATE <= number < 1,
+)
+_seconds = _number(
+    float,
+    f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
+    "switches it off",
+    lambda number: 0 <= number <= _MAX_SECONDS,
+    amounts.seconds,
+)
 
 
-def _choice(*choices: str) -> Callable[[str, Any], str]:
+def _choice(*choices: str) -> _Check:
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in choices:
             raise _error(name, value, "one of " + ", ".join(f'"{choice}"' for choice in choices))
@@ -61,13 +69,9 @@ def _choice(*choices: str) -> Callable[[str, Any], str]:
     return check
 
 
-def _directory(name: str, value: Any) -> str | None:
+def _directory(name: str, value: Any) -> str:
     allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)):
-        raise _error(name, value, allowed)
-    path = os.fspath(value)
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
     if "://" in path:  # of a server, perhaps with a password
@@ -84,7 +88,7 @@ def _directory(name: str, value: Any) -> str | None:
 
 
 def _check_template(name: str, value: str, allowed: str) -> None:
-    """That nothing but the spider's name is to be put in."""
+    """Check that nothing but the spider's name is to be put in."""
     if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
         raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
 
@@ -108,19 +112,6 @@ def _statuses(name: str, value: Any) -> frozenset[int]:
     return frozenset(statuses)
 
 
-def _redis_url(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    try:
-        without_secrets(value if isinstance(value, str) else "")
-    except ValueError as error:
-        # It may hold a password.
-        raise SettingError(
-            f"{name} is not valid (its value is kept out of the log): allowed is {error}"
-        ) from None
-    return str(value)
-
-
 def _redis_key(name: str, value: Any) -> str:
     allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
     if not isinstance(value, str) or not value or "{" in value or "}" in value:
@@ -130,15 +121,13 @@ def _redis_key(name: str, value: Any) -> str:
     return value
 
 
-def _service(name: str, value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value):
+def _service(name: str, value: Any) -> str:
+    if isinstance(value, str) and value:
         return value
     raise _error(name, value, "the name of the service that a Sentinel watches")
 
 
-def _salt(name: str, value: Any) -> bytes | None:
-    if value is None:
-        return None
+def _salt(name: str, value: Any) -> bytes:
     try:
         salt = bytes.fromhex(value)
     except (TypeError, ValueError):
@@ -152,6 +141,10 @@ def _salt(name: str, value: Any) -> bytes | None:
     return salt
 
 
+def _setting(default: Any, check: _Check, *, is_secret: bool = False) -> Any:
+    return field(default=default, repr=not is_secret, metadata={"check": check})
+
+
 @dataclass(frozen=True)
 class BloomSettings:
     """The settings of one crawl, checked.
@@ -163,27 +156,27 @@ class BloomSettings:
         redis_params: options of redis-py beside that URL, from scrapy-redis's REDIS_PARAMS.
     """
 
-    expected_requests: int = 1_000_000
-    error_rate: float = 1e-9
-    backend: str = "local"
-    dir: str | None = None
-    on_full: str = "grow"
-    window_secs: float = 0.0
-    forget_failed: bool = False
-    done_statuses: frozenset[int] = frozenset({404, 410})
-    record_on: str = "scheduled"
-    on_unclean_shutdown: str = "auto"
-    sync_secs: float = 30.0
-    salt: bytes | None = field(default=None, repr=False)
-    redis_url: str | None = field(default=None, repr=False)
+    expected_requests: int = _setting(1_000_000, _whole_number)
+    error_rate: float = _setting(1e-9, _rate)
+    backend: str = _setting("local", _choice("local", "redis"))
+    dir: str | None = _setting(None, _directory)
+    on_full: str = _setting("grow", _choice("grow", "warn", "close"))
+    window_secs: float = _setting(0.0, _seconds)
+    forget_failed: bool = _setting(False, _flag)
+    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
+    record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
+    on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
+    sync_secs: float = _setting(30.0, _seconds)
+    salt: bytes | None = _setting(None, _salt, is_secret=True)
+    redis_url: str | None = _setting(None, checked_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_cluster: bool = False
-    redis_sentinel: str | None = None
-    redis_key: str = "%(spider)s:bloom"
-    redis_deadline_secs: float = 30.0
-    redis_on_outage: str = "close"
-    redis_mirror: bool = True
-    redis_flush: bool = False
+    redis_cluster: bool = _setting(False, _flag)
+    redis_sentinel: str | None = _setting(None, _service)
+    redis_key: str = _setting("%(spider)s:bloom", _redis_key)
+    redis_deadline_secs: float = _setting(30.0, _seconds)
+    redis_on_outage: str = _setting("close", _choice("close", "pass"))
+    redis_mirror: bool = _setting(True, _flag)
+    redis_flush: bool = _setting(False, _flag)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -201,9 +194,8 @@ class BloomSettings:
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
-        if values.get("backend") == "redis":
-            url, params = _redis_place(settings, values.get("redis_url"))
-            values.update(redis_url=url, redis_params=params)
+        if values.get("backend") == "redis" and values.get("redis_url") is None:
+            values["redis_url"], values["redis_params"] = place_of_queue(settings)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
         return new
@@ -215,11 +207,9 @@ class BloomSettings:
             extra: for the log record.
         """
         unused = [
-            PREFIX + each.name.upper()
-            for each in fields(self)
-            if each.name.startswith("redis_")
-            and each.name != "redis_params"
-            and getattr(self, each.name) != each.default
+            name
+            for name, each in _SETTINGS.items()
+            if each.name.startswith("redis_") and getattr(self, each.name) != each.default
         ]
         if self.backend == "local" and unused:
             logger.warning(
@@ -278,86 +268,9 @@ class BloomSettings:
         return Path(job_dir, "bloom").absolute() if job_dir else None
 
 
-def _redis_place(settings: BaseSettings, own: str | None) -> tuple[str, Mapping[str, Any]]:
-    """The URL of the Redis server, and options of redis-py for what it does not say.
-
-    That is BLOOM_REDIS_URL alone, or else what scrapy-redis uses: REDIS_URL, REDIS_HOST,
-    REDIS_PORT, REDIS_DB and REDIS_PARAMS.
-    """
-    if own is not None:
-        return own, {}
-    params = _redis_params(settings)
-    for name in ("url", "host", "port", "db"):
-        if value := settings.get(f"REDIS_{name.upper()}"):
-            params[name] = value
-    if url := params.pop("url", None):
-        return _redis_url("REDIS_URL", url) or "", params
-    host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
-    if path := params.pop("unix_socket_path", None):
-        url = f"unix://{quote(str(path))}"
-    else:
-        scheme = "rediss" if params.pop("ssl", False) else "redis"
-        host = f"[{host}]" if ":" in host else host  # IPv6
-        url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
-    return _redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url) or "", params
-
-
-def address_of_queue(settings: BaseSettings) -> str:
-    """Return the URL of scrapy-redis's server, without secrets.
-
-    Raises:
-        SettingError: it is not valid.
-    """
-    url, _ = _redis_place(settings, None)
-    return without_secrets(url)
-
-
-def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
-    """The options of redis-py in REDIS_PARAMS, without those that say which server it is.
-
-    Raises:
-        SettingError: it is no dict.
-    """
-    place = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
-    return {name: value for name, value in _redis_params(settings).items() if name not in place}
-
-
-def _redis_params(settings: BaseSettings) -> dict[str, Any]:
-    try:
-        return dict(settings.getdict("REDIS_PARAMS"))
-    except (TypeError, ValueError):
-        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
-
-
-_MAY_BE_NONE = {
-    PREFIX + each.name.upper() for each in fields(BloomSettings) if each.default is None
+_SETTINGS = {
+    PREFIX + each.name.upper(): each for each in fields(BloomSettings) if "check" in each.metadata
 }
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "BLOOM_EXPECTED_REQUESTS": _whole_number,
-    "BLOOM_ERROR_RATE": _rate,
-    "BLOOM_BACKEND": _choice("local", "redis"),
-    "BLOOM_DIR": _directory,
-    "BLOOM_ON_FULL": _choice("grow", "warn", "close"),
-    "BLOOM_WINDOW_SECS": _seconds,
-    "BLOOM_FORGET_FAILED": _flag,
-    "BLOOM_DONE_STATUSES": _statuses,
-    "BLOOM_RECORD_ON": _choice("scheduled", "crawled"),
-    "BLOOM_ON_UNCLEAN_SHUTDOWN": _choice("auto", "keep", "reset", "stop"),
-    "BLOOM_SYNC_SECS": _seconds,
-    "BLOOM_SALT": _salt,
-    "BLOOM_REDIS_URL": _redis_url,
-    "BLOOM_REDIS_CLUSTER": _flag,
-    "BLOOM_REDIS_SENTINEL": _service,
-    "BLOOM_REDIS_KEY": _redis_key,
-    "BLOOM_REDIS_DEADLINE_SECS": _seconds,
-    "BLOOM_REDIS_ON_OUTAGE": _choice("close", "pass"),
-    "BLOOM_REDIS_MIRROR": _flag,
-    "BLOOM_REDIS_FLUSH": _flag,
-}
-if {PREFIX + each.name.upper() for each in fields(BloomSettings)} - {"BLOOM_REDIS_PARAMS"} != set(
-    _CHECKS
-):
-    raise AssertionError("every field of BloomSettings needs its check, and the other way round")
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -366,13 +279,14 @@ def _checked(name: str, value: Any) -> Any:
             "BLOOM_COUNTING is gone: filters have no counters any more, and BLOOM_FORGET_FAILED = "
             "True alone is enough to forget what failed; remove BLOOM_COUNTING"
         )
-    check = _CHECKS.get(name)
-    if check is None:
+    setting = _SETTINGS.get(name)
+    if setting is None:
         raise SettingError(_unknown(name))
     try:
-        if name in _MAY_BE_NONE and isinstance(value, str) and not value:
-            return None  # the command line can't say it otherwise
-        return check(name, value)
+        # The command line can't say None otherwise.
+        if setting.default is None and (value is None or (isinstance(value, str) and not value)):
+            return None
+        return setting.metadata["check"](name, value)
     except SettingError:
         raise
     except Exception as error:  # noqa: BLE001 - any object can be in a setting, also a broken one
@@ -381,17 +295,6 @@ def _checked(name: str, value: Any) -> Any:
             f"{name} is of type {type(value).__name__} and cannot be read "
             f"({type(error).__name__}); allowed is a plain value, as docs/settings.md says"
         ) from None
-
-
-def _as_number(
-    name: str, value: Any, allowed: str, read: Callable[[str], float] = amounts.number
-) -> int | float:
-    number = read(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise _error(name, value, allowed)
-    if isinstance(number, float) and not math.isfinite(number):
-        raise _error(name, value, allowed)
-    return number
 
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:
@@ -411,6 +314,6 @@ def _shown(value: Any) -> str:
 def _unknown(name: str) -> str:
     import difflib  # noqa: PLC0415 - for a typo, and not in every crawl
 
-    close = difflib.get_close_matches(name, _CHECKS, n=1, cutoff=0.8)
-    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_CHECKS)
+    close = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
+    hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_SETTINGS)
     return f"{name} is not a setting of scrapy_bloom; {hint}"

@@ -21,7 +21,7 @@ from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_generations import MAX_MIRROR_BYTES
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS
-from scrapy_bloom.settings import _CHECKS, BloomSettings
+from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
 from scrapy_bloom.sizing import choose_geometry, expected_false_drops, optimal_num_bits
 from sites import ScriptedSite, Site
 
@@ -106,7 +106,7 @@ def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.Mo
     exec(compile(code, document, "exec"), names)
     settings = Settings({key: value for key, value in names.items() if key.isupper()})
     BloomSettings.from_settings(settings)
-    assert not [name for name in names if name.startswith("BLOOM_") and name not in _CHECKS]
+    assert not [name for name in names if name.startswith("BLOOM_") and name not in _SETTINGS]
 
 
 def test_the_set_up_commands_are_those_that_ci_runs() -> None:
@@ -146,39 +146,38 @@ def described_settings() -> dict[str, tuple[str, str]]:
 
 def test_each_setting_is_described() -> None:
     described = described_settings()
-    assert set(described) == set(_CHECKS)
+    assert set(described) == set(_SETTINGS)
     for name, (default, _) in described.items():
-        assert _CHECKS[name](name, ast.literal_eval(default)) == DEFAULTS[name], name
+        assert _checked(name, ast.literal_eval(default)) == DEFAULTS[name], name
 
 
-@pytest.mark.parametrize("name", _CHECKS)
+@pytest.mark.parametrize("name", _SETTINGS)
 def test_what_a_setting_may_be_is_described(name: str) -> None:
     _, allowed = described_settings()[name]
-    check = _CHECKS[name]
     allowed, _, texts = allowed.partition(", or a text such as ")
-    assert all(check(name, each) > 0 for each in re.findall(r'"(\w+)"', texts))
+    assert all(_checked(name, each) > 0 for each in re.findall(r'"(\w+)"', texts))
     numbers = [float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*(?:e-\d+)?", allowed)]
     if allowed.startswith("one of "):
         choices = re.findall(r'"(\w+)"', allowed)
-        assert [check(name, each) for each in choices] == choices
+        assert [_checked(name, each) for each in choices] == choices
         with pytest.raises(SettingError) as raised:
-            check(name, "another")
+            _checked(name, "another")
         assert re.findall(r'"(\w+)"', str(raised.value)) == choices
     elif allowed.startswith("`True` or `False`"):
-        assert [check(name, each) for each in (True, False)] == [True, False]
+        assert [_checked(name, each) for each in (True, False)] == [True, False]
     elif "number" in allowed or allowed.startswith("seconds"):
         lowest, highest = numbers
-        assert check(name, lowest) == lowest
+        assert _checked(name, lowest) == lowest
         beyond = highest if "below" in allowed else highest + 1
         if "below" not in allowed:
-            assert check(name, highest) == highest
+            assert _checked(name, highest) == highest
         for value in (lowest / 2 if lowest else -1, beyond):
             with pytest.raises(SettingError):
-                check(name, value)
+                _checked(name, value)
     else:
-        assert check(name, DEFAULTS[name]) == DEFAULTS[name]
+        assert _checked(name, DEFAULTS[name]) == DEFAULTS[name]
         with pytest.raises(SettingError):
-            check(name, object())
+            _checked(name, object())
     assert allowed.endswith("or `None`.") == (DEFAULTS[name] is None)
 
 

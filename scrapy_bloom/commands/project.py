@@ -19,7 +19,8 @@ from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.lists import FORMATS
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.settings import BloomSettings, redis_params
+from scrapy_bloom.redis_settings import redis_params
+from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.sources import UrlList
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")

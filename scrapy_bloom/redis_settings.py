@@ -1,0 +1,71 @@
+"""The settings of scrapy-redis that say which Redis server it uses."""
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from scrapy.settings import BaseSettings
+
+from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.redis_url import without_secrets
+
+
+def checked_url(name: str, value: Any) -> str:
+    """Return the URL of a Redis server that a setting holds.
+
+    Args:
+        name: of the setting, or of several.
+        value: its value.
+
+    Raises:
+        SettingError: it is not valid.
+    """
+    try:
+        without_secrets(value if isinstance(value, str) else "")
+    except ValueError as error:
+        # It may hold a password.
+        raise SettingError(
+            f"{name} is not valid (its value is kept out of the log): allowed is {error}"
+        ) from None
+    return str(value)
+
+
+def place_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
+    """Return the URL of scrapy-redis's server, and options of redis-py for what it does not say.
+
+    They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS.
+
+    Raises:
+        SettingError: they are not valid.
+    """
+    params = _params(settings)
+    for name in ("url", "host", "port", "db"):
+        if value := settings.get(f"REDIS_{name.upper()}"):
+            params[name] = value
+    if url := params.pop("url", None):
+        return checked_url("REDIS_URL", url), params
+    host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
+    if path := params.pop("unix_socket_path", None):
+        url = f"unix://{quote(str(path))}"
+    else:
+        scheme = "rediss" if params.pop("ssl", False) else "redis"
+        host = f"[{host}]" if ":" in host else host  # IPv6
+        url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
+    return checked_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
+
+
+def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
+    """Return the options of redis-py in REDIS_PARAMS that do not say which server it is.
+
+    Raises:
+        SettingError: it is no dict.
+    """
+    place = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
+    return {name: value for name, value in _params(settings).items() if name not in place}
+
+
+def _params(settings: BaseSettings) -> dict[str, Any]:
+    try:
+        return dict(settings.getdict("REDIS_PARAMS"))
+    except (TypeError, ValueError):
+        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None
