@@ -25,9 +25,9 @@ MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is ask
 
 _POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the next generation
 _START_PATIENCE_SECS = 3600.0  # before the crawl begins: 10^11 requests take some minutes
-_TELL_SECS = 5.0  # that we wait without a word
+_SILENT_SECS = 5.0  # that we wait without a word
 _LONGEST_BATCH = 1000  # requests counted here before all are told
-_TELL_SECS = 1.0  # at the latest, if there are new ones: a small crawl has no whole batch
+_COUNTS_SECS = 1.0  # at the latest, if there are new ones: a small crawl has no whole batch
 _TELL_AGAIN_SECS = 600.0  # of lost keys
 
 
@@ -185,7 +185,7 @@ class SharedGenerations:
                     since=self._waits_since,
                     until="it is done",
                 )
-            if waited >= _TELL_SECS and not is_told:
+            if waited >= _SILENT_SECS and not is_told:
                 is_told = True
                 logger.warning("Waiting, since %s", self._busy())
             time.sleep(pause)
@@ -354,7 +354,7 @@ class SharedGenerations:
         batch = room // 64 if room > 0 else newest.capacity // 256
         # And never many: others may fill that room while we are slow.
         self._count_at = max(1, min(batch, newest.capacity // 500, _LONGEST_BATCH))
-        self._tell_at = time.monotonic() + _TELL_SECS
+        self._tell_at = time.monotonic() + _COUNTS_SECS
 
     # The next generation.
 

@@ -355,6 +355,18 @@ class TestManyCrawlers:
         second.close()
 
 
+def test_a_short_wait_for_another_crawler_is_no_warning(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = servers.shared("valkey").client
+    client.set(f"{key}:lock", "web-1:4711:0123456789abcdef", px=3000)
+    begun = time.monotonic()
+    backend = opened("valkey", key)
+    assert time.monotonic() - begun > 2
+    assert not messages(caplog, WARNING)
+    backend.close()
+
+
 class TestClear:
     def test_a_crawler_that_meets_only_what_it_knows_notices(self, key: str) -> None:
         first, second = opened("valkey", key), opened("valkey", key)
