@@ -219,8 +219,9 @@ class RedisBackend:
         Returns:
             How many were new; fewer, where an answer got lost.
         """
-        added = self._lookup.add_many(fingerprints)
-        return added + sum(self.forgotten.take(each) for each in fingerprints)
+        forgotten = {each for each in fingerprints if each in self.forgotten}
+        added = self._lookup.add_many([each for each in fingerprints if each not in forgotten])
+        return added + sum(map(self.add, forgotten))
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
         """Let fingerprints be new once more, to one crawler each; see `Backend.forget`.

@@ -168,6 +168,15 @@ def test_a_process_is_told_from_another_of_its_number() -> None:
     assert [Process.lives(text) for text in (str(this), *others)] == [True, False, False, None]
 
 
+def test_what_is_new_and_forgotten_counts_once(key: str) -> None:
+    backend = shared(key, window_secs=100.0)
+    assert backend.add(b"page")
+    backend.forget([b"page", b"other"])
+    assert backend.add_many([b"page", b"other", b"third", b"page"]) == 3
+    assert backend.add_many([b"page", b"other", b"third"]) == 0
+    backend.close()
+
+
 def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     backend = shared(key)
     backend.add(b"page")
