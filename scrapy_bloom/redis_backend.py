@@ -98,7 +98,14 @@ class RedisBackend:
         self._lock: Lock | None = None
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
-        self._growth = SharedGrowth(self._shared, self._policy)
+        self.forgotten = Forgotten(
+            RedisForgotten(
+                server, key, lambda: self._shared.epoch, self._shared.now, claims=claims
+            ),
+            is_shared=True,
+            claims=claims,
+        )
+        self._growth = SharedGrowth(self._shared, self._policy, self.forgotten)
         self._lookup = SharedLookup(
             self._store,
             self._shared,
@@ -107,13 +114,6 @@ class RedisBackend:
             queue_is_shared=queue_is_shared,
         )
         self._epoch = ""
-        self.forgotten = Forgotten(
-            RedisForgotten(
-                server, key, lambda: self._shared.epoch, self._shared.now, claims=claims
-            ),
-            is_shared=True,
-            claims=claims,
-        )
 
     def open(self) -> None:
         """Connect, and join the filter or create it.

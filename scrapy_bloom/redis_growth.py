@@ -2,6 +2,7 @@
 
 import math
 
+from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.redis_blocks import NoRoomError
@@ -15,15 +16,17 @@ class SharedGrowth:
     Args:
         shared: the generations.
         policy: sizes, ends and times.
+        forgotten: the forgotten requests, which expire, too.
 
     Attributes:
         log: what was told.
     """
 
-    def __init__(self, shared: SharedGenerations, policy: Policy) -> None:
+    def __init__(self, shared: SharedGenerations, policy: Policy, forgotten: Forgotten) -> None:
         self.log = GenerationLog()
         self._shared = shared
         self._policy = policy
+        self._forgotten = forgotten
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
         self._due: float = math.inf  # at this time, a generation ends or expires
 
@@ -87,6 +90,8 @@ class SharedGrowth:
         if number := self._policy.expired(self._shared.live, now):
             gone = [each.number for each in self._shared.live[:number]]
             self.log.gone(gone, self._shared.expire(number), self._policy.window)
+            # Recorded before they were forgotten, they have all expired by then.
+            self._forgotten.expire(2 * self._policy.window)
 
     def _ends(self, generation: RedisGeneration) -> float:
         """When a generation is over; the window may have been changed since it was made."""

@@ -255,3 +255,16 @@ def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:
         backend.add(b"%f" % now)
     assert len(ForgottenFile(tmp_path / NAME, readonly=True)) == 0
     backend.close()
+
+
+def test_forgotten_requests_of_a_shared_filter_expire_with_its_window(key: str) -> None:
+    now = 1e9
+    backend = shared(key, window_secs=100.0, clock=lambda: now)
+    backend.add(b"page")
+    backend.forget([b"page", b"other"])
+    assert [each for each in left(key) if b":forgotten:" in each]
+    for _ in range(10):
+        now += 26
+        backend.add(b"%f" % now)
+    assert not [each for each in left(key) if b":forgotten:" in each]
+    backend.close()
