@@ -68,21 +68,15 @@ class RedisBlocks:
         keys = [f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
         self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
 
-    def remove(self, generation: RedisGeneration, *, only_strays: bool) -> None:
-        """Remove the keys of a generation that is none any more.
-
-        Args:
-            generation: that was one.
-            only_strays: not those that were made as they should: it may have been set aside.
-        """
+    def unlink_strays(self, generation: RedisGeneration) -> None:
+        """Remove those keys of a generation that only recording has made, not `make`."""
         keys = [self.chunk_key(generation, chunk) for chunk in range(generation.num_chunks)]
-        if only_strays:
-            alive = self._in_batches(
-                range(generation.num_chunks),
-                lambda pipeline, chunk: pipeline.getbit(keys[chunk], generation.marks_at(chunk)),
-            )
-            keys = [key for key, is_alive in zip(keys, alive, strict=True) if not is_alive]
-        self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
+        alive = self._in_batches(
+            range(generation.num_chunks),
+            lambda pipeline, chunk: pipeline.getbit(keys[chunk], generation.marks_at(chunk)),
+        )
+        strays = [key for key, is_alive in zip(keys, alive, strict=True) if not is_alive]
+        self._in_batches(strays, lambda pipeline, key: pipeline.unlink(key))
 
     def seal(self, generation: RedisGeneration) -> None:
         """From now on, whoever records in the generation is told that it is over."""

@@ -214,7 +214,7 @@ class SharedGenerations:
         """From now on, the generations are these."""
         assert stored.info is not None
         if self.live and not self._is_ours(stored):
-            self.voided += 1
+            self._forget()
         known = {each.id: each for each in self.live}
         found = {each.id: each for each in stored.generations}
         if self._uncounted and found.keys() >= {self.newest.id}:
@@ -222,8 +222,6 @@ class SharedGenerations:
             self._store.add_count(stored.info.epoch, self.newest, self._uncounted)
             found[self.newest.id].count += self._uncounted
         self._uncounted = 0
-        if self.live and self._info.epoch != stored.info.epoch:
-            self._forget()
         self._info = stored.info
         self._keep(gone=[each for each in self.live if each.id not in found])
         for each in stored.generations:
@@ -533,8 +531,12 @@ class SharedGenerations:
         """Tell that all that was known is void, and remove what was recorded on top of it."""
         kept = {each.id for each in stored.generations}
         for each in self._void:
-            if each.id not in kept:
-                self._store.blocks.remove(each, only_strays=not was_gone)
+            if each.id in kept:
+                continue
+            if was_gone:
+                self._store.blocks.unlink(each.id, each.num_chunks)
+            else:  # it may have been set aside, with all of its keys
+                self._store.blocks.unlink_strays(each)
         self._void = []
         if self._is_ours(stored):
             logger.info(
