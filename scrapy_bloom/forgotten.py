@@ -12,6 +12,7 @@ from typing import Protocol
 from bitarray import bitarray
 from bitarray.util import zeros
 
+from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError
 
 _FIRST_ROOM = (
@@ -135,8 +136,7 @@ class Forgotten:
         try:
             self._front.add(self._store.news())
         except OutageError:  # what is forgotten waits for the server
-            now = monotonic()
-            self._look_at = now + max(_LOOK_SECS, 10 * (now - begun))
+            self._look_at = next_attempt(begun, _LOOK_SECS)
 
     def _missed(self) -> None:
         """Make the bits anew, once most questions are in vain."""

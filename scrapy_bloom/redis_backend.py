@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.forgotten import Forgotten
@@ -301,8 +302,7 @@ class RedisBackend:
             return
         with contextlib.suppress(StorageError):  # they are told at the close
             self._shared.tell_counts(patient=False)
-        # A server that hangs costs its time-out: that may be a tenth of our time.
-        self._idle_again = begun + 10 * (time.monotonic() - begun)
+        self._idle_again = next_attempt(begun)
 
     def status(self) -> FilterStatus:
         """Return the filter's figures now; those of the close, once it is closed.

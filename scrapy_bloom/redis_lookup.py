@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.hashing import block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
@@ -224,9 +225,8 @@ class SharedLookup:
         except OutageError:
             if patient:
                 raise
-            # What is new will wait for the server, and tell. Here, each attempt may take long.
-            now = time.monotonic()
-            self._confirm_at = now + max(self._trust_secs, 10 * (now - begun))
+            # What is new will wait for the server, and tell.
+            self._confirm_at = next_attempt(begun, self._trust_secs)
 
     def _recorded(
         self,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import (
     BloomError,
     OutageError,
@@ -140,8 +141,7 @@ class RedisServer:
                 raise self._gone(failure, since=begun)
             if self._down_since is not None or now + pause > begun + self.deadline_secs:
                 self._down_since = self._down_since or begun
-                # A server that hangs costs its time-out: that may be a tenth of our time.
-                self._next_attempt = now + max(1.0, 10 * (now - attempt))
+                self._next_attempt = next_attempt(attempt, 1.0)
                 raise self._gone(failure, since=self._down_since)
             self._warn_of_outage(failure, begun, now)
             self.retries += 1

@@ -1,0 +1,14 @@
+"""When to try again what failed: a server that hangs costs its time-out at each attempt."""
+
+import time
+
+
+def next_attempt(begun: float, pause: float = 0.0) -> float:
+    """Return when to try again, so that the attempts take a tenth of our time at most.
+
+    Args:
+        begun: when the last attempt began, on the monotonic clock, as is what is returned.
+        pause: seconds from now on, at least.
+    """
+    now = time.monotonic()
+    return now + max(pause, 10 * (now - begun))
