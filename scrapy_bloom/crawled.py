@@ -18,12 +18,11 @@ class RecordCrawled:
 
     Attributes:
         scheduled: new requests in this run.
-        crawled: how many were recorded for later runs.
         forgotten: see `Backend`.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
-        self.scheduled = self.crawled = 0
+        self.scheduled = 0
         self._stored = stored
         self.forgotten = stored.forgotten
         self._volatile = volatile
@@ -48,10 +47,7 @@ class RecordCrawled:
 
     def record(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for later runs, whose page was crawled; True if it was not yet."""
-        if not self._stored.add(fingerprint):
-            return False
-        self.crawled += 1
-        return True
+        return self._stored.add(fingerprint)
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
         """Let fingerprints be new once more; see `Backend.forget`."""
@@ -67,7 +63,7 @@ class RecordCrawled:
         return fingerprint in self._stored or fingerprint in self._volatile
 
     def is_stored(self, fingerprint: bytes) -> bool:
-        """Whether a fingerprint is recorded for later runs."""
+        """Return whether a fingerprint is recorded for later runs."""
         return fingerprint in self._stored
 
     def status(self) -> FilterStatus:

@@ -2,9 +2,7 @@
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -16,18 +14,13 @@ from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.backend import Backend, backend_without_crawl, create_backend
-from scrapy_bloom.crawled import RecordCrawled
-from scrapy_bloom.endings import Endings
-from scrapy_bloom.engine import (
-    Ticker,
-    close_spider_soon,
-    command_without_crawl,
-    fail_at_the_start,
-)
+from scrapy_bloom.endings import Endings, Watch
+from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.failures import Failures
+from scrapy_bloom.figures import Figures
 from scrapy_bloom.fingerprinting import fingerprint_function
-from scrapy_bloom.fullness import Fullness
+from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.leftover import (
     Leftover,
     log_risk,
@@ -36,14 +29,12 @@ from scrapy_bloom.leftover import (
     outlives_the_run,
     tell_of_end,
 )
-from scrapy_bloom.logstats import Counts, log_stats
 from scrapy_bloom.marks import KEY
-from scrapy_bloom.outcomes import Outcome, Outcomes
+from scrapy_bloom.outcomes import Outcomes
 from scrapy_bloom.redis_settings import place_of_queue
 from scrapy_bloom.redis_url import without_secrets
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.stats import set_stats
-from scrapy_bloom.status import FilterStatus, size_text
+from scrapy_bloom.status import size_text
 from scrapy_bloom.this_run import ThisRun
 from scrapy_bloom.unconfirmed import Unconfirmed
 
@@ -54,10 +45,6 @@ if TYPE_CHECKING:
     from scrapy_bloom.redis_backend import RedisBackend
 
 logger = logging.getLogger(__name__)
-
-# Stats are brought up to date every so many new requests: often enough to watch a crawl, and
-# too seldom to cost anything.
-_STATS_EVERY = 1000
 
 
 class BloomDupeFilter(BaseDupeFilter):
@@ -78,6 +65,8 @@ class BloomDupeFilter(BaseDupeFilter):
             backend that records what was crawled, need `watch`.
         leftover: what is left behind by a crawl that ends early.
         this_run: what is filtered within this run only.
+        queue: the URL of the server of a queue that is in Redis, too, without secrets: that queue
+            is not lost, and others may have what is seen here.
         watch: has a function called at the end of each request: see `Outcomes`.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
@@ -95,8 +84,9 @@ class BloomDupeFilter(BaseDupeFilter):
         forget_failed: bool = False,
         leftover: Leftover = Leftover.NOTHING,
         this_run: ThisRun | None = None,
-        watch: Callable[[Callable[[Request, Outcome], None]], object] | None = None,
-        close_spider: Callable[[str], None] | None = None,
+        queue: str = "",
+        watch: Watch = lambda _: None,
+        close_spider: Callable[[str], None] = lambda _: None,
         debug: bool = False,
         spider: Spider | None = None,
     ) -> None:
@@ -108,30 +98,32 @@ class BloomDupeFilter(BaseDupeFilter):
         self._extra = {"spider": spider}
         self._leftover = leftover
         self._this_run = this_run or ThisRun()
-        self._is_queue_shared = False
-        self._has_passed = False  # any request
+        self._queue = queue
+        self._any_passed = False
         self._logged_duplicate = False
         self._closed = False
-        self._added = 0
-        self._duplicates = 0  # not from the stats: STATS_CLASS may be one that keeps none
         self._failures = Failures(
             on_outage,
             global_object_name(type(fingerprinter)),
             close_spider,
-            self._extra,
-            counted=partial(self._update_errors, 0),
+            stats=stats,
+            extra=self._extra,
         )
-        self._records_at_the_end = isinstance(backend, RecordCrawled)
-        self._watch = watch
-        self._endings: Endings | None = None
-        if forget_failed or self._records_at_the_end:
-            self._follow(forget_failed=forget_failed)
+        forgetting = Forgetting(backend.forget, backend.ended) if forget_failed else None
+        self._figures = Figures(
+            backend,
+            self._this_run,
+            forgetting,
+            self._failures,
+            on_full=on_full,
+            close_spider=close_spider,
+            stats=stats,
+            extra=self._extra,
+        )
+        self._endings = Endings(
+            backend, forgetting, self._figures, self._failures, watch=watch, extra=self._extra
+        )
         self._may_be_over = forget_failed or self._this_run.has_window
-        self._fullness = Fullness(on_full, close_spider, self._extra)
-        # Soon, but not now: no spider can be closed before it runs.
-        self._look_at = _STATS_EVERY if on_full == "grow" else 1
-        self._told = self._counts()  # in the log
-        self._ticker: Ticker | None = None
         self._unconfirmed: Unconfirmed | None = None
 
     @classmethod
@@ -146,22 +138,32 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
                 buries it under an error of its own.
         """
-        return cls._built(crawler, queue_is_shared=False)
+        return cls._built(crawler)
 
     @classmethod
-    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool) -> "BloomDupeFilter":
+    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         fingerprinter = crawler.request_fingerprinter
         assert fingerprinter is not None
         assert crawler.stats is not None
         try:
             settings = BloomSettings.from_settings(crawler.settings)
             command, job = command_without_crawl(crawler), job_dir(crawler.settings)
+            extra = {"spider": crawler.spider}
+            leftover, this_run, queue = Leftover.NOTHING, ThisRun(), ""
             if command:
-                leftover = Leftover.NOTHING
                 backend = backend_without_crawl(command, job)
             else:
-                settings.warn_of_unused(extra={"spider": crawler.spider})
-                leftover = Leftover.of(settings, job)
+                settings.warn_of_unused(extra=extra)
+                if queue_is_shared:
+                    queue = without_secrets(place_of_queue(crawler.settings)[0])
+                else:
+                    leftover = Leftover.of(settings, job)
+                    this_run = ThisRun(
+                        start_requests=outlives_the_run(settings) and not job,
+                        window=settings.window_secs,
+                        from_start=settings.backend == "redis" and not settings.redis_mirror,
+                        extra=extra,
+                    )
                 backend = create_backend(
                     settings,
                     job_dir=job,
@@ -180,26 +182,19 @@ class BloomDupeFilter(BaseDupeFilter):
                 on_outage=settings.redis_on_outage,
                 forget_failed=settings.forget_failed and not command,
                 leftover=leftover,
-                this_run=ThisRun(
-                    start_requests=outlives_the_run(settings) and not job,
-                    window=0.0 if command else settings.window_secs,
-                    from_start=settings.backend == "redis" and not settings.redis_mirror,
-                    extra={"spider": crawler.spider},
-                ),
+                this_run=this_run,
+                queue=queue,
                 watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
                 close_spider=partial(close_spider_soon, crawler),
                 debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
                 spider=crawler.spider,
             )
-            secs = 0.0
-            with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
-                secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
-            if secs > 0 and not command:
-                new._ticker = Ticker(crawler, secs, new._tick)
+            if not command:
+                new._figures.log_regularly(crawler)
             backend.open()
-            if queue_is_shared and not command:
+            if queue:
                 new._unconfirmed = Unconfirmed(
-                    crawler, cast("RedisBackend", backend), new._failures, new._extra
+                    crawler, cast("RedisBackend", backend), new._failures, extra
                 )
             if idle := getattr(backend, "idle", None):
                 crawler.signals.connect(idle, signals.spider_idle)
@@ -222,20 +217,10 @@ class BloomDupeFilter(BaseDupeFilter):
             )
             fail_at_the_start(crawler, error, logger)
         new = cls._built(crawler, queue_is_shared=True)
-        new._queue_is_shared()  # noqa: SLF001 - our own
         new.open()
-        address = without_secrets(place_of_queue(crawler.settings)[0])
-        place = new.backend.status().location
-        is_crawl = new._unconfirmed is not None  # noqa: SLF001 - our own
-        if is_crawl and not place.startswith(address.rpartition("/")[0]):
-            log_two_servers(address, place, new._extra)  # noqa: SLF001 - our own
         # After the scheduler, which may still clear the filter.
         crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
         return new
-
-    def _queue_is_shared(self) -> None:
-        """The queue is in Redis, too: it is not lost, and others may have what is seen here."""
-        self._leftover, self._this_run, self._is_queue_shared = Leftover.NOTHING, ThisRun(), True
 
     def _spider_closed(self, reason: str) -> None:
         self.close(reason)
@@ -264,7 +249,9 @@ class BloomDupeFilter(BaseDupeFilter):
             extra=self._extra,
         )
         log_risk(self._leftover, status.location, self._extra)
-        self._update_stats(status)
+        if self._queue and not status.location.startswith(self._queue.rpartition("/")[0]):
+            log_two_servers(self._queue, status.location, self._extra)
+        self._figures.show()
 
     def request_seen(
         self, request: Request, *, before_recording: Callable[[], bool] | None = None
@@ -294,14 +281,15 @@ class BloomDupeFilter(BaseDupeFilter):
                 self._unconfirmed.add(request, fingerprint, is_seen=is_seen)
             if is_seen:
                 return True
+            self._any_passed = True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._failures.add(request, error)
-            if not isinstance(fingerprint, bytes):
-                self._failures.add_unfingerprinted(any_worked=self._has_any_worked())
-            elif self._endings is not None:
+            if isinstance(fingerprint, bytes):
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
-                    self._endings.scheduled(request, fingerprint)
-        self._has_passed = True
+                    self._endings.mark(request, fingerprint)
+            else:
+                any_worked = self._any_passed or self._figures.filtered > 0
+                self._failures.add_unfingerprinted(any_worked=any_worked)
         return False
 
     def _is_seen(
@@ -317,36 +305,20 @@ class BloomDupeFilter(BaseDupeFilter):
         if "bloom_record" in meta and not meta["bloom_record"]:
             return is_filtered and (asks or fingerprint in self.backend)
         if before_recording is not None and fingerprint not in self.backend:
-            if self._endings is not None:
-                self._endings.mark(request, fingerprint)  # it goes into the queue, too
+            self._endings.mark(request, fingerprint)  # it goes into the queue, too
             if not before_recording():
                 return True
         if self._add(fingerprint):
-            self._was_new()
+            self._endings.was_new()
         elif is_filtered:
-            return self._endings is None or KEY not in meta or self._filtered(request, fingerprint)
+            return KEY not in meta or self._filtered(request, fingerprint)
         this_run.scheduled(fingerprint)
-        if self._endings is not None:
-            self._endings.scheduled(request, fingerprint)
+        self._endings.mark(request, fingerprint)
         return False
-
-    def _was_new(self) -> None:
-        if self._endings is None and self.backend.forgotten.has_claims:
-            self._follow(forget_failed=False)
-        if not self._records_at_the_end:
-            self._count_added()
-
-    def _follow(self, *, forget_failed: bool) -> None:
-        """From now on, do what there is to do at the end of requests."""
-        self._endings = Endings(
-            self.backend, forget_failed=forget_failed, recorded=self._count_added
-        )
-        if self._watch is not None:
-            self._watch(self._request_ended)
 
     def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
         """Check that this run shall not schedule a request again, whatever the filter says."""
-        if self._endings is not None and self._endings.is_dead(fingerprint):
+        if self._endings.is_dead(fingerprint):
             return True
         this_run = self._this_run
         return (
@@ -356,53 +328,32 @@ class BloomDupeFilter(BaseDupeFilter):
             and fingerprint not in self.backend.forgotten
         )
 
-    def _has_any_worked(self) -> bool:
-        if isinstance(self.backend, RecordCrawled):
-            return self.backend.scheduled > 0 or self._duplicates > 0
-        return self._added > 0 or self._duplicates > 0
-
-    def _count_added(self) -> None:
-        self._added += 1
-        if self._added >= self._look_at:
-            self._look()
-
     def _filtered(self, request: Request, fingerprint: bytes) -> bool:
         """Filter a request, unless it asks for the opposite; True if it is."""
         if not request.meta.get("bloom_filter", True):
             return False
-        if self._endings is not None:
-            self._endings.filtered(request, fingerprint)
+        self._endings.filtered(request, fingerprint)
         return True
-
-    def _request_ended(self, request: Request, outcome: Outcome) -> None:
-        """It is not tried again."""
-        assert self._endings is not None
-        try:
-            self._endings.ended(request, outcome)
-        except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-            self._failures.add(request, error, "what is recorded of it could not be changed")
 
     def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and mark it as closed."""
         if self._closed:
             return
         self._closed = True
-        if self._endings is not None and not self._endings.close(
-            self._extra, is_finished=reason == "finished"
-        ):
-            self._failures.count += 1
+        is_finished = reason == "finished"
+        all_seen = is_finished and not (self._any_passed or self._failures.count or self._queue)
+        self._endings.close(is_finished=is_finished)
         try:
             self.backend.close()
         except StorageError as error:
             self._failures.add_at_the_close(error)
-        status = self._status()
-        self._update_stats(status)
+        added, status = self._figures.added, self._figures.close()
         drops = status.expected_false_drops
         self._stats.set_value("bloom/expected_false_drops", drops)
         logger.info(
             "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",
-            f"{self._added:,}",
+            f"{added:,}",
             f"{status.count:,}",
             100 * status.fill_ratio,
             status.error_rate_now,
@@ -410,16 +361,11 @@ class BloomDupeFilter(BaseDupeFilter):
             extra=self._extra,
         )
         tell_of_end(
-            self._leftover,
-            reason,
-            status.location,
-            self._added,
-            stats=self._stats,
-            extra=self._extra,
+            self._leftover, reason, status.location, added, stats=self._stats, extra=self._extra
         )
-        if reason == "finished" and not self._has_passed and not self._is_queue_shared:
+        if all_seen:
             log_that_all_was_seen(
-                self._duplicates, status.location, stats=self._stats, extra=self._extra
+                self._figures.filtered, status.location, stats=self._stats, extra=self._extra
             )
 
     def log(self, request: Request, spider: Spider) -> None:
@@ -438,43 +384,5 @@ class BloomDupeFilter(BaseDupeFilter):
                 extra={"spider": spider},
             )
             self._logged_duplicate = True
-        self._duplicates += 1
+        self._figures.filtered += 1
         self._stats.inc_value("dupefilter/filtered")
-
-    def _status(self) -> FilterStatus:
-        status = self.backend.status()
-        in_memory = self._this_run.generations()
-        return replace(status, volatile=[*status.volatile, *in_memory]) if in_memory else status
-
-    def _look(self) -> FilterStatus:
-        """Every now and then: stats, and whether the filter is full."""
-        status = self._status()
-        self._look_at = self._added + math.ceil(min(self._fullness.look(status), _STATS_EVERY))
-        self._update_stats(status)
-        return status
-
-    def _tick(self) -> None:
-        """Every LOGSTATS_INTERVAL: stats and a line in the log, if there is anything new."""
-        counts = self._counts()
-        if self._closed or counts == self._told:
-            return
-        try:
-            log_stats(self._look(), counts, self._told, self._extra)
-            self._told = counts
-        except Exception as error:  # noqa: BLE001 - it would never be called again
-            self._failures.add("its figures", error, "they are left out of the log")
-
-    def _counts(self) -> Counts:
-        return Counts(self._added, self._duplicates, self._forgotten)
-
-    @property
-    def _forgotten(self) -> int | None:
-        return self._endings.forgotten if self._endings is not None else None
-
-    def _update_stats(self, status: FilterStatus) -> None:
-        set_stats(self._stats, status, added=self._added, forgotten=self._forgotten)
-        self._update_errors(status.errors)
-
-    def _update_errors(self, storage_errors: int) -> None:
-        if errors := self._failures.count + storage_errors:
-            self._stats.max_value("bloom/errors", errors)

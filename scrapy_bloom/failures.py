@@ -2,9 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
+
+if TYPE_CHECKING:
+    from scrapy.statscollectors import StatsCollector
 
 logger = logging.getLogger(__name__)
 
@@ -14,14 +17,14 @@ _HOPELESS = 100
 
 
 class Failures:
-    """Those of one crawl's filter.
+    """Counts the failures of one crawl's filter, and tells of them.
 
     Args:
         on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
         fingerprinter: import path of the class that makes the fingerprints.
-        close_spider: closes the spider with the reason given; None: there is none.
+        close_spider: closes the spider with the reason given.
+        stats: the crawler's.
         extra: for the log records.
-        counted: called after each during the crawl.
 
     Attributes:
         count: how many there were.
@@ -31,17 +34,17 @@ class Failures:
         self,
         on_outage: str,
         fingerprinter: str,
-        close_spider: Callable[[str], None] | None,
-        extra: Mapping[str, Any],
+        close_spider: Callable[[str], None],
         *,
-        counted: Callable[[], None],
+        stats: "StatsCollector",
+        extra: Mapping[str, Any],
     ) -> None:
         self.count = 0
         self._on_outage = on_outage
         self._fingerprinter = fingerprinter
         self._close_spider = close_spider
+        self._stats = stats
         self._extra = extra
-        self._counted = counted
         self._told = self._told_of_refusal = False
         self._unfingerprinted = 0
         self._told_of_outage = 0.0  # when the one began that was told of last
@@ -60,7 +63,7 @@ class Failures:
             consequence: what becomes of that now.
         """
         self.count += 1
-        self._counted()
+        self.show()
         if self._is_known(error):
             return
         if isinstance(error, OutageError):
@@ -82,14 +85,23 @@ class Failures:
                 extra=self._extra,
             )
 
+    def show(self, others: int = 0) -> None:
+        """Bring bloom/errors up to date.
+
+        Args:
+            others: errors that were counted elsewhere.
+        """
+        if errors := self.count + others:
+            self._stats.max_value("bloom/errors", errors)
+
     def add_unfingerprinted(self, *, any_worked: bool) -> None:
-        """A failure that was added was that of the fingerprinter: if it always fails, give up.
+        """Count a failure as the fingerprinter's; if that always fails, give up.
 
         Args:
             any_worked: whether it has made a fingerprint in this crawl.
         """
         self._unfingerprinted += 1
-        if self._unfingerprinted != _HOPELESS or any_worked or self._close_spider is None:
+        if self._unfingerprinted != _HOPELESS or any_worked:
             return
         logger.error(
             "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
@@ -108,7 +120,7 @@ class Failures:
             logger.error("%s", error, extra=self._extra)
 
     def _is_known(self, error: Exception) -> bool:
-        """Whether it is the outage, or the refusal, that was told of already."""
+        """Return whether it is the outage, or the refusal, that was told of already."""
         if isinstance(error, OutageError):
             return error.since == self._told_of_outage
         if isinstance(error, RefusedError):
@@ -116,7 +128,7 @@ class Failures:
         return False
 
     def _give_up(self, error: StorageError, when: str) -> None:
-        if self._on_outage == "close" and self._close_spider is not None:
+        if self._on_outage == "close":
             what = (
                 "The spider is closed, and what is still under way is crawled unfiltered; start "
                 f"the crawl again when {when}"

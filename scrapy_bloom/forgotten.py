@@ -26,7 +26,13 @@ class ForgottenStore(Protocol):
     """A place that keeps the set: see `ForgottenFile` and `RedisForgotten`.
 
     Each method may raise a StorageError.
+
+    Attributes:
+        claims: what is taken is only claimed, until it is removed: the queue of this run dies with
+            it. What it has claimed by then is forgotten still.
     """
+
+    claims: bool
 
     def news(self) -> Iterable[bytes]:
         """Return what others have added since the last call; everything at the first call."""
@@ -59,16 +65,13 @@ class Forgotten:
     Args:
         store: where it is kept.
         is_shared: others may add to it at any time.
-        claims: what is taken is only claimed, until it is removed: the queue of this run dies with
-            it. What it has claimed by then is forgotten still.
 
     Attributes:
         has_claims: something was claimed.
     """
 
-    def __init__(self, store: ForgottenStore, *, is_shared: bool, claims: bool = False) -> None:
+    def __init__(self, store: ForgottenStore, *, is_shared: bool) -> None:
         self.has_claims = False
-        self._claims = claims
         self._store = store
         self._is_shared = is_shared
         self._front = _Front()
@@ -93,7 +96,7 @@ class Forgotten:
         if fingerprint not in self._front:
             return False
         if self._store.take(fingerprint):
-            self.has_claims = self._claims
+            self.has_claims = self._store.claims
             return True
         self._missed()
         return False

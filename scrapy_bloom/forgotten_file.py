@@ -51,7 +51,7 @@ class ForgottenFile:
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
-        self._claims = claims
+        self.claims = claims
         self._claimed: set[bytes] = set()  # no more than are queued
         self._version = -1  # of the file, as others have changed it
         self._last_id = 0
@@ -93,7 +93,7 @@ class ForgottenFile:
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        if not self._claims:
+        if not self.claims:
             return self._deleted(fingerprint)
         if not self.has(fingerprint):
             return False

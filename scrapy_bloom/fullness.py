@@ -20,7 +20,7 @@ class Fullness:
     """
 
     def __init__(
-        self, on_full: str, close_spider: Callable[[str], None] | None, extra: Mapping[str, Any]
+        self, on_full: str, close_spider: Callable[[str], None], extra: Mapping[str, Any]
     ) -> None:
         self._on_full = on_full
         self._close_spider = close_spider
@@ -47,7 +47,7 @@ class Fullness:
     def _tell(self, status: FilterStatus) -> None:
         while self._next <= status.load:
             self._next *= 2
-        if self._on_full == "close" and self._close_spider is not None:
+        if self._on_full == "close":
             self._next = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
             self._close_spider("bloom_full")

@@ -90,7 +90,6 @@ class LocalBackend:
         self.forgotten = Forgotten(
             ForgottenFile(path, claims=claims),
             is_shared=path is not None and is_crawl,
-            claims=claims,
         )
         self._live: list[LocalGeneration] = []
         self._kept: list[LocalGeneration] = []  # expired, but this run has recorded in them

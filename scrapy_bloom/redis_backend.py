@@ -104,7 +104,6 @@ class RedisBackend:
                 server, key, lambda: self._shared.epoch, self._shared.now, claims=claims
             ),
             is_shared=True,
-            claims=claims,
         )
         self._growth = SharedGrowth(self._shared, self._policy, self.forgotten)
         self._lookup = SharedLookup(

@@ -43,7 +43,7 @@ class RedisForgotten:
         self._key = key
         self._epoch = epoch
         self._now = now
-        self._claims = claims
+        self.claims = claims
         self._run = str(Process.this())
         self._claimed: set[bytes] = set()  # no more than are queued
         self._known_keys = Keys(key, "")
@@ -61,7 +61,7 @@ class RedisForgotten:
     def news(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
         keys = self._keys
-        if self._claims and time.monotonic() >= self._look_at_runs:
+        if self.claims and time.monotonic() >= self._look_at_runs:
             self._look_at_runs = time.monotonic() + _RENEW_SECS
             if self._claimed:
                 self._stay_alive()
@@ -105,22 +105,22 @@ class RedisForgotten:
         """See `ForgottenStore`. After a lost reply nobody knows: rather twice than never."""
         if fingerprint in self._claimed:
             return False
-        if self._claims and not self._claimed:
+        if self.claims and not self._claimed:
             self._stay_alive()
         retries = self._server.retries
         removed = self._server.call(
             lambda client: (
                 self._claim(client, fingerprint)
-                if self._claims
+                if self.claims
                 else client.zrem(self._keys.forgotten, fingerprint)
             )
         )
         if not removed and self._server.retries == retries:
-            if self._claims:  # another run was faster
+            if self.claims:  # another run was faster
                 run = self._keys.claimed(self._run)
                 self._server.call(lambda client: client.zrem(run, fingerprint))
             return False
-        if self._claims:
+        if self.claims:
             self._claimed.add(fingerprint)
         return True
 
@@ -178,7 +178,7 @@ class RedisForgotten:
 
     def close(self) -> None:
         """See `ForgottenStore`."""
-        if self._claims:
+        if self.claims:
             self._give_back(self._run)
         self._claimed.clear()
 

@@ -15,7 +15,7 @@ from scrapy.settings import Settings
 import servers
 import workspace
 from crawls import SHARED_SPIDER, Crawl
-from scrapy_bloom import dupefilter, redis_backend, stats
+from scrapy_bloom import dupefilter, failures, figures, redis_backend
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.local import LocalBackend
@@ -370,7 +370,7 @@ def strings(path: Path) -> Iterator[tuple[str, str]]:
             yield text, levels.get(node, "")
 
 
-MODULES = sorted(Path(stats.__file__).parent.rglob("*.py"))
+MODULES = sorted(Path(figures.__file__).parent.rglob("*.py"))
 
 
 def test_the_lines_of_the_log_are_those_of_the_code() -> None:
@@ -389,8 +389,9 @@ def test_the_stats_are_those_of_the_filter() -> None:
     page = (ROOT / "docs/stats.md").read_text()
     table = page[page.index("## Stats") : page.index("## Lines in the log")]
     documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
-    set_there = set(re.findall(r'^ +\("(\w+)", ', Path(stats.__file__).read_text(), re.MULTILINE))
-    set_there |= set(re.findall(r'"bloom/(\w+)"', Path(dupefilter.__file__).read_text()))
+    set_there = set(re.findall(r'^ +\("(\w+)", ', Path(figures.__file__).read_text(), re.MULTILINE))
+    for module in (dupefilter, failures):
+        set_there |= set(re.findall(r'"bloom/(\w+)"', Path(module.__file__).read_text()))
     backend = Path(redis_backend.__file__).read_text()
     set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))
     assert documented == {f"bloom/{name}" for name in set_there}

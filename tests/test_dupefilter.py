@@ -361,17 +361,17 @@ def test_only_crawled_requests_make_a_filter_full(
     closed: list[str] = []
     settings = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "close"}
     with opened(**crawled(tmp_path, **settings)) as scheduler:
-        scheduler.df._fullness._close_spider = closed.append
+        scheduler.df._figures._fullness._close_spider = closed.append
         pages = requests(range(200))
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
         for page in pages[:40]:
-            scheduler.df._request_ended(page, Outcome.CRAWLED)
+            scheduler.df._endings.ended(page, Outcome.CRAWLED)
         for page in pages[40:60]:
-            scheduler.df._request_ended(page, Outcome.FAILED)
+            scheduler.df._endings.ended(page, Outcome.FAILED)
         assert not closed
         for page in pages[60:80]:
-            scheduler.df._request_ended(page, Outcome.CRAWLED)
+            scheduler.df._endings.ended(page, Outcome.CRAWLED)
         assert closed == ["bloom_full"]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
@@ -398,7 +398,7 @@ def test_the_error_rate_is_that_of_both_filters(
     with opened(**settings) as scheduler:
         for request in requests(range(2000)):
             if scheduler.enqueue_request(request):
-                scheduler.df._request_ended(request, Outcome.CRAWLED)
+                scheduler.df._endings.ended(request, Outcome.CRAWLED)
         status = scheduler.df.backend.status()
         assert status.error_rate == pytest.approx(0.1)
         new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]
@@ -425,7 +425,7 @@ def test_a_full_filter_is_told_of_once_when_the_spider_closes(
     """Requests under way are recorded meanwhile: none of them may be lost."""
     closed: list[str] = []
     with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
-        scheduler.df._fullness._close_spider = closed.append
+        scheduler.df._figures._fullness._close_spider = closed.append
         for request in requests(range(400)):
             scheduler.enqueue_request(request)
     assert closed == ["bloom_full"]

@@ -1,0 +1,148 @@
+"""The figures of a run: counted, and shown in the bloom/* stats and in a line of the log."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from scrapy_bloom.backend import Backend
+from scrapy_bloom.engine import Ticker
+from scrapy_bloom.failures import Failures
+from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.fullness import Fullness
+from scrapy_bloom.status import FilterStatus
+from scrapy_bloom.this_run import ThisRun
+
+if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+    from scrapy.statscollectors import StatsCollector
+
+logger = logging.getLogger(__name__)
+
+# Stats are brought up to date every so many new requests: often enough to watch a crawl, and
+# too seldom to cost anything.
+_STATS_EVERY = 1000
+
+
+class Figures:
+    """Counts what becomes of a run's requests, and shows it with the figures of the filter.
+
+    Args:
+        backend: the filter.
+        this_run: what is remembered beside it.
+        forgetting: counts what is forgotten; None if nothing ever is.
+        failures: counts the errors.
+        on_full: BLOOM_ON_FULL.
+        close_spider: closes the spider with the reason given.
+        stats: the crawler's.
+        extra: for the log records.
+
+    Attributes:
+        added: requests recorded.
+        filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        this_run: ThisRun,
+        forgetting: Forgetting | None,
+        failures: Failures,
+        *,
+        on_full: str,
+        close_spider: Callable[[str], None],
+        stats: "StatsCollector",
+        extra: Mapping[str, Any],
+    ) -> None:
+        self.added = self.filtered = 0
+        self._backend = backend
+        self._this_run = this_run
+        self._forgetting = forgetting
+        self._failures = failures
+        self._fullness = Fullness(on_full, close_spider, extra)
+        # Soon, but not now: no spider can be closed before it runs.
+        self._look_at = _STATS_EVERY if on_full == "grow" else 1
+        self._stats = stats
+        self._extra = extra
+        self._logged = self._counts()
+        self._ticker: Ticker | None = None
+
+    def log_regularly(self, crawler: "Crawler") -> None:
+        """Log a line every LOGSTATS_INTERVAL, if there is anything new."""
+        secs = 0.0
+        with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
+            secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
+        if secs > 0:
+            self._ticker = Ticker(crawler, secs, self._log)
+
+    def count_added(self) -> None:
+        """Count a recorded request; every now and then, update the stats, and look if it is full.
+
+        Raises:
+            StorageError: the filter is out of reach.
+        """
+        self.added += 1
+        if self.added >= self._look_at:
+            self._look()
+
+    def show(self) -> FilterStatus:
+        """Bring the stats up to date; return the figures of the filter now."""
+        status = self._backend.status()
+        if in_memory := self._this_run.generations():
+            status = replace(status, volatile=[*status.volatile, *in_memory])
+        _, _, forgotten = self._counts()
+        for name, value in (
+            ("added", self.added),
+            ("count", status.count),
+            ("capacity", status.capacity),
+            ("fill_ratio", status.fill_ratio),
+            ("error_rate", status.error_rate_now),
+            ("bytes", status.nbytes),
+            ("generations", len(status.generations)),
+            ("forgotten", forgotten),
+            ("expired", status.expired or None),
+            *status.more.items(),
+        ):
+            if value is not None:
+                self._stats.set_value(f"bloom/{name}", value)
+        self._failures.show(status.errors)
+        return status
+
+    def close(self) -> FilterStatus:
+        """Do `show` for the last time: no line in the log any more."""
+        self._logged = self._counts()
+        return self.show()
+
+    def _look(self) -> FilterStatus:
+        status = self.show()
+        self._look_at = self.added + math.ceil(min(self._fullness.look(status), _STATS_EVERY))
+        return status
+
+    def _log(self) -> None:
+        counts = added, filtered, forgotten = self._counts()
+        if counts == self._logged:
+            return
+        try:
+            status = self._look()
+            logger.info(
+                "Bloom filter: %s requests recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
+                "of the bits set, error rate now %.2g",
+                f"{added:,}",
+                f"{added - self._logged[0]:+,}",
+                f"{status.count:,}",
+                "" if forgotten is None else f"{forgotten:,} forgotten, ",
+                f"{filtered:,}",
+                f"{filtered - self._logged[1]:+,}",
+                100 * status.fill_ratio,
+                status.error_rate_now,
+                extra=self._extra,
+            )
+            self._logged = counts
+        except Exception as error:  # noqa: BLE001 - it would never be called again
+            self._failures.add("its figures", error, "they are left out of the log")
+
+    def _counts(self) -> tuple[int, int, int | None]:
+        forgotten = self._forgetting.forgotten if self._forgetting is not None else None
+        return self.added, self.filtered, forgotten
