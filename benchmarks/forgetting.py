@@ -20,6 +20,7 @@ from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.settings import BloomSettings
 
 LIMIT, MEMORY_LIMIT_MB = 1.05, 8.0
 FORGOTTEN = 1000
@@ -121,7 +122,7 @@ def _filter(backend: Any, recorded: int, *, forget_failed: bool) -> Iterator[Blo
         backend,
         RequestFingerprinter(),
         stats=stats,
-        forget_failed=forget_failed,
+        settings=BloomSettings(forget_failed=forget_failed),
     )
     yield dupefilter
     dupefilter.close("finished")

@@ -3,36 +3,25 @@
 import contextlib
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
 from scrapy.dupefilters import BaseDupeFilter
-from scrapy.utils.job import job_dir
-from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
-from scrapy_bloom.backend import Backend, backend_without_crawl, create_backend
+from scrapy_bloom.backend import Backend
+from scrapy_bloom.building import build
 from scrapy_bloom.endings import Endings, Watch
-from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.engine import fail_at_the_start
+from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.figures import Figures
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.forgetting import Forgetting
-from scrapy_bloom.leftover import (
-    Leftover,
-    log_risk,
-    log_that_all_was_seen,
-    log_two_servers,
-    outlives_the_run,
-    tell_of_end,
-)
+from scrapy_bloom.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.marks import KEY
-from scrapy_bloom.outcomes import Outcomes
-from scrapy_bloom.redis_settings import place_of_queue
-from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.outlets import Outlets
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import size_text
 from scrapy_bloom.this_run import ThisRun
@@ -58,11 +47,7 @@ class BloomDupeFilter(BaseDupeFilter):
         backend: an opened backend.
         fingerprinter: the crawler's request fingerprinter.
         stats: the crawler's stats, for the bloom/* and dupefilter/* values.
-        on_full: BLOOM_ON_FULL: what to do when the backend's filter is full; with "grow" that is
-            the backend's business alone.
-        on_outage: BLOOM_REDIS_ON_OUTAGE: what to do when the backend is out of reach.
-        forget_failed: BLOOM_FORGET_FAILED: forget requests that failed for good. That, and a
-            backend that records what was crawled, need `watch`.
+        settings: the BLOOM_* settings.
         leftover: what is left behind by a crawl that ends early.
         this_run: what is filtered within this run only.
         queue: the URL of the server of a queue that is in Redis, too, without secrets: that queue
@@ -79,9 +64,7 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprinter: RequestFingerprinterProtocol,
         *,
         stats: "StatsCollector",
-        on_full: str = "grow",
-        on_outage: str = "close",
-        forget_failed: bool = False,
+        settings: BloomSettings | None = None,
         leftover: Leftover = Leftover.NOTHING,
         this_run: ThisRun | None = None,
         queue: str = "",
@@ -90,12 +73,12 @@ class BloomDupeFilter(BaseDupeFilter):
         debug: bool = False,
         spider: Spider | None = None,
     ) -> None:
+        settings = settings or BloomSettings()
         self.backend = backend
         self.debug = debug
         self._fingerprint = fingerprint_function(fingerprinter)
         self._add = backend.add
-        self._stats = stats
-        self._extra = {"spider": spider}
+        self._outlets = outlets = Outlets(stats, {"spider": spider}, close_spider)
         self._leftover = leftover
         self._this_run = this_run or ThisRun()
         self._queue = queue
@@ -103,27 +86,16 @@ class BloomDupeFilter(BaseDupeFilter):
         self._logged_duplicate = False
         self._closed = False
         self._failures = Failures(
-            on_outage,
-            global_object_name(type(fingerprinter)),
-            close_spider,
-            stats=stats,
-            extra=self._extra,
+            settings.redis_on_outage, global_object_name(type(fingerprinter)), outlets
         )
-        forgetting = Forgetting(backend.forget, backend.ended) if forget_failed else None
+        forgetting = Forgetting(backend.forget, backend.ended) if settings.forget_failed else None
         self._figures = Figures(
-            backend,
-            self._this_run,
-            forgetting,
-            self._failures,
-            on_full=on_full,
-            close_spider=close_spider,
-            stats=stats,
-            extra=self._extra,
+            backend, self._this_run, forgetting, self._failures, outlets, on_full=settings.on_full
         )
         self._endings = Endings(
-            backend, forgetting, self._figures, self._failures, watch=watch, extra=self._extra
+            backend, forgetting, self._figures, self._failures, outlets, watch=watch
         )
-        self._may_be_over = forget_failed or self._this_run.has_window
+        self._may_be_over = settings.forget_failed or self._this_run.has_window
         self._unconfirmed: Unconfirmed | None = None
 
     @classmethod
@@ -138,69 +110,7 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
                 buries it under an error of its own.
         """
-        return cls._built(crawler)
-
-    @classmethod
-    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
-        fingerprinter = crawler.request_fingerprinter
-        assert fingerprinter is not None
-        assert crawler.stats is not None
-        try:
-            settings = BloomSettings.from_settings(crawler.settings)
-            command, job = command_without_crawl(crawler), job_dir(crawler.settings)
-            extra = {"spider": crawler.spider}
-            leftover, this_run, queue = Leftover.NOTHING, ThisRun(), ""
-            if command:
-                backend = backend_without_crawl(command, job)
-            else:
-                settings.warn_of_unused(extra=extra)
-                if queue_is_shared:
-                    queue = without_secrets(place_of_queue(crawler.settings)[0])
-                else:
-                    leftover = Leftover.of(settings, job)
-                    this_run = ThisRun(
-                        start_requests=outlives_the_run(settings) and not job,
-                        window=settings.window_secs,
-                        from_start=settings.backend == "redis" and not settings.redis_mirror,
-                        extra=extra,
-                    )
-                backend = create_backend(
-                    settings,
-                    job_dir=job,
-                    spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
-                    fingerprinter=global_object_name(type(fingerprinter)),
-                    crash_safe=getattr(
-                        load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False
-                    ),
-                    queue_is_shared=queue_is_shared,
-                )
-            new = cls(
-                backend,
-                fingerprinter,
-                stats=crawler.stats,
-                on_full=settings.on_full,
-                on_outage=settings.redis_on_outage,
-                forget_failed=settings.forget_failed and not command,
-                leftover=leftover,
-                this_run=this_run,
-                queue=queue,
-                watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
-                close_spider=partial(close_spider_soon, crawler),
-                debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
-                spider=crawler.spider,
-            )
-            if not command:
-                new._figures.log_regularly(crawler)
-            backend.open()
-            if queue:
-                new._unconfirmed = Unconfirmed(
-                    crawler, cast("RedisBackend", backend), new._failures, extra
-                )
-            if idle := getattr(backend, "idle", None):
-                crawler.signals.connect(idle, signals.spider_idle)
-        except BloomError as error:
-            fail_at_the_start(crawler, error, logger)
-        return new
+        return build(cls, crawler)
 
     @classmethod
     def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
@@ -216,14 +126,23 @@ class BloomDupeFilter(BaseDupeFilter):
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
             fail_at_the_start(crawler, error, logger)
-        new = cls._built(crawler, queue_is_shared=True)
+        new = build(cls, crawler, queue_is_shared=True)
         new.open()
         # After the scheduler, which may still clear the filter.
-        crawler.signals.connect(new._spider_closed, signals.spider_closed)  # noqa: SLF001 - our own
+        crawler.signals.connect(new.close, signals.spider_closed)
         return new
 
-    def _spider_closed(self, reason: str) -> None:
-        self.close(reason)
+    def _connect(self, crawler: "Crawler", *, is_crawl: bool) -> None:
+        """Do what the filter needs a crawler for, and open the backend; raises BloomError."""
+        if is_crawl:
+            self._figures.log_regularly(crawler)
+        self.backend.open()
+        if self._queue:
+            self._unconfirmed = Unconfirmed(
+                crawler, cast("RedisBackend", self.backend), self._failures, self._outlets.extra
+            )
+        if idle := getattr(self.backend, "idle", None):
+            crawler.signals.connect(idle, signals.spider_idle)
 
     def clear(self) -> None:
         """Forget all requests, for all crawlers that share the filter: scrapy-redis's flush.
@@ -233,7 +152,7 @@ class BloomDupeFilter(BaseDupeFilter):
         """
         if clear := getattr(self.backend, "clear", None):  # not without a crawl
             clear()
-            logger.info("The Bloom filter in Redis was cleared", extra=self._extra)
+            logger.info("The Bloom filter in Redis was cleared", extra=self._outlets.extra)
 
     def open(self) -> None:
         """Begin the crawl: mark the filter as in use, say what it is."""
@@ -246,23 +165,19 @@ class BloomDupeFilter(BaseDupeFilter):
             status.error_rate,
             size_text(status.nbytes),
             f"{status.count:,}",
-            extra=self._extra,
+            extra=self._outlets.extra,
         )
-        log_risk(self._leftover, status.location, self._extra)
-        if self._queue and not status.location.startswith(self._queue.rpartition("/")[0]):
-            log_two_servers(self._queue, status.location, self._extra)
+        log_risk(self._leftover, self._queue, status.location, self._outlets.extra)
         self._figures.show()
 
     def request_seen(
         self, request: Request, *, before_recording: Callable[[], bool] | None = None
     ) -> bool:
-        """Whether the request was seen before; a new one is recorded.
+        """Return whether the request was seen before; record a new one.
 
         With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
         `meta["bloom_filter"] = False` it is recorded, but never filtered; with `"run"` in place of
         False, it is filtered if this run has scheduled it, whatever earlier runs have recorded.
-
-        A subclass that overrides it may take the request alone.
 
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
@@ -271,7 +186,7 @@ class BloomDupeFilter(BaseDupeFilter):
             request: from the scheduler.
             before_recording: called when a request is new, and before it is recorded: a scheduler
                 whose process may die at any instant stores it then. If it returns False, the
-                request is not recorded, and True is returned.
+                request is not recorded, and True is returned. A subclass may do without it.
         """
         fingerprint = None
         try:
@@ -349,7 +264,7 @@ class BloomDupeFilter(BaseDupeFilter):
             self._failures.add_at_the_close(error)
         added, status = self._figures.added, self._figures.close()
         drops = status.expected_false_drops
-        self._stats.set_value("bloom/expected_false_drops", drops)
+        self._outlets.stats.set_value("bloom/expected_false_drops", drops)
         logger.info(
             "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",
@@ -358,15 +273,12 @@ class BloomDupeFilter(BaseDupeFilter):
             100 * status.fill_ratio,
             status.error_rate_now,
             drops,
-            extra=self._extra,
-        )
-        tell_of_end(
-            self._leftover, reason, status.location, added, stats=self._stats, extra=self._extra
+            extra=self._outlets.extra,
         )
         if all_seen:
-            log_that_all_was_seen(
-                self._figures.filtered, status.location, stats=self._stats, extra=self._extra
-            )
+            log_that_all_was_seen(self._figures.filtered, status.location, self._outlets)
+        if not is_finished:
+            log_end(self._leftover, reason, status.location, self._outlets, recorded=added)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
@@ -385,4 +297,4 @@ class BloomDupeFilter(BaseDupeFilter):
             )
             self._logged_duplicate = True
         self._figures.filtered += 1
-        self._stats.inc_value("dupefilter/filtered")
+        self._outlets.stats.inc_value("dupefilter/filtered")

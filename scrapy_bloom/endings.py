@@ -1,8 +1,7 @@
 """What is done when a request ends: forgetting what failed, recording what was crawled."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from scrapy import Request
 
@@ -13,6 +12,7 @@ from scrapy_bloom.figures import Figures
 from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.marks import mark, marked
 from scrapy_bloom.outcomes import Outcome
+from scrapy_bloom.outlets import Outlets
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class Endings:
         forgetting: forgets what failed for good; None: nothing is forgotten.
         figures: counts what is recorded.
         failures: is told if the filter fails at the end of a request.
+        outlets: of the crawl.
         watch: has a function called at the end of each request: see `Outcomes`.
-        extra: for the log records.
 
     Attributes:
         is_dead: tells whether a request has failed so often that this run shall not crawl it again.
@@ -44,9 +44,9 @@ class Endings:
         forgetting: Forgetting | None,
         figures: Figures,
         failures: Failures,
+        outlets: Outlets,
         *,
         watch: Watch,
-        extra: Mapping[str, Any],
     ) -> None:
         self._backend = backend
         self._forgetting = forgetting
@@ -54,7 +54,7 @@ class Endings:
         self._settle = backend.ended if forgetting is None else forgetting.ended
         self._figures = figures
         self._failures = failures
-        self._extra = extra
+        self._extra = outlets.extra
         self._watch = watch
         self._is_watching = False
         # Not methods: they are asked with each request.

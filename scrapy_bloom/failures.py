@@ -1,13 +1,9 @@
 """Telling that the filter failed: each outage, and the first of all else; all are counted."""
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
-
-if TYPE_CHECKING:
-    from scrapy.statscollectors import StatsCollector
+from scrapy_bloom.outlets import Outlets
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +18,7 @@ class Failures:
     Args:
         on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
         fingerprinter: import path of the class that makes the fingerprints.
-        close_spider: closes the spider with the reason given.
-        stats: the crawler's.
-        extra: for the log records.
+        outlets: of the crawl.
 
     Attributes:
         count: how many there were.
@@ -34,17 +28,12 @@ class Failures:
         self,
         on_outage: str,
         fingerprinter: str,
-        close_spider: Callable[[str], None],
-        *,
-        stats: "StatsCollector",
-        extra: Mapping[str, Any],
+        outlets: Outlets,
     ) -> None:
         self.count = 0
         self._on_outage = on_outage
         self._fingerprinter = fingerprinter
-        self._close_spider = close_spider
-        self._stats = stats
-        self._extra = extra
+        self._outlets = outlets
         self._told = self._told_of_refusal = False
         self._unfingerprinted = 0
         self._told_of_outage = 0.0  # when the one began that was told of last
@@ -82,7 +71,7 @@ class Failures:
                 consequence,
                 f". It was: {error}" if isinstance(error, BloomError) else "",
                 exc_info=None if isinstance(error, BloomError) else error,
-                extra=self._extra,
+                extra=self._outlets.extra,
             )
 
     def show(self, others: int = 0) -> None:
@@ -92,7 +81,7 @@ class Failures:
             others: errors that were counted elsewhere.
         """
         if errors := self.count + others:
-            self._stats.max_value("bloom/errors", errors)
+            self._outlets.stats.max_value("bloom/errors", errors)
 
     def add_unfingerprinted(self, *, any_worked: bool) -> None:
         """Count a failure as the fingerprinter's; if that always fails, give up.
@@ -109,15 +98,15 @@ class Failures:
             "and start the crawl again",
             self._fingerprinter,
             _HOPELESS,
-            extra=self._extra,
+            extra=self._outlets.extra,
         )
-        self._close_spider("bloom_no_fingerprints")
+        self._outlets.close_spider("bloom_no_fingerprints")
 
     def add_at_the_close(self, error: StorageError) -> None:
         """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
         self.count += 1
         if not self._is_known(error):
-            logger.error("%s", error, extra=self._extra)
+            logger.error("%s", error, extra=self._outlets.extra)
 
     def _is_known(self, error: Exception) -> bool:
         """Return whether it is the outage, or the refusal, that was told of already."""
@@ -133,7 +122,7 @@ class Failures:
                 "The spider is closed, and what is still under way is crawled unfiltered; start "
                 f"the crawl again when {when}"
             )
-            self._close_spider("bloom_outage")
+            self._outlets.close_spider("bloom_outage")
         else:
             what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
-        logger.error("%s. %s", error, what, extra=self._extra)
+        logger.error("%s. %s", error, what, extra=self._outlets.extra)

@@ -3,21 +3,20 @@
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.engine import Ticker
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.fullness import Fullness
+from scrapy_bloom.outlets import Outlets
 from scrapy_bloom.status import FilterStatus
 from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
-    from scrapy.statscollectors import StatsCollector
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +33,8 @@ class Figures:
         this_run: what is remembered beside it.
         forgetting: counts what is forgotten; None if nothing ever is.
         failures: counts the errors.
+        outlets: of the crawl.
         on_full: BLOOM_ON_FULL.
-        close_spider: closes the spider with the reason given.
-        stats: the crawler's.
-        extra: for the log records.
 
     Attributes:
         added: requests recorded.
@@ -50,22 +47,19 @@ class Figures:
         this_run: ThisRun,
         forgetting: Forgetting | None,
         failures: Failures,
+        outlets: Outlets,
         *,
         on_full: str,
-        close_spider: Callable[[str], None],
-        stats: "StatsCollector",
-        extra: Mapping[str, Any],
     ) -> None:
         self.added = self.filtered = 0
         self._backend = backend
         self._this_run = this_run
         self._forgetting = forgetting
         self._failures = failures
-        self._fullness = Fullness(on_full, close_spider, extra)
+        self._fullness = Fullness(on_full, outlets)
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if on_full == "grow" else 1
-        self._stats = stats
-        self._extra = extra
+        self._outlets = outlets
         self._logged = self._counts()
         self._ticker: Ticker | None = None
 
@@ -106,7 +100,7 @@ class Figures:
             *status.more.items(),
         ):
             if value is not None:
-                self._stats.set_value(f"bloom/{name}", value)
+                self._outlets.stats.set_value(f"bloom/{name}", value)
         self._failures.show(status.errors)
         return status
 
@@ -137,7 +131,7 @@ class Figures:
                 f"{filtered - self._logged[1]:+,}",
                 100 * status.fill_ratio,
                 status.error_rate_now,
-                extra=self._extra,
+                extra=self._outlets.extra,
             )
             self._logged = counts
         except Exception as error:  # noqa: BLE001 - it would never be called again

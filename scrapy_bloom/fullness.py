@@ -2,9 +2,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
 
+from scrapy_bloom.outlets import Outlets
 from scrapy_bloom.status import FilterStatus
 
 logger = logging.getLogger(__name__)
@@ -15,16 +14,12 @@ class Fullness:
 
     Args:
         on_full: BLOOM_ON_FULL. With "grow" that is the backend's business alone.
-        close_spider: closes the spider with the reason given.
-        extra: for the log records.
+        outlets: of the crawl.
     """
 
-    def __init__(
-        self, on_full: str, close_spider: Callable[[str], None], extra: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, on_full: str, outlets: Outlets) -> None:
         self._on_full = on_full
-        self._close_spider = close_spider
-        self._extra = extra
+        self._outlets = outlets
         self._number = 0  # of the generation that was told of last
         self._next = 1.0  # this load of it is the next to be told of; infinite: none any more
 
@@ -50,7 +45,7 @@ class Fullness:
         if self._on_full == "close":
             self._next = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
-            self._close_spider("bloom_full")
+            self._outlets.close_spider("bloom_full")
         else:
             what = (
                 "It rises with each further request, so that more and more new pages are taken "
@@ -65,5 +60,5 @@ class Fullness:
             status.error_rate_now,
             status.error_rate,
             what,
-            extra=self._extra,
+            extra=self._outlets.extra,
         )

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from scrapy.statscollectors import StatsCollector
-
+from scrapy_bloom.outlets import Outlets
 from scrapy_bloom.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
@@ -40,111 +39,104 @@ def outlives_the_run(settings: BloomSettings) -> bool:
     return settings.dir is not None
 
 
-def log_risk(leftover: Leftover, place: str, extra: Mapping[str, Any]) -> None:
-    """Say at the start what becomes of the queue, while there is time to change that."""
+def log_risk(
+    leftover: Leftover, shared_queue: str, location: str, extra: Mapping[str, Any]
+) -> None:
+    """Say at the start what becomes of the queue, while there is time to change that.
+
+    Args:
+        leftover: see there.
+        shared_queue: the URL of the Redis server of a shared queue, without secrets.
+        location: of the filter, for people.
+        extra: for the log records.
+    """
     if leftover is Leftover.LOST:
         logger.info(
             "There is no JOBDIR: should this crawl end early, what it has queued then is lost, but "
             "looks seen in %s. A JOBDIR keeps the queue",
-            place,
+            location,
             extra=extra,
         )
     if leftover is Leftover.JOB:
         logger.info(
             "Should this crawl be killed, or end early, run the same command again: what it has "
             "queued waits in its JOBDIR, looks seen in %s, and is crawled by nobody else",
-            place,
+            location,
+            extra=extra,
+        )
+    if shared_queue and not location.startswith(shared_queue.rpartition("/")[0]):
+        logger.info(
+            "The queue is in %s, and the filter in %s: should the queue alone be lost, what was in "
+            "it still looks seen. Then start over with another BLOOM_REDIS_KEY, or after `scrapy "
+            "bloom reset`; on one server, both are lost together, and the crawl goes on",
+            shared_queue,
+            location,
             extra=extra,
         )
 
 
-def log_two_servers(queue: str, place: str, extra: Mapping[str, Any]) -> None:
-    """Say at the start that the queue can be lost without the filter.
-
-    Args:
-        queue: the URL of the server of the queue, without secrets.
-        place: the filter, for people.
-        extra: for the log record.
-    """
-    logger.info(
-        "The queue is in %s, and the filter in %s: should the queue alone be lost, what was in it "
-        "still looks seen. Then start over with another BLOOM_REDIS_KEY, or after `scrapy bloom "
-        "reset`; on one server, both are lost together, and the crawl goes on",
-        queue,
-        place,
-        extra=extra,
-    )
-
-
-def tell_of_end(
+def log_end(
     leftover: Leftover,
     reason: str,
-    place: str,
-    recorded: int,
+    location: str,
+    outlets: Outlets,
     *,
-    stats: StatsCollector,
-    extra: Mapping[str, Any],
+    recorded: int,
 ) -> None:
-    """Say at the close what was left behind.
+    """Say at the close of a crawl that has not finished what was left behind.
 
     Args:
         leftover: see there.
         reason: why the spider was closed.
-        place: the filter, for people.
+        location: of the filter, for people.
+        outlets: of the crawl; the scheduler's stats count what was queued.
         recorded: how many requests this crawl has recorded.
-        stats: of the crawl; the scheduler's count what was queued.
-        extra: for the log records.
     """
-    if reason == "finished" or leftover is Leftover.NOTHING:
-        return
     if leftover is Leftover.JOB:
         logger.info(
             "What is queued waits in the JOBDIR, and looks seen in %s: only a crawl with both goes "
             "on with it",
-            place,
-            extra=extra,
+            location,
+            extra=outlets.extra,
         )
+    if leftover is not Leftover.LOST:
         return
     lost = recorded
-    if (queued := stats.get_value("scheduler/enqueued")) is not None:
+    if (queued := outlets.stats.get_value("scheduler/enqueued")) is not None:
         # Some of these may not be recorded: with dont_filter, as start requests are.
-        lost = min(recorded, queued - stats.get_value("scheduler/dequeued", 0))
-    if lost <= 0:
-        return
-    logger.warning(
-        "The crawl ended early (%s), and without a JOBDIR: up to %s requests that were queued are "
-        "lost, but look seen in %s to later runs. To crawl them, start over: with another "
-        "BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`. With a JOBDIR the same "
-        'command goes on; BLOOM_RECORD_ON = "crawled" records in a file what was crawled only',
-        reason,
-        f"{lost:,}",
-        place,
-        extra=extra,
-    )
+        lost = min(recorded, queued - outlets.stats.get_value("scheduler/dequeued", 0))
+    if lost > 0:
+        logger.warning(
+            "The crawl ended early (%s), and without a JOBDIR: up to %s requests that were queued "
+            "are lost, but look seen in %s to later runs. To crawl them, start over: with another "
+            "BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`. With a JOBDIR the same "
+            'command goes on; BLOOM_RECORD_ON = "crawled" records in a file what was crawled only',
+            reason,
+            f"{lost:,}",
+            location,
+            extra=outlets.extra,
+        )
 
 
-def log_that_all_was_seen(
-    filtered: int, place: str, *, stats: StatsCollector, extra: Mapping[str, Any]
-) -> None:
+def log_that_all_was_seen(filtered: int, location: str, outlets: Outlets) -> None:
     """Tell at the close of a run that nothing has passed the filter, since all was seen.
 
     That is a WARNING if nothing was crawled at all, also no start page that is never filtered.
 
     Args:
         filtered: how many requests were filtered.
-        place: the filter, for people.
-        stats: of the crawl: the scheduler counts what was taken from it, also what is not filtered.
-        extra: for the log records.
+        location: of the filter, for people.
+        outlets: of the crawl; the scheduler's stats count what was taken from it.
     """
     if not filtered:
         return
     logger.log(
-        logging.INFO if stats.get_value("scheduler/dequeued", 0) else logging.WARNING,
+        logging.INFO if outlets.stats.get_value("scheduler/dequeued", 0) else logging.WARNING,
         "Nothing new was crawled: each of the %s requests that came to the filter was recorded in "
         '%s before. Pages that lead to new ones are crawled once in each run with meta={"bloom_'
         'filter": "run"}; to crawl pages again after some time, set BLOOM_WINDOW_SECS; to start '
         "over, use another JOBDIR, BLOOM_DIR or BLOOM_REDIS_KEY, or `scrapy bloom reset`",
         f"{filtered:,}",
-        place,
-        extra=extra,
+        location,
+        extra=outlets.extra,
     )

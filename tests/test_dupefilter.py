@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -350,6 +351,11 @@ def test_a_refusal_is_told_of_also_after_another_failure(
         assert bloom_stats(scheduler)["bloom/errors"] == 4
 
 
+def close_into(closed: list[str], scheduler: Scheduler) -> None:
+    fullness = scheduler.df._figures._fullness
+    fullness._outlets = replace(fullness._outlets, close_spider=closed.append)
+
+
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
     return {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": tmp_path, **settings}
 
@@ -361,7 +367,7 @@ def test_only_crawled_requests_make_a_filter_full(
     closed: list[str] = []
     settings = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "close"}
     with opened(**crawled(tmp_path, **settings)) as scheduler:
-        scheduler.df._figures._fullness._close_spider = closed.append
+        close_into(closed, scheduler)
         pages = requests(range(200))
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
@@ -425,7 +431,7 @@ def test_a_full_filter_is_told_of_once_when_the_spider_closes(
     """Requests under way are recorded meanwhile: none of them may be lost."""
     closed: list[str] = []
     with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
-        scheduler.df._figures._fullness._close_spider = closed.append
+        close_into(closed, scheduler)
         for request in requests(range(400)):
             scheduler.enqueue_request(request)
     assert closed == ["bloom_full"]

@@ -1,0 +1,90 @@
+"""Building the filter that the settings of a crawl ask for."""
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
+from scrapy.utils.python import global_object_name
+
+from scrapy_bloom.backend import backend_without_crawl, create_backend
+from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
+from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.leftover import Leftover, outlives_the_run
+from scrapy_bloom.outcomes import Outcomes
+from scrapy_bloom.redis_settings import place_of_queue
+from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.this_run import ThisRun
+
+if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+
+    from scrapy_bloom.dupefilter import BloomDupeFilter
+
+logger = logging.getLogger("scrapy_bloom.dupefilter")
+
+_Filter = TypeVar("_Filter", bound="BloomDupeFilter")
+
+
+def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = False) -> _Filter:
+    """Build a crawler's filter, with its files locked and verified.
+
+    Args:
+        cls: of the filter.
+        crawler: before its spider is opened.
+        queue_is_shared: scrapy-redis's scheduler keeps the queue.
+
+    Raises:
+        BloomError: it is logged, and ends the crawl.
+    """
+    fingerprinter = crawler.request_fingerprinter
+    assert fingerprinter is not None
+    assert crawler.stats is not None
+    extra = {"spider": crawler.spider}
+    leftover, this_run, queue = Leftover.NOTHING, ThisRun(), ""
+    try:
+        settings = BloomSettings.from_settings(crawler.settings)
+        job = job_dir(crawler.settings)
+        if command := command_without_crawl(crawler):
+            settings = BloomSettings()
+            backend = backend_without_crawl(command, job)
+        else:
+            settings.warn_of_unused(extra=extra)
+            if queue_is_shared:
+                queue = without_secrets(place_of_queue(crawler.settings)[0])
+            else:
+                leftover = Leftover.of(settings, job)
+                this_run = ThisRun(
+                    start_requests=outlives_the_run(settings) and not job,
+                    window=settings.window_secs,
+                    from_start=settings.backend == "redis" and not settings.redis_mirror,
+                    extra=extra,
+                )
+            scheduler = load_object(crawler.settings["SCHEDULER"])
+            backend = create_backend(
+                settings,
+                job_dir=job,
+                spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
+                fingerprinter=global_object_name(type(fingerprinter)),
+                crash_safe=getattr(scheduler, "is_crash_safe", False),
+                queue_is_shared=queue_is_shared,
+            )
+        new = cls(
+            backend,
+            fingerprinter,
+            stats=crawler.stats,
+            settings=settings,
+            leftover=leftover,
+            this_run=this_run,
+            queue=queue,
+            watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
+            close_spider=partial(close_spider_soon, crawler),
+            debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
+            spider=crawler.spider,
+        )
+        new._connect(crawler, is_crawl=not command)
+    except BloomError as error:
+        fail_at_the_start(crawler, error, logger)
+    return new
