@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.local import notes_in_memory
 
 MOST_TIMES = 3  # in one run, for one request
 _MOST_WAITING = 100_000  # requests that wait for the end of the one they were redirected to
@@ -36,8 +36,7 @@ class Forgetting:
         self._settle = settle
         # In filters, since there may be many: how often each was forgotten, and which have ended.
         # That they err costs a page now and then, much less often than the filter does.
-        self._times = LocalBackend(None, capacity=20_000, error_rate=1e-12)
-        self._times.open()
+        self._times = notes_in_memory()
         self._ended = _Recent()
         self._any_is_dead = False
         self._followers: dict[bytes, list[bytes]] = {}  # by what they were redirected to

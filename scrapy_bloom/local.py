@@ -386,3 +386,10 @@ class LocalBackend:
     def _save(self) -> None:
         if self._store is not None:
             self._next_save = self._store.save(self._live)
+
+
+def notes_in_memory() -> LocalBackend:
+    """Make an opened filter for what a run notes beside its own: 10 MB for a million requests."""
+    new = LocalBackend(None, capacity=20_000, error_rate=1e-12)  # it errs next to never
+    new.open()
+    return new

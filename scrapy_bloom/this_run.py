@@ -6,13 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.local import notes_in_memory
 from scrapy_bloom.status import GenerationStatus
 
 logger = logging.getLogger(__name__)
-
-_FIRST_CAPACITY = 20_000  # and on by doubling: a million requests take 10 MB
-_ERROR_RATE = 1e-12  # nothing beside that of any filter
 
 
 class ThisRun:
@@ -50,7 +47,7 @@ class ThisRun:
         self._window = window
         self._over_at = time.monotonic() + window if window else math.inf
         self._has_told = False
-        self._scheduled = _in_memory() if window and from_start else None
+        self._scheduled = notes_in_memory() if window and from_start else None
 
     def is_asked(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the request with this meta is filtered within this run only."""
@@ -62,7 +59,7 @@ class ThisRun:
     def begins_with(self, fingerprint: bytes) -> bool:
         """Remember the fingerprint of a request that asks; False if it was scheduled before."""
         if self._scheduled is None:
-            self._scheduled = _in_memory()
+            self._scheduled = notes_in_memory()
         return self._scheduled.add(fingerprint)
 
     def outlasts_the_window(self) -> bool:
@@ -78,7 +75,7 @@ class ThisRun:
                 self._window,
                 extra=self._extra,
             )
-            self._scheduled = self._scheduled or _in_memory()
+            self._scheduled = self._scheduled or notes_in_memory()
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
@@ -92,9 +89,3 @@ class ThisRun:
     def generations(self) -> Sequence[GenerationStatus]:
         """Return the figures of what is remembered."""
         return self._scheduled.status().generations if self._scheduled is not None else ()
-
-
-def _in_memory() -> LocalBackend:
-    new = LocalBackend(None, capacity=_FIRST_CAPACITY, error_rate=_ERROR_RATE)
-    new.open()
-    return new
