@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scrapy_bloom import jobdir
@@ -39,10 +39,7 @@ class Job:
         crash_safe: bool = False,
     ) -> None:
         self.path = path
-        # A mark without that queue is of a run under another scheduler.
         database = jobdir.database_path(path) if crash_safe and path is not None else None
-        crash_safe = database is not None and jobdir.is_database(database)
-        self._crash_safe = crash_safe
         self.has_own_queue = database is not None
         self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # For SQLite it is an empty one then: what waited there would look crawled.
@@ -50,12 +47,15 @@ class Job:
         self._marked: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
+        # A mark without that queue is of a run under another scheduler.
+        survives = database is not None and jobdir.is_database(database)
         if on_unclean_shutdown == "auto":
-            on_unclean_shutdown = "reset" if path and not crash_safe else "keep"
+            on_unclean_shutdown = "reset" if path and not survives else "keep"
         self._on_unclean_shutdown = on_unclean_shutdown
+        self._is_kept_whole = survives and on_unclean_shutdown == "keep"
 
     def check_queue(self) -> None:
-        """That the queue of a filter which other jobs may share, too, is not lost.
+        """Check that the queue is not lost, where other jobs may share the filter.
 
         Raises:
             StorageError: it is.
@@ -83,12 +83,12 @@ class Job:
             sync_log(jobdir.database_path(self.path))
 
     def goes_on_with(self, filter_id: str) -> None:
-        """The crawl, if it has begun, records in that filter from now on."""
+        """Note that the crawl, if it has begun, records in that filter from now on."""
         if self._marked not in {None, filter_id}:
             self.begin(filter_id)
 
     def used(self, filter_id: str) -> bool:
-        """Whether the run that was killed recorded in that filter, as far as is known."""
+        """Return whether the killed run recorded in that filter, as far as is known."""
         return self.path is not None and jobdir.marked_filter(self.path) in {"", filter_id}
 
     def drop_queue(self) -> None:
@@ -116,7 +116,7 @@ class Job:
             jobdir.clear_mark(self.path)
 
     def was_killed(self, filter_changed_at: float | None) -> bool:
-        """Whether the last run with this job did not end well.
+        """Return whether the last run with this job did not end well.
 
         Args:
             filter_changed_at: when a run with our filter last wrote to it, in seconds since 1970;
@@ -135,7 +135,7 @@ class Job:
         return self._judged_by_times
 
     def importable(self) -> Path | None:
-        """The job's requests.seen, if its queue is still there."""
+        """Return the job's requests.seen, if its queue is still there."""
         if self.path is None:
             return None
         # After a reset the queue is gone, and the requests of requests.seen must not look seen.
@@ -168,15 +168,8 @@ class Job:
         """
         what = self._what(place)
         self._stop_if_asked(what)
-        if self._is_kept_whole and self.was_machine_restarted:
-            self._warn_of_power_cut(what, is_behind_queue=is_behind_queue)
-            return False
         if self._is_kept_whole:
-            logger.info(
-                "%s. Its queue survives that: nothing is lost, and what was under way then is "
-                "crawled again",
-                what,
-            )
+            self._tell_that_all_is_kept(what, is_behind_queue=is_behind_queue)
             return False
         moved = []
         # The queue first, and what bears the mark last: if we die in between, the mark is still
@@ -184,25 +177,8 @@ class Job:
         if self.path is not None:
             queues = (jobdir.queue_path(self.path), jobdir.database_path(self.path))
             moved += [str(jobdir.set_aside(queue)) for queue in queues if queue.exists()]
-        if self._on_unclean_shutdown == "keep" and self._only_crawled:
-            logger.warning(
-                "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
-                "this run finds a link to it: list pages should be requested with "
-                'meta={"bloom_filter": "run"}. (If that run had BLOOM_RECORD_ON = "scheduled", '
-                "what it had queued looks seen, and is not crawled)",
-                what,
-                f" (at least {count:,} requests)" if count is not None else "",
-            )
-            return False
         if self._on_unclean_shutdown == "keep":
-            logger.warning(
-                "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
-                "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
-                '"reset" to crawl everything again',
-                what,
-                f" (at least {count:,} requests)" if count is not None else "",
-                f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
-            )
+            self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
         self.end()
@@ -219,7 +195,14 @@ class Job:
         )
         return True
 
-    def _warn_of_power_cut(self, what: str, *, is_behind_queue: bool) -> None:
+    def _tell_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
+        if not self.was_machine_restarted:
+            logger.info(
+                "%s. Its queue survives that: nothing is lost, and what was under way then is "
+                "crawled again",
+                what,
+            )
+            return
         assert self.path is not None
         queue_of = time.localtime(jobdir.database_changed_at(self.path))
         logger.warning(
@@ -234,9 +217,28 @@ class Job:
             "nowhere, and are not crawled",
         )
 
-    @property
-    def _is_kept_whole(self) -> bool:
-        return self._crash_safe and self._on_unclean_shutdown == "keep"
+    def _warn_that_the_queue_is_lost(
+        self, what: str, count: int | None, moved: Sequence[str]
+    ) -> None:
+        kept = f" (at least {count:,} requests)" if count is not None else ""
+        if self._only_crawled:
+            logger.warning(
+                "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
+                "this run finds a link to it: list pages should be requested with "
+                'meta={"bloom_filter": "run"}. (If that run had BLOOM_RECORD_ON = "scheduled", '
+                "what it had queued looks seen, and is not crawled)",
+                what,
+                kept,
+            )
+            return
+        logger.warning(
+            "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
+            "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
+            '"reset" to crawl everything again',
+            what,
+            kept,
+            f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
+        )
 
     def _what(self, place: Path | str | None) -> str:
         if self.is_queue_lost and self.path is not None:
