@@ -91,7 +91,7 @@ class LocalBackend:
             ForgottenFile(path, claims=claims),
             is_shared=path is not None and is_crawl,
         )
-        self._live: list[LocalGeneration] = []
+        self._live: list[LocalGeneration] = self._store.live if self._store is not None else []
         self._kept: list[LocalGeneration] = []  # expired, but this run has recorded in them
         self._first: float = math.inf  # the number of the generation that it began to record in
         self._begun_at = 0.0
@@ -119,20 +119,20 @@ class LocalBackend:
         if self._store is None:
             size = self._policy.first()
             try:
-                self._live = [self._created(size)]
+                self._live.append(self._created(size))
             except MemoryError:
                 raise StorageError(
                     f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
                     "BLOOM_EXPECTED_REQUESTS, or set BLOOM_DIR or JOBDIR to keep it in a file"
                 ) from None
         else:
-            self._live = self._store.load()
+            self._store.load()
             try:
                 self.forgotten.open()
                 if self._live:
                     self._tell_what_is_kept()
                 else:
-                    self._live = [self._first_created(self._store.importable())]
+                    self._live.append(self._first_created(self._store.importable()))
             except BaseException:
                 self._store.unlock()
                 raise
@@ -148,7 +148,7 @@ class LocalBackend:
         self._begun = True
         self._save()
         if self._store is not None:
-            self._store.begin(self._live)
+            self._store.begin()
         newest = self._newest
         if self._policy.window:
             self._tell_if_the_clock_went_back()
@@ -220,7 +220,7 @@ class LocalBackend:
         if self._last_status is not None:
             return self._last_status
         return FilterStatus(
-            location=self._store.location(self._live) if self._store else "memory",
+            location=self._store.location if self._store else "memory",
             generations=[GenerationStatus.of(each) for each in self._live],
             error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._asked)),
             volatile=[GenerationStatus.of(each) for each in self._kept],
@@ -292,12 +292,13 @@ class LocalBackend:
             self._store.save_count(full)
 
     def _expire(self, number: int) -> None:
-        gone, self._live = self._live[:number], self._live[number:]
+        gone = self._live[:number]
+        del self._live[:number]
         self._kept += [
             each for each in gone if self._policy.is_kept(each, self._first, self._begun_at)
         ]
         if self._store is not None:
-            self._store.expire(gone, self._live, still_asked=self._kept)
+            self._store.expire(gone, still_asked=self._kept)
         numbers = [each.number for each in gone]
         self._log.gone(numbers, sum(each.count for each in gone), self._policy.window)
         # Recorded before they were forgotten, they have all expired by then.
@@ -385,7 +386,7 @@ class LocalBackend:
 
     def _save(self) -> None:
         if self._store is not None:
-            self._next_save = self._store.save(self._live)
+            self._next_save = self._store.save()
 
 
 def notes_in_memory() -> LocalBackend:

@@ -27,13 +27,13 @@ class FileStore:
         is_crawl: mark the files as in use: a crawl that is killed leaves a queue that is broken.
 
     Attributes:
+        live: the generations that count, oldest first. A new one is put there by its maker.
         errors: how often the disk failed.
         failure: how, the last time; empty if it did not.
     """
 
-    def __init__(
-        self, directory: FilterDirectory, sync_secs: float, *, is_crawl: bool = True
-    ) -> None:
+    def __init__(self, directory: FilterDirectory, sync_secs: float, *, is_crawl: bool) -> None:
+        self.live: list[LocalGeneration] = []
         self.errors = 0
         self.failure = ""
         self._is_crawl = is_crawl
@@ -41,7 +41,6 @@ class FileStore:
         self._directory = directory
         self._sync_secs = sync_secs
         self._files: dict[int, FilterFile] = {}
-        self._live: Sequence[LocalGeneration] = ()
         self._begun = False
         self._discarded: list[FilterFile] = []
         self._unlinked: list[FilterFile] = []  # and still asked
@@ -49,20 +48,20 @@ class FileStore:
         self._is_closing = False
         self._syncer: threading.Thread | None = None
 
-    def load(self) -> list[LocalGeneration]:
-        """Take the directory and open its generations, oldest first; see `FilterDirectory`."""
+    def load(self) -> None:
+        """Take the directory and open its generations; see `FilterDirectory`."""
         self._directory.lock()
         try:
-            live = [self._added(file) for file in self._directory.load()]
-            if live and not self._is_crawl:
-                self._changed_at = self._newest(live).path.stat().st_mtime
+            self.live += [self._added(file) for file in self._directory.load()]
+            if self.live and not self._is_crawl:
+                self._changed_at = self._newest_file.path.stat().st_mtime
         except BaseException:
             self._directory.unlock()
             raise
-        if live and self._directory.was_kept_unclean:
+        if self.live and self._directory.was_kept_unclean:
             # Each kill costs a little of the count: left alone, that adds up over many.
-            live[-1].count = max(live[-1].count, live[-1].filter.approximate_count)
-        return live
+            newest = self.live[-1]
+            newest.count = max(newest.count, newest.filter.approximate_count)
 
     def unlock(self) -> None:
         """Let the directory go, when opening failed after `load`."""
@@ -83,12 +82,11 @@ class FileStore:
         """Make a new generation in a file of its own; see `FilterFile.create`."""
         return self._added(self._directory.create(header, state, fill))
 
-    def begin(self, live: Sequence[LocalGeneration]) -> None:
+    def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
-        self._live = live
         self._begun = True
         self._try_to_sync(self._directory.begin)
-        self._try_to_sync(self._newest(live).sync_header)
+        self._try_to_sync(self._newest_file.sync_header)
         if self.journal is not None:
             self.journal.when_long = self._wake.set
         if self._sync_secs or self.journal is not None:
@@ -102,18 +100,18 @@ class FileStore:
         if self.journal is not None:
             self._try_to_sync(self.journal.settle)
 
-    def save(self, live: Sequence[LocalGeneration]) -> int:
+    def save(self) -> int:
         """Write down the count and the end of the newest generation, and which one is oldest.
 
         Returns:
             The count at which to save again: often enough that a kill costs less than 1 %.
         """
-        self._live, newest = live, live[-1]
-        self._files[newest.number].save_state(
+        newest = self.live[-1]
+        self._newest_file.save_state(
             count=newest.count,
             in_use=self._is_crawl,
             open_until=newest.open_until,
-            oldest=live[0].number,
+            oldest=self.live[0].number,
         )
         return newest.count + 1 + min(newest.count // 256, 4095)
 
@@ -122,31 +120,24 @@ class FileStore:
         self._files[generation.number].save_state(count=generation.count)
 
     def expire(
-        self,
-        gone: Sequence[LocalGeneration],
-        live: Sequence[LocalGeneration],
-        still_asked: Sequence[LocalGeneration] = (),
+        self, gone: Sequence[LocalGeneration], still_asked: Sequence[LocalGeneration]
     ) -> None:
         """Remove generations that do not count any more.
 
         Args:
-            gone: those generations.
-            live: the others.
+            gone: those generations, live before.
             still_asked: of which the bits are needed until the close.
         """
-        self.save(live)
+        self.save()
         # On the disk, too, the header of the rest says that they are over, before they go.
-        self._try_to_sync(self._newest(live).sync_header)
+        self._try_to_sync(self._newest_file.sync_header)
         for generation in gone:
             file = self._files.pop(generation.number)
             with contextlib.suppress(OSError):  # the next run tries again
                 file.path.unlink()
-            if any(generation is each for each in still_asked):
-                self._unlinked.append(file)
-            elif self._syncer is None:
-                file.close()
-            else:  # it may just be syncing this one
-                self._discarded.append(file)
+            (self._unlinked if generation in still_asked else self._discarded).append(file)
+        if self._syncer is None:  # else it may just be syncing one of them
+            self._close_discarded()
 
     def close(self) -> None:
         """Write everything to the disk, mark the files as closed, and let the directory go.
@@ -188,11 +179,12 @@ class FileStore:
                 "files are missing"
             )
 
-    def location(self, live: Sequence[LocalGeneration]) -> str:
+    @property
+    def location(self) -> str:
         """Where the filter is, for people; also after the close."""
-        if len(live) == 1:
-            return str(self._directory.path / file_name(live[-1].number))
-        return f"{self._directory.path} ({len(live)} generations)"
+        if len(self.live) == 1:
+            return str(self._directory.path / file_name(self.live[-1].number))
+        return f"{self._directory.path} ({len(self.live)} generations)"
 
     def _added(self, file: FilterFile) -> LocalGeneration:
         self._files[file.header.generation] = file
@@ -204,8 +196,9 @@ class FileStore:
             count=file.state.count,
         )
 
-    def _newest(self, live: Sequence[LocalGeneration]) -> FilterFile:
-        return self._files[live[-1].number]
+    @property
+    def _newest_file(self) -> FilterFile:
+        return self._files[self.live[-1].number]
 
     def _finish_all(self) -> list[Path]:
         """Write everything to the disk, and return the files that are not there any more."""
@@ -213,12 +206,9 @@ class FileStore:
             self._sync_queue()
         except OSError as error:
             raise self._not_written(self._directory.path, error) from error
-        counts = {generation.number: generation.count for generation in self._live}
-        # The newest one last: its mark stands for all.
-        files = [file for _, file in sorted(self._files.items())]
-        for file in files:
-            self._finish(file, counts[file.header.generation])
-        return [file.path for file in files if not file.is_in_place()]
+        for generation in self.live:  # the newest one last: its mark stands for all
+            self._finish(self._files[generation.number], generation.count)
+        return [file.path for file in self._files.values() if not file.is_in_place()]
 
     def _finish(self, file: FilterFile, count: int) -> None:
         if self._is_crawl and not file.state.in_use:
@@ -260,14 +250,14 @@ class FileStore:
             self._directory.sync_queue()
 
     def _sync_regularly(self) -> None:
-        synced = {generation.number: generation.count for generation in self._live}
+        synced = {generation.number: generation.count for generation in self.live}
         while True:
             self._wake.wait(self._sync_secs or None)
             if self._is_closing:
                 return
             self._wake.clear()
             self._try_to_sync(self._sync_queue)
-            for generation in list(self._live):  # those before may have been completed since
+            for generation in list(self.live):  # those before may have been completed since
                 number, file = generation.number, self._files.get(generation.number)
                 is_changed = synced.get(number) != generation.count
                 if file is not None and is_changed and self._sync_secs:
