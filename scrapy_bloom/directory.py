@@ -183,13 +183,17 @@ class FilterDirectory:
                 fingerprinter, or was not closed and shall be looked at. All is then as it was.
         """
         try:
-            opened = self._loaded()
-            try:
+            with contextlib.ExitStack() as stack:
+                live, over = self._found()
+                opened = [
+                    stack.enter_context(contextlib.closing(FilterFile.open(file.path)))
+                    for file in live
+                ]
+                for file in over:
+                    with contextlib.suppress(OSError):  # the next run tries again
+                        file.path.unlink()
                 self._settle_journal(opened)
-            except BaseException:
-                for each in opened:
-                    each.close()
-                raise
+                stack.pop_all()  # they stay open
         except OSError as error:
             raise StorageError(
                 f"{self.path} cannot be prepared for the crawl: {error}; make that possible, or "
@@ -213,7 +217,8 @@ class FilterDirectory:
         """Take the mark away: the crawl has ended well."""
         self._job.end()
 
-    def _loaded(self) -> list[FilterFile]:
+    def _found(self) -> tuple[list[FoundFile], list[FoundFile]]:
+        """Return the files that count, and those that are over, once a kill is dealt with."""
         files = [FoundFile.at(path) for path in filter_files(self.path)]
         for file in files:
             self._check_fingerprinter(file)
@@ -222,21 +227,8 @@ class FilterDirectory:
         self.importable = None if files else self._seen_of_the_queue()
         if self._is_unclean(files) and self._set_aside_unclean(files):
             self.importable = None
-            return []
-        if not files:
-            return []
-        live, over = divide(self.path, files)
-        opened: list[FilterFile] = []
-        try:
-            opened.extend(FilterFile.open(file.path) for file in live)
-        except BaseException:
-            for each in opened:
-                each.close()
-            raise
-        for file in over:
-            with contextlib.suppress(OSError):  # it does not count, and the next run tries again
-                file.path.unlink()
-        return opened
+            return [], []
+        return divide(self.path, files) if files else ([], [])
 
     def create(
         self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None = None

@@ -18,7 +18,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class FilterFile:
-    """A filter file, mapped for reading and writing. Made by `create`, `open` or `look`."""
+    """A filter file, mapped for reading and writing. Made by `create` or `open`."""
 
     def __init__(self, path: Path, header: Header, state: State, *, readonly: bool = False) -> None:
         self.path = path
@@ -45,35 +45,28 @@ class FilterFile:
         )
 
     @classmethod
-    def open(cls, path: Path) -> "FilterFile":
+    def open(cls, path: Path, *, readonly: bool = False) -> "FilterFile":
         """Map an existing file; takes no longer for a big one.
 
+        Args:
+            path: of the file.
+            readonly: it is only looked at, also while a crawl writes to it.
+
         Raises:
             FilterFileError: the file is truncated, foreign, damaged or of a newer format.
-            StorageError: it cannot be read or written.
+            StorageError: it cannot be read, or written.
         """
         header, state = read_header(path)
         try:
-            return cls(path, header, state)
+            return cls(path, header, state, readonly=readonly)
         except OSError as error:
+            why = error.strerror or error
+            if readonly:
+                raise StorageError(f"{path} cannot be read: {why}") from error
             raise StorageError(
-                f"{path} cannot be opened for writing: {error.strerror or error}; the crawl has to "
-                "be able to write to it"
+                f"{path} cannot be opened for writing: {why}; the crawl has to be able to write "
+                "to it"
             ) from error
-
-    @classmethod
-    def look(cls, path: Path) -> "FilterFile":
-        """Map an existing file for reading only, also while a crawl writes to it.
-
-        Raises:
-            FilterFileError: the file is truncated, foreign, damaged or of a newer format.
-            StorageError: it cannot be read.
-        """
-        header, state = read_header(path)
-        try:
-            return cls(path, header, state, readonly=True)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
     @classmethod
     def create(
@@ -151,7 +144,7 @@ class FilterFile:
         self._map.flush(0, HEADER_BYTES)
 
     def is_in_place(self) -> bool:
-        """Whether the path still leads to this file: not if it was removed, or replaced."""
+        """Return whether the path still leads to this file: it may have been replaced."""
         try:
             return os.path.samestat(os.fstat(self._fd), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from scrapy_bloom import forgotten_file, header
@@ -107,7 +108,13 @@ class FilterReader:
     """
 
     def __init__(self, path: Path, *, window: float = 0.0) -> None:
-        self.files: Sequence[FilterFile] = _opened([each.path for each in found_files(path)])
+        found = found_files(path)
+        with ExitStack() as stack:
+            self.files: Sequence[FilterFile] = [
+                stack.enter_context(closing(FilterFile.open(each.path, readonly=True)))
+                for each in found
+            ]
+            stack.pop_all()  # they stay open
         generations = [generation_of(file) for file in self.files]
         live = {each.number for each in unexpired(generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
@@ -136,14 +143,3 @@ class FilterReader:
         self.forgotten.close()
         for file in self.files:
             file.close()
-
-
-def _opened(paths: Sequence[Path]) -> list[FilterFile]:
-    opened: list[FilterFile] = []
-    try:
-        opened.extend(FilterFile.look(path) for path in paths)
-    except BaseException:
-        for each in opened:
-            each.close()
-        raise
-    return opened
