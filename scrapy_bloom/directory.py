@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from scrapy_bloom import forgotten_file, jobdir
@@ -14,9 +13,9 @@ from scrapy_bloom.exceptions import (
     StorageError,
     UncleanShutdownError,
 )
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filterfile import FilterFile, FoundFile
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.header import Header, State, clip, read_header
+from scrapy_bloom.header import Header, State, clip
 from scrapy_bloom.job import Job
 from scrapy_bloom.journal import Journal, read_journal, remove_journal
 from scrapy_bloom.locks import Lock, lock_file
@@ -95,20 +94,6 @@ def set_changed_at(path: Path, when: float = 0.0) -> None:
 def lock_directory(path: Path) -> Lock:
     """Take a filter's directory for one crawl; see `lock_file`."""
     return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
-
-
-@dataclass(frozen=True)
-class FoundFile:
-    """A filter file as it was found, not yet opened."""
-
-    path: Path
-    header: Header
-    state: State
-
-    @classmethod
-    def at(cls, path: Path) -> "FoundFile":
-        """What the header of a file says; see `read_header`."""
-        return cls(path, *read_header(path))
 
 
 def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], list[FoundFile]]:

@@ -6,24 +6,49 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header, write_state
+from scrapy_bloom.generations import Generation
+from scrapy_bloom.header import (
+    HEADER_BYTES,
+    Header,
+    State,
+    generation_of,
+    read_header,
+    write_state,
+)
 
 _ZEROS = bytes(1 << 20)
 
 
-class FilterFile:
+@dataclass(eq=False)
+class FoundFile:
+    """A filter file as it was found, not yet opened."""
+
+    path: Path
+    header: Header
+    state: State
+
+    @classmethod
+    def at(cls, path: Path) -> "FoundFile":
+        """Read the header of a file; see `read_header`."""
+        return FoundFile(path, *read_header(path))
+
+    @property
+    def figures(self) -> Generation:
+        """The figures of the generation in it, as its header has them."""
+        return generation_of(self.header, self.state)
+
+
+class FilterFile(FoundFile):
     """A filter file, mapped for reading and writing. Made by `create` or `open`."""
 
     def __init__(self, path: Path, header: Header, state: State, *, readonly: bool = False) -> None:
-        self.path = path
-        self.header = header
-        self.state = state
+        super().__init__(path, header, state)
         self._fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(

@@ -68,28 +68,6 @@ class LocalGeneration(Generation):
 
     filter: BloomFilter
 
-    @classmethod
-    def of(
-        cls,
-        bits: BloomFilter,
-        *,
-        number: int,
-        created_at: float,
-        open_until: float = 0.0,
-        count: int = 0,
-    ) -> "LocalGeneration":
-        """A filter as a generation, with the figures it was made for."""
-        return cls(
-            filter=bits,
-            number=number,
-            geometry=bits.geometry,
-            capacity=bits.capacity,
-            error_rate=bits.error_rate,
-            created_at=created_at,
-            open_until=open_until,
-            count=count,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

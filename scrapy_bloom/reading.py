@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file, header
-from scrapy_bloom.directory import FoundFile, divide, filter_files
+from scrapy_bloom import forgotten_file
+from scrapy_bloom.directory import divide, filter_files
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filterfile import FilterFile, FoundFile
 from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.generations import Generation, Lookup, unexpired
+from scrapy_bloom.generations import Lookup, unexpired
 from scrapy_bloom.journal import read_journal
 from scrapy_bloom.status import FilterStatus
 
@@ -74,19 +74,14 @@ def forgotten_beside(path: Path) -> ForgottenFile:
     return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
 
 
-def generation_of(file: FoundFile | FilterFile) -> Generation:
-    """The figures of a generation, as the header of its file has them."""
-    return header.generation_of(file.header, file.state)
-
-
-def status_of(location: str, files: Iterable[FoundFile | FilterFile]) -> FilterStatus:
+def status_of(location: str, files: Iterable[FoundFile]) -> FilterStatus:
     """The figures of a filter, as the headers of its files have them.
 
     Args:
         location: where it is, for people.
         files: one for each generation, oldest first.
     """
-    return FilterStatus.of(location, [generation_of(each) for each in files])
+    return FilterStatus.of(location, [each.figures for each in files])
 
 
 class FilterReader:
@@ -115,7 +110,7 @@ class FilterReader:
                 for each in found
             ]
             stack.pop_all()  # they stay open
-        generations = [generation_of(file) for file in self.files]
+        generations = [file.figures for file in self.files]
         live = {each.number for each in unexpired(generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None

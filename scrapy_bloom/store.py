@@ -188,13 +188,7 @@ class FileStore:
 
     def _added(self, file: FilterFile) -> LocalGeneration:
         self._files[file.header.generation] = file
-        return LocalGeneration.of(
-            file.filter,
-            number=file.header.generation,
-            created_at=file.header.created_at,
-            open_until=file.state.open_until,
-            count=file.state.count,
-        )
+        return LocalGeneration(filter=file.filter, **vars(file.figures))
 
     @property
     def _newest_file(self) -> FilterFile:

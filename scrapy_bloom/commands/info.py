@@ -45,7 +45,6 @@ from scrapy_bloom.reading import (
     filter_directory,
     forgotten_beside,
     found_files,
-    generation_of,
 )
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
@@ -91,7 +90,7 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
     found = found_files(path)
     newest = found[-1]
     where = newest.path.parent if len(found) > 1 else newest.path
-    figures = _figures(str(where), [generation_of(each) for each in found], settings)
+    figures = _figures(str(where), [each.figures for each in found], settings)
     figures |= {
         "spider": newest.header.spider,
         "fingerprinter": newest.header.fingerprinter,

@@ -33,7 +33,7 @@ from scrapy_bloom.commands.project import (
 )
 from scrapy_bloom.generations import Generation, Policy, window_of
 from scrapy_bloom.pictures import import_pyplot
-from scrapy_bloom.reading import FilterReader, generation_of
+from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.report import Measured, Report, measure
 from scrapy_bloom.report_page import report_page
@@ -68,7 +68,7 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
     path = Path(options.place)
     with closing(FilterReader(path)) as reader:
         header = reader.files[-1].header
-        live = [generation_of(file) for file in reader.files]
+        live = [file.figures for file in reader.files]
         is_open = any(file.state.in_use for file in reader.files)
         return Report(
             location=str(path.absolute()),
