@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Make the filter ready, leaving what is stored as it is; raises BloomError."""
 
     def begin(self) -> None:
-        """The crawl begins: from now to `close`, its end counts as unclean."""
+        """Begin the crawl: from now to `close`, its end counts as unclean."""
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new."""
@@ -46,7 +46,7 @@ class Backend(Protocol):
         """Note that requests were crawled: they are not forgotten, even if this run dies."""
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        """Whether a fingerprint is recorded (or, at the error rate, seems to be)."""
+        """Return whether a fingerprint is recorded (or, at the error rate, seems to be)."""
 
     def status(self) -> FilterStatus:
         """Return the filter's figures now; after `close`, the last ones."""
@@ -64,7 +64,7 @@ def create_backend(
     crash_safe: bool = False,
     queue_is_shared: bool = False,
 ) -> Backend:
-    """The backend that the settings ask for, not yet opened.
+    """Make the backend that the settings ask for, not yet opened.
 
     Args:
         settings: the BLOOM_* settings.
@@ -140,7 +140,7 @@ def local_backend(
     is_crawl: bool = True,
     claims: bool = False,
 ) -> LocalBackend:
-    """A filter in a directory, with these settings; see `LocalBackend`."""
+    """Make a filter in a directory, with these settings; see `LocalBackend`."""
     return LocalBackend(
         directory,
         capacity=settings.expected_requests,
@@ -168,7 +168,7 @@ def redis_backend(
     queue_is_shared: bool = False,
     claims: bool = False,
 ) -> "RedisBackend":
-    """A filter in Redis, with these settings; see `RedisBackend`."""
+    """Make a filter in Redis, with these settings; see `RedisBackend`."""
     from scrapy_bloom.redis_backend import RedisBackend  # noqa: PLC0415 - as above
 
     return RedisBackend(

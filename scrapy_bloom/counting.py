@@ -63,7 +63,7 @@ class CountingBloomFilter(BloomFilter):
     saturated = 0
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """`add` for a fingerprint hashed already; see `BloomFilter.add_hashed`."""
+        """Add a fingerprint hashed already; see `BloomFilter.add_hashed`."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         one = ones[positions]
         if one.all():
@@ -95,7 +95,7 @@ class CountingBloomFilter(BloomFilter):
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """`in` for a fingerprint hashed already; see `BloomFilter.has_hashed`."""
+        """Check for a fingerprint hashed already; see `BloomFilter.has_hashed`."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         first = positions[0]
         if not (ones[first] or twos[first] or fours[first] or eights[first]):
@@ -122,7 +122,7 @@ class CountingBloomFilter(BloomFilter):
         return self.discard_hashed(*self._locate(fingerprint))
 
     def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """`discard` for a fingerprint hashed already; see `BloomFilter.add_hashed`."""
+        """Discard a fingerprint hashed already; see `discard`."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         one, two, four, eight = (
             ones[positions],
@@ -155,7 +155,7 @@ class CountingBloomFilter(BloomFilter):
         return _planes(block)
 
     def block_fills(self) -> Iterator[float]:
-        """The share of counters that are not 0, for each block; see `BloomFilter`."""
+        """Yield the share of counters that are not 0 of each block; see `BloomFilter`."""
         for block in range(self.num_blocks):
             set_counters = reduce(or_, _planes(self._place(block, block + 1)))
             yield set_counters.count() / BLOCK_BITS

@@ -27,12 +27,12 @@ _FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
 
 
 def file_name(number: int) -> str:
-    """The name of a generation's file."""
+    """Return the name of a generation's file."""
     return f"generation-{number:04d}.bloom"
 
 
 def filter_files(path: Path) -> list[Path]:
-    """The files of generations in a directory, oldest first; none if there is no directory."""
+    """Find the files of generations in a directory, oldest first; none if there is no directory."""
     if not path.is_dir():
         return []
     numbered = [
@@ -44,7 +44,7 @@ def filter_files(path: Path) -> list[Path]:
 
 
 def check_free(directory: Path) -> None:
-    """That no crawl uses a filter or its job, and none was killed.
+    """Check that no crawl uses a filter or its job, and none was killed.
 
     Args:
         directory: of the filter; it need not exist.
@@ -69,7 +69,7 @@ def check_free(directory: Path) -> None:
 
 
 def check_closed(path: Path, states: Sequence[State]) -> None:
-    """That no crawl uses a filter, and none was killed.
+    """Check that no crawl uses a filter, and none was killed.
 
     Raises:
         UncleanShutdownError: not so.
@@ -97,7 +97,7 @@ def lock_directory(path: Path) -> Lock:
 
 
 def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], list[FoundFile]]:
-    """Those that count, and those that the newest one's header says are over.
+    """Divide files into those that count and those that the newest one's header says are over.
 
     Args:
         path: the directory.
@@ -233,7 +233,7 @@ class FilterDirectory:
             self.journal = Journal(self.path, self.sync_queue)
 
     def _seen_of_the_queue(self) -> Path | None:
-        """The job's requests.seen, if its queue and our filter were not set aside."""
+        """Return the job's requests.seen, if its queue and our filter were not set aside."""
         return None if jobdir.was_set_aside(self.path, _FILES) else self._job.importable()
 
     def _is_unclean(self, files: Sequence[FoundFile]) -> bool:

@@ -60,7 +60,7 @@ class BloomFilter:
         error_rate: float,
         salt: bytes,
     ) -> "BloomFilter":
-        """A filter whose bits are somebody else's writable buffer, taken as it is.
+        """Make a filter whose bits are somebody else's writable buffer, taken as it is.
 
         Args:
             buffer: exactly `geometry.nbytes` bytes; changes go straight into it.
@@ -122,7 +122,7 @@ class BloomFilter:
         return self.has_hashed(block_hash, positions)
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """`add` for a fingerprint hashed already, under this filter's salt.
+        """Add a fingerprint hashed already, under this filter's salt; see `add`.
 
         Args:
             block_hash: as a hasher of `make_hasher` returns it.
@@ -140,7 +140,7 @@ class BloomFilter:
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """`in` for a fingerprint hashed already, under this filter's salt.
+        """Check for a fingerprint hashed already, under this filter's salt.
 
         Args:
             block_hash: as a hasher of `make_hasher` returns it.
@@ -196,16 +196,16 @@ class BloomFilter:
 
     @property
     def approximate_count(self) -> int:
-        """How many different fingerprints are in, estimated; see `Contents`."""
+        """Number of different fingerprints in it, estimated; see `Contents`."""
         return Contents.of(self.block_fills(), self.num_hashes).requests
 
     def block_fills(self) -> Iterator[float]:
-        """The share of set bits of each block, 0 to 1, counted as they are asked for."""
+        """Yield the share of set bits of each block, 0 to 1, counted as it is asked for."""
         for start in range(0, self.num_bits, BLOCK_BITS):
             yield self._bits.count(1, start, start + BLOCK_BITS) / BLOCK_BITS
 
     def is_compatible(self, other: "BloomFilter") -> bool:
-        """Whether the two can be merged: same blocks, hashes and salt."""
+        """Return whether the two can be merged: same blocks, hashes and salt."""
         return not self.differences(other)
 
     def __ior__(self, other: "BloomFilter") -> "BloomFilter":  # noqa: PYI034 - Self is in 3.11
@@ -225,7 +225,7 @@ class BloomFilter:
         return self
 
     def differences(self, other: "BloomFilter") -> list[str]:
-        """Why the two cannot be merged, a text for each reason; empty if they can."""
+        """Say why the two cannot be merged, a text for each reason; empty if they can."""
         found = []
         if self.geometry.is_counting != other.geometry.is_counting:
             found.append("one counts and the other does not")
@@ -238,7 +238,7 @@ class BloomFilter:
         return found
 
     def blocks(self, start: int, stop: int) -> memoryview:
-        """The bytes of some blocks as they are now, to be read only.
+        """Return the bytes of some blocks as they are now, to be read only.
 
         Args:
             start: the first block.
@@ -271,7 +271,7 @@ class BloomFilter:
         bits |= bitarray(buffer=data, endian="big")
 
     def copy(self) -> "BloomFilter":
-        """An equal filter in memory of its own."""
+        """Return an equal filter in memory of its own."""
         return type(self).over(
             bytearray(self._buffer),
             self.geometry,
@@ -298,7 +298,7 @@ class BloomFilter:
 
 
 class Contents(NamedTuple):
-    """What the bits of a filter tell of it, all from one look at them.
+    """Holds what the bits of a filter tell of it, all from one look at them.
 
     Attributes:
         fill_ratio: share of bits that are set, 0 to 1.
@@ -317,7 +317,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """The sums over all blocks.
+        """Sum over all blocks.
 
         Args:
             block_fills: the share of set bits of each, at least one.
@@ -334,7 +334,7 @@ class Contents(NamedTuple):
 
 
 def block_load(fill: float, num_hashes: int) -> float:
-    """About how many fingerprints are in a block with that share of set bits; see `Contents`."""
+    """Estimate how many fingerprints are in a block with that share of set bits; see `Contents`."""
     almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
     return -math.log1p(-min(fill, almost_full)) * BLOCK_BITS / num_hashes
 

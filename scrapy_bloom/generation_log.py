@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class GenerationLog:
-    """The log lines of a filter whose generations change, wherever they are kept.
+    """Logs how the generations of a filter change, wherever they are kept.
 
     Attributes:
         errors: how often there was no room for a new generation.
@@ -23,7 +23,7 @@ class GenerationLog:
         self._no_room = False
 
     def grown(self, live: Sequence[Generation]) -> None:
-        """The newest generation was added, since the one before it is full."""
+        """Log that the newest generation was added, since the one before it is full."""
         self._no_room = False
         newest = live[-1]
         logger.info(
@@ -37,7 +37,7 @@ class GenerationLog:
         )
 
     def turned(self, ended: Generation, newest: Generation) -> None:
-        """The newest generation was added, since the quarter of the one before it is over."""
+        """Log that the newest generation was added, since the quarter before it is over."""
         self._no_room = False
         logger.info(
             "A quarter of the time window is over: generation %d takes what is new, generation %d "
@@ -48,7 +48,7 @@ class GenerationLog:
         )
 
     def gone(self, numbers: Sequence[int], count: int, window: float) -> None:
-        """Generations with so many requests have expired."""
+        """Log that generations with so many requests have expired."""
         self.expired += count
         logger.info(
             "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
@@ -58,7 +58,7 @@ class GenerationLog:
         )
 
     def cannot_grow(self, error: Exception) -> None:
-        """There is no room for the generation that shall follow a full one."""
+        """Log that there is no room for the generation that shall follow a full one."""
         self._cannot_add(
             "The crawl goes on with the full filter, its error rate rises, and growing is tried "
             "again after some more requests",
@@ -66,7 +66,7 @@ class GenerationLog:
         )
 
     def cannot_turn(self, error: Exception) -> None:
-        """There is no room for the generation of the next quarter."""
+        """Log that there is no room for the generation of the next quarter."""
         self._cannot_add("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
 
     def _cannot_add(self, consequence: str, error: Exception) -> None:

@@ -71,24 +71,24 @@ class LocalGeneration(Generation):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What a new generation is sized for."""
+    """Holds what a new generation is sized for."""
 
     capacity: int
     error_rate: float
 
     @property
     def geometry(self) -> Geometry:
-        """The smallest that will do."""
+        """Return the smallest that will do."""
         return choose_geometry(self.capacity, self.error_rate)
 
     def filter(self, salt: bytes | None) -> BloomFilter:
-        """A new filter in memory."""
+        """Make a filter in memory."""
         return BloomFilter(self.capacity, self.error_rate, salt=salt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How generations are sized, and when they end.
+    """Decides how generations are sized, and when they end.
 
     Attributes:
         expected: requests that the crawl is expected to record (BLOOM_EXPECTED_REQUESTS).
@@ -103,7 +103,7 @@ class Policy:
     window: float = 0.0
 
     def first(self, at_least: int = 0, others: Iterable[Generation] = ()) -> Size:
-        """The size of the first generation, or of the first in its quarter of a window.
+        """Return the size of the first generation, or of the first in its quarter of a window.
 
         Args:
             at_least: requests that it must have room for.
@@ -122,7 +122,7 @@ class Policy:
         return self._size(max(capacity, at_least), share)
 
     def next(self, live: Sequence[Generation]) -> Size:
-        """The size of the generation that follows a full one.
+        """Return the size of the generation that follows a full one.
 
         Args:
             live: the generations that count now, oldest first, at least one.
@@ -130,12 +130,12 @@ class Policy:
         return self._size(max(2 * live[-1].capacity, self._missing(live)), self._share(live))
 
     def is_exceeded(self, error_rate: float) -> bool:
-        """Whether generations made for that error rate err more often than asked for now."""
+        """Return whether generations made for that error rate err more often than asked for."""
         # Six sixths of a float add up to a little more than it.
         return error_rate > self.error_rate * (1 + 1e-9)
 
     def _share(self, live: Sequence[Generation]) -> float:
-        """The error rate of a further generation."""
+        """Return the error rate of a further generation."""
         newest = live[-1]
         left = self.error_rate - sum(each.error_rate for each in live)
         # Nothing is left if less was asked for before, or within a quarter of a window.
@@ -143,7 +143,7 @@ class Policy:
         return min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
 
     def grow_at(self, live: Sequence[Generation]) -> float:
-        """The count of the newest generation at which another must follow; infinite if none may.
+        """Return the count at which another generation must follow; infinite if none may.
 
         One may, though growing is not asked for, if more requests are expected now than when the
         generations were made.
@@ -152,18 +152,18 @@ class Policy:
         return live[-1].capacity if may_grow else float("inf")
 
     def _missing(self, live: Sequence[Generation]) -> int:
-        """Expected requests for which there is no room yet."""
+        """Count the expected requests for which there is no room yet."""
         if not self.window:
             return self.expected - sum(each.capacity for each in live)
         # Within a window, only quarters that may not grow are sized for all of them.
         return 0 if self.on_full == "grow" else self.expected - live[-1].capacity
 
     def open_until(self, created_at: float) -> float:
-        """When a generation made at that time ends; 0: no end."""
+        """Return when a generation made at that time ends; 0: no end."""
         return created_at + self.window / ROTATIONS if self.window else 0.0
 
     def expired(self, live: Sequence[Generation], now: float) -> int:
-        """How many of the oldest generations have ended more than a window ago.
+        """Count the oldest generations that have ended more than a window ago.
 
         The newest one is never among them: something must take the next request.
         """
@@ -188,7 +188,7 @@ class Policy:
         return expired.number >= first and expired.created_at <= until
 
     def next_expiry(self, live: Sequence[Generation]) -> float:
-        """When the oldest generation expires, if time goes on; infinite if none does."""
+        """Return when the oldest generation expires; infinite if none does."""
         if self.window and len(live) > 1:
             return _end(live[0], live[1]) + self.window
         return float("inf")
@@ -228,7 +228,7 @@ def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
 
 
 def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
-    """Those whose requests are still remembered, though no crawl has removed the others yet.
+    """Return the generations that have not expired, though no crawl has removed the others yet.
 
     Args:
         live: the generations of a filter, oldest first, at least one.
@@ -244,7 +244,7 @@ def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
 
 
 def _end(each: Generation, following: Generation) -> float:
-    """After this time, nothing was recorded in a generation."""
+    """Return the time after which nothing was recorded in a generation."""
     if each.open_until:
         return min(each.open_until, following.created_at)
     return following.created_at

@@ -60,7 +60,7 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], tuple[int, li
 
 
 def block_of(block_hash: int, num_blocks: int) -> int:
-    """The block for a block hash: multiplied and shifted, as even as a modulo would be.
+    """Return the block of a block hash: multiplied and shifted, as even as a modulo would be.
 
     >>> block_of(0, 440), block_of(2**47, 440), block_of(2**48 - 1, 440)
     (0, 220, 439)

@@ -59,7 +59,7 @@ _MAX_VALUE = (1 << 48) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What never changes in a filter file: its shape, its salt, and whose requests it holds."""
+    """Holds what never changes in a filter file: its shape, its salt, whose requests it holds."""
 
     geometry: Geometry
     capacity: int
@@ -71,7 +71,7 @@ class Header:
     generation: int = 1
 
     def pack(self) -> bytes:
-        """The header's bytes up to and with its CRC."""
+        """Return the header's bytes up to and with its CRC."""
         head = _FIXED.pack(
             MAGIC,
             FORMAT_VERSION,
@@ -92,7 +92,7 @@ class Header:
 
 @dataclass(frozen=True)
 class State:
-    """What changes in a filter file.
+    """Holds what changes in a filter file.
 
     Attributes:
         count: requests recorded.
@@ -107,7 +107,7 @@ class State:
     oldest: int = 1
 
     def pack(self) -> list[int]:
-        """The values of three native 64-bit words whose bytes in memory are big-endian."""
+        """Return three native 64-bit words whose bytes in memory are big-endian."""
         values = (
             self.oldest,
             math.ceil(self.open_until * 1000),
@@ -244,7 +244,7 @@ def _word_crc(data: bytes) -> int:
 
 
 def clip(text: str) -> str:
-    """A text as a header can hold it: its first 1,024 bytes of UTF-8."""
+    """Cut a text to what a header can hold: its first 1,024 bytes of UTF-8."""
     return text.encode("utf-8", "replace")[:_TEXT_BYTES].decode("utf-8", "ignore")
 
 

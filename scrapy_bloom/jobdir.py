@@ -18,22 +18,22 @@ _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
 def queue_path(job_dir: Path) -> Path:
-    """Scrapy's disk queue, a directory."""
+    """Return the path of Scrapy's disk queue, a directory."""
     return job_dir / "requests.queue"
 
 
 def seen_path(job_dir: Path) -> Path:
-    """The fingerprints recorded by Scrapy's own filter."""
+    """Return the path of what Scrapy's own filter recorded."""
     return job_dir / "requests.seen"
 
 
 def database_path(job_dir: Path) -> Path:
-    """The queue of CrashSafeScheduler, a SQLite database."""
+    """Return the path of CrashSafeScheduler's queue, a SQLite database."""
     return job_dir / "requests.sqlite"
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file is such a database, by its first bytes: an empty one is not."""
+    """Return whether a file is such a database, by its first bytes: an empty one is not."""
     try:
         with path.open("rb") as file:
             head = file.read(_DATABASE_ID_AT + 4)
@@ -43,19 +43,19 @@ def is_database(path: Path) -> bool:
 
 
 def was_cut_to_nothing(path: Path) -> bool:
-    """Whether a file is there of which SQLite would say that it is new: one of 0 or 1 bytes."""
+    """Return whether SQLite would take a file that is there for a new one: 0 or 1 bytes."""
     return path.is_file() and path.stat().st_size <= 1
 
 
 def database_changed_at(job_dir: Path) -> float:
-    """When the queue of CrashSafeScheduler was last written to, in seconds since 1970."""
+    """Return when CrashSafeScheduler's queue was last written to, in seconds since 1970."""
     database = database_path(job_dir)
     log, _ = beside(database)
     return max(path.stat().st_mtime for path in (database, log) if path.exists())
 
 
 def mark_path(job_dir: Path) -> Path:
-    """Our mark that a crawl with a Bloom filter runs in this job, or did and was not closed.
+    """Return the path of our mark: a crawl of ours runs in this job, or was not closed.
 
     A filter has a mark of its own; this one stays with the queue, wherever the filter is kept.
     """
@@ -63,7 +63,7 @@ def mark_path(job_dir: Path) -> Path:
 
 
 def was_closed_by_scrapy(job_dir: Path) -> bool:
-    """Whether Scrapy's scheduler closed its queue cleanly, as far as the files can tell.
+    """Return whether Scrapy's scheduler closed its queue, as far as the files can tell.
 
     It writes `active.json` last of all, and each request taken or added afterwards changes
     another file, or the directory of one that was emptied and removed. Where there is no queue,
@@ -82,13 +82,13 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
 
 
 def has_queued(job_dir: Path) -> bool:
-    """Whether Scrapy's disk queue holds requests: the files of emptied queues are removed."""
+    """Return whether Scrapy's disk queue holds requests: emptied files are removed."""
     files = (path for path in queue_path(job_dir).rglob("*") if path.is_file())
     return any(path.name != "active.json" for path in files)
 
 
 def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
-    """Whether Scrapy's own filter recorded something in this job after that time."""
+    """Return whether Scrapy's own filter recorded something in this job after that time."""
     seen = seen_path(job_dir)
     return seen.exists() and seen.stat().st_mtime > when
 
@@ -103,19 +103,19 @@ def set_mark(job_dir: Path, filter_id: str = "") -> None:
 
 
 def marked_filter(job_dir: Path) -> str | None:
-    """The filter of the crawl that was killed; empty if unknown, None if there is no mark."""
+    """Return the filter of the killed crawl; empty if unknown, None if there is no mark."""
     lines = _mark_lines(job_dir)
     return None if lines is None else lines[0]
 
 
 def was_machine_restarted(job_dir: Path) -> bool:
-    """Whether the job is marked, and by a crawl that ran before the machine was last started."""
+    """Return whether a crawl marked the job before the machine was last started."""
     marked = (_mark_lines(job_dir) or ["", ""])[1]
     return bool(marked) and marked != boot_id()
 
 
 def _mark_lines(job_dir: Path) -> list[str] | None:
-    """The filter and the boot of a mark, each empty if unknown; None if there is no mark."""
+    """Return a mark's filter and boot, each empty if unknown; None if there is no mark."""
     try:
         _, *lines = mark_path(job_dir).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _mark_lines(job_dir: Path) -> list[str] | None:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is; empty where that cannot be known."""
+    """Return which start of the machine this is; empty where that cannot be known."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -133,7 +133,7 @@ def boot_id() -> str:
 
 
 def clear_mark(job_dir: Path) -> None:
-    """The job was closed."""
+    """Remove the mark: the job was closed."""
     with contextlib.suppress(FileNotFoundError):
         mark_path(job_dir).unlink()
 
@@ -160,5 +160,5 @@ def set_aside(path: Path) -> Path:
 
 
 def was_set_aside(directory: Path, name: str) -> bool:
-    """Whether something of that name, a glob pattern, was set aside in a directory."""
+    """Return whether something of that name, a glob pattern, was set aside in a directory."""
     return any(directory.glob(f"{name}{SET_ASIDE}*"))

@@ -11,13 +11,13 @@ from scrapy_bloom.exceptions import StorageError
 
 
 def check_no_database(job_dir: Path) -> None:
-    """That no requests wait in CrashSafeScheduler's queue, for a crawl with another scheduler.
+    """Check that no requests wait in CrashSafeScheduler's queue, for another scheduler's crawl.
 
     Raises:
         StorageError: some do.
     """
     database = jobdir.database_path(job_dir)
-    if jobdir.is_database(database) and (waiting := _waiting_in(database)):
+    if waiting := _waiting_in(database):
         raise StorageError(
             f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
             'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
@@ -26,7 +26,7 @@ def check_no_database(job_dir: Path) -> None:
 
 
 def check_no_disk_queue(job_dir: Path) -> None:
-    """That a job directory is not one of Scrapy's own scheduler, for CrashSafeScheduler.
+    """Check, for CrashSafeScheduler, that a job is not one of Scrapy's own scheduler.
 
     Raises:
         StorageError: it is, and its queue holds requests, or was broken by a kill.
@@ -51,14 +51,13 @@ def check_no_disk_queue(job_dir: Path) -> None:
 
 
 def has_waiting(job_dir: Path) -> bool:
-    """Whether requests wait in either queue of a job, or were in flight when it was killed."""
-    database = jobdir.database_path(job_dir)
-    return jobdir.has_queued(job_dir) or (
-        jobdir.is_database(database) and _waiting_in(database) > 0
-    )
+    """Return whether requests wait in either queue of a job, or were in flight at a kill."""
+    return jobdir.has_queued(job_dir) or _waiting_in(jobdir.database_path(job_dir)) > 0
 
 
 def _waiting_in(database: Path) -> int:
+    if not jobdir.is_database(database):
+        return 0
     from scrapy_bloom.requestdb import read_counts  # noqa: PLC0415 - SQLite takes a MB
 
     return sum(read_counts(database))

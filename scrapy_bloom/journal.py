@@ -121,7 +121,7 @@ class Journal:
 
 
 def read_journal(directory: Path) -> list[bytes] | None:
-    """What a crawl had recorded that was killed; None if it kept no journal.
+    """Return what a killed crawl had recorded; None if it kept no journal.
 
     Raises:
         OSError: it cannot be read.

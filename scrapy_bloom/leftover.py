@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Leftover(Enum):
-    """Where the requests are that a crawl had queued when it ended, and had recorded as seen.
+    """Tells where the requests are that a crawl had recorded as seen, and queued at its end.
 
     Attributes:
         NOTHING: of no concern: the next run has both queue and filter, or neither.
@@ -26,7 +26,7 @@ class Leftover(Enum):
 
     @classmethod
     def of(cls, settings: BloomSettings, job_dir: str | None) -> "Leftover":
-        """What a crawl with Scrapy's scheduler, or CrashSafeScheduler, would leave."""
+        """Return what a crawl with Scrapy's scheduler, or CrashSafeScheduler, would leave."""
         if not outlives_the_run(settings) or settings.record_on == "crawled":
             return cls.NOTHING
         return cls.JOB if job_dir else cls.LOST

@@ -94,7 +94,7 @@ def is_held(path: Path) -> bool | None:
 
 
 def _hard_lock(path: Path) -> "FileLock":
-    """A lock that ends with its process; not yet taken."""
+    """Make a lock that ends with its process; not yet taken."""
     from filelock import FileLock  # noqa: PLC0415 - as above
 
     # Not bound to a thread: a crawl may be closed by another.

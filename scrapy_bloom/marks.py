@@ -20,5 +20,5 @@ def mark(request: Request, fingerprint: bytes) -> None:
 
 
 def marked(request: Request) -> list[bytes]:
-    """The fingerprints recorded for a request: its own, after those that became this one."""
+    """Return the fingerprints recorded for a request: its own, after those that became it."""
     return [bytes.fromhex(each) for each in request.meta.get(KEY, [])]

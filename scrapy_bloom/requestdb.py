@@ -60,7 +60,7 @@ class Taken(NamedTuple):
 
 
 class RequestDatabase:
-    """The requests of a job that are not done yet.
+    """Keeps the requests of a job that are not done yet.
 
     Args:
         path: the file; made if missing.
@@ -199,7 +199,7 @@ class RequestDatabase:
         return Taken(*row)
 
     def _next_slot(self, active: Callable[[str], int]) -> str:
-        """See `take`. Mostly, the very next slot has no downloads."""
+        """Choose as `take` says. Mostly, the very next slot has no downloads."""
         best, fewest = "", -1
         slot = first = self._slot_after(self._last_slot)
         while True:
@@ -213,14 +213,14 @@ class RequestDatabase:
                 return best
 
     def _slot_after(self, slot: str) -> str:
-        """The next slot with a pending request, in the order of names, and round again."""
+        """Return the next slot with a pending request, in the order of names, and round again."""
         query = "SELECT slot FROM requests WHERE in_flight = 0 {} ORDER BY slot LIMIT 1"
         row = self._db.execute(query.format("AND slot > ?"), (slot,)).fetchone()
         found: str = (row or self._db.execute(query.format("")).fetchone())[0]
         return found
 
     def remove(self, row: int, *, was_pending: bool = False) -> None:
-        """A request is done, and gone.
+        """Remove a request that is done.
 
         Raises:
             sqlite3.Error: the disk fails.
@@ -229,7 +229,7 @@ class RequestDatabase:
         self.pending -= was_pending
 
     def newest(self) -> bytes | None:
-        """The request that was added last, serialized, if it is not gone."""
+        """Return the request that was added last, serialized, if it is not gone."""
         row = self._db.execute("SELECT request FROM requests ORDER BY id DESC LIMIT 1").fetchone()
         data: bytes | None = row[0] if row else None
         return data
@@ -241,7 +241,7 @@ class RequestDatabase:
 
 
 def unpacked(data: bytes) -> Mapping[str, Any]:
-    """What was serialized. It may raise anything: a class may be gone since."""
+    """Return what was serialized. It may raise anything: a class may be gone since."""
     found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own file
     return found
 

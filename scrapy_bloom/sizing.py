@@ -51,7 +51,7 @@ class Geometry(NamedTuple):
 
     @property
     def is_counting(self) -> bool:
-        """Whether there are counters in place of bits."""
+        """Return whether there are counters in place of bits."""
         return self.counter_bits > 1
 
     @property
@@ -66,7 +66,7 @@ class Geometry(NamedTuple):
 
 
 def bits_per_element(error_rate: float) -> float:
-    """Bits that a classic Bloom filter of the best k spends on one element.
+    """Return the bits that a classic Bloom filter of the best k spends on one element.
 
     Args:
         error_rate: p, 0 < p < 1.
@@ -81,7 +81,7 @@ def bits_per_element(error_rate: float) -> float:
 
 
 def optimal_num_bits(capacity: int, error_rate: float) -> int:
-    """Bits of a classic Bloom filter for n elements at error rate p, before block rounding.
+    """Return the bits of a classic Bloom filter for n elements at error rate p, not in blocks.
 
     Args:
         capacity: n, at least 1.
@@ -97,7 +97,7 @@ def optimal_num_bits(capacity: int, error_rate: float) -> int:
 
 
 def optimal_num_hashes(num_bits: int, capacity: int) -> int:
-    """The number of hashes with the lowest error rate: (m/n) ln 2, at least 1.
+    """Return the number of hashes with the lowest error rate: (m/n) ln 2, at least 1.
 
     Args:
         num_bits: m, at least 1.
@@ -110,7 +110,7 @@ def optimal_num_hashes(num_bits: int, capacity: int) -> int:
 
 
 def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
-    """Expected share of set bits after `count` elements: 1 - e^(-kn/m), from 0 to 1.
+    """Return the expected share of set bits after `count` elements: 1 - e^(-kn/m), 0 to 1.
 
     Args:
         num_bits: m, at least 1.
@@ -126,7 +126,7 @@ def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
 
 
 def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
-    """Error rate of a classic Bloom filter that holds `count` elements.
+    """Return the error rate of a classic Bloom filter that holds `count` elements.
 
     Args:
         num_bits: m, at least 1.
@@ -144,7 +144,7 @@ def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
 
 @lru_cache(maxsize=1024)  # asked again and again for generations that do not change any more
 def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
-    """Error rate of our block filter that holds `count` fingerprints.
+    """Return the error rate of our block filter that holds `count` fingerprints.
 
     A block's load is binomial (each fingerprint falls into one of the blocks with equal chance),
     and so this is the mean of the one-block error rate over that distribution.
@@ -189,7 +189,7 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
 
 
 def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
-    """Pages that a crawl is expected to lose while it records its first `count` requests.
+    """Estimate how many pages a crawl loses while it records its first `count` requests.
 
     The filter starts empty, so the early requests risk next to nothing: this is the sum of the
     error rate over the crawl, well below `count` times the final error rate.
@@ -218,7 +218,7 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
 
 @lru_cache(maxsize=1024)
 def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
-    """How many different fingerprints came, if so many of them were recorded.
+    """Estimate how many different fingerprints came, if so many of them were recorded.
 
     The others were taken for seen, and are counted by nobody. While the error rate is low that
     makes no difference; in a filter far beyond its capacity most are, and the fill, which follows
@@ -255,7 +255,7 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
 
 
 def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False) -> Geometry:
-    """The smallest block filter that keeps the error rate up to its capacity.
+    """Choose the smallest block filter that keeps the error rate up to its capacity.
 
     Args:
         capacity: n, different fingerprints to hold, 1 to 10**12.
@@ -289,7 +289,7 @@ def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False)
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
-    """Smallest number of blocks that holds `capacity` at `error_rate` with `num_hashes`."""
+    """Return the fewest blocks that hold `capacity` at `error_rate` with `num_hashes`."""
     high = max(1, optimal_num_bits(capacity, error_rate) // BLOCK_BITS)
     low = 1
     while block_error_rate(high, num_hashes, capacity) > error_rate:

@@ -69,11 +69,11 @@ class FileStore:
 
     @property
     def journal(self) -> Journal | None:
-        """What is recorded first, if the job's queue survives."""
+        """Return where fingerprints are recorded first, if the job's queue survives."""
         return self._directory.journal
 
     def importable(self) -> Path | None:
-        """The job's requests.seen, if a new filter shall begin with it."""
+        """Return the job's requests.seen, if a new filter shall begin with it."""
         return self._directory.importable
 
     def create(
@@ -181,7 +181,7 @@ class FileStore:
 
     @property
     def location(self) -> str:
-        """Where the filter is, for people; also after the close."""
+        """Return where the filter is, for people; also after the close."""
         if len(self.live) == 1:
             return str(self._directory.path / file_name(self.live[-1].number))
         return f"{self._directory.path} ({len(self.live)} generations)"
