@@ -117,24 +117,21 @@ class FilterFile(FoundFile):
         draft = path.with_name(path.name + ".tmp")
         size = HEADER_BYTES + header.geometry.nbytes
         try:
-            try:
-                _reserve(draft, size)
-                with draft.open("r+b") as opened:
-                    opened.write(header.pack())
-                file = cls(draft, header, state)
-                try:
-                    file.save_state(count=fill(file.filter) if fill else 0)
-                    file.sync()
-                    draft.rename(path)
-                except BaseException:
-                    file.close()
-                    raise
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    draft.unlink()
-                raise
-        except OSError as error:
-            raise StorageError(_no_room(path, size, error)) from error
+            _reserve(draft, size)
+            with draft.open("r+b") as opened:
+                opened.write(header.pack())
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(contextlib.closing(cls(draft, header, state)))
+                file.save_state(count=fill(file.filter) if fill else 0)
+                file.sync()
+                draft.rename(path)
+                stack.pop_all()  # it stays open
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            if isinstance(error, OSError):
+                raise StorageError(_no_room(path, size, error)) from error
+            raise
         file.path = path
         _sync_directory(path.parent)
         return file
