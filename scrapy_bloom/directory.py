@@ -144,7 +144,7 @@ class FilterDirectory:
     def __init__(self, path: Path, *, fingerprinter: str, job: Job) -> None:
         self.path = path
         self._fingerprinter = fingerprinter
-        self._job = job
+        self.job = job
         self._lock: Lock | None = None
         self.was_kept_unclean = False
         self.importable: Path | None = None
@@ -186,21 +186,13 @@ class FilterDirectory:
             ) from error
         return opened
 
-    def begin(self) -> None:
-        """Mark the job as in use; see `Job`."""
-        self._job.begin()
-
     def sync_queue(self) -> None:
         """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
 
         What has failed is removed from the queue once it is forgotten.
         """
         sync_log(self.path / forgotten_file.NAME)
-        self._job.sync_queue()
-
-    def end(self) -> None:
-        """Take the mark away: the crawl has ended well."""
-        self._job.end()
+        self.job.sync_queue()
 
     def _found(self) -> tuple[list[FoundFile], list[FoundFile]]:
         """Return the files that count, and those that are over, once a kill is dealt with."""
@@ -223,25 +215,25 @@ class FilterDirectory:
 
     def _settle_journal(self, opened: Sequence[FilterFile]) -> None:
         """Record what was kept in the journal of a run that was killed, and begin a new one."""
-        if self.was_kept_unclean and opened and not self._job.was_machine_restarted:
+        if self.was_kept_unclean and opened and not self.job.was_machine_restarted:
             recent = read_journal(self.path) or ()
             self.sync_queue()
             for fingerprint in recent:
                 opened[-1].filter.add(fingerprint)
         remove_journal(self.path)
-        if self._job.has_own_queue:
+        if self.job.has_own_queue:
             self.journal = Journal(self.path, self.sync_queue)
 
     def _seen_of_the_queue(self) -> Path | None:
         """Return the job's requests.seen, if its queue and our filter were not set aside."""
-        return None if jobdir.was_set_aside(self.path, _FILES) else self._job.importable()
+        return None if jobdir.was_set_aside(self.path, _FILES) else self.job.importable()
 
     def _is_unclean(self, files: Sequence[FoundFile]) -> bool:
         if any(file.state.in_use for file in files):
             return True
-        if self._job.is_queue_lost and any(file.state.count for file in files):
+        if self.job.is_queue_lost and any(file.state.count for file in files):
             return True  # what was queued would look crawled
-        return self._job.was_killed(files[-1].path.stat().st_mtime if files else None)
+        return self.job.was_killed(files[-1].path.stat().st_mtime if files else None)
 
     def _check_fingerprinter(self, file: FoundFile) -> None:
         if file.header.fingerprinter != clip(self._fingerprinter):
@@ -256,7 +248,7 @@ class FilterDirectory:
         """Deal with a filter or job that was not closed; True if it is out of the way now."""
         paths = [file.path for file in files]
         forgotten = [path for path in [self.path / forgotten_file.NAME] if path.exists()]
-        is_away = self._job.recover(
+        is_away = self.job.recover(
             files[-1].path if files else None,
             sum(file.state.count for file in files) if files else None,
             # The newest file, which is marked as in use, last.

@@ -85,7 +85,7 @@ class FileStore:
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
         self._begun = True
-        self._try_to_sync(self._directory.begin)
+        self._try_to_sync(self._directory.job.begin)
         self._try_to_sync(self._newest_file.sync_header)
         if self.journal is not None:
             self.journal.when_long = self._wake.set
@@ -168,7 +168,7 @@ class FileStore:
         if self.journal is not None:
             self.journal.close(settled=failure is None)
         if self._begun and failure is None:
-            self._try_to_sync(self._directory.end)
+            self._try_to_sync(self._directory.job.end)
         self._directory.unlock()
         if failure is not None:
             raise failure
