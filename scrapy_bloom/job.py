@@ -169,7 +169,7 @@ class Job:
         what = self._what(place)
         self._stop_if_asked(what)
         if self._is_kept_whole:
-            self._tell_that_all_is_kept(what, is_behind_queue=is_behind_queue)
+            self._log_that_all_is_kept(what, is_behind_queue=is_behind_queue)
             return False
         moved = []
         # The queue first, and what bears the mark last: if we die in between, the mark is still
@@ -195,7 +195,7 @@ class Job:
         )
         return True
 
-    def _tell_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
+    def _log_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
         if not self.was_machine_restarted:
             logger.info(
                 "%s. Its queue survives that: nothing is lost, and what was under way then is "

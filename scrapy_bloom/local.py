@@ -130,7 +130,7 @@ class LocalBackend:
             try:
                 self.forgotten.open()
                 if self._live:
-                    self._tell_what_is_kept()
+                    self._log_what_is_kept()
                 else:
                     self._live.append(self._first_created(self._store.importable()))
             except BaseException:
@@ -151,7 +151,7 @@ class LocalBackend:
             self._store.begin()
         newest = self._newest
         if self._policy.window:
-            self._tell_if_the_clock_went_back()
+            self._warn_if_the_clock_went_back()
             # If the window was shortened, so is what is left of the quarter.
             newest.open_until = min(newest.open_until, self._policy.open_until(self._now()))
             self._turn()
@@ -361,7 +361,7 @@ class LocalBackend:
         state = State(in_use=self._begun and self._is_crawl, open_until=open_until, oldest=oldest)
         return self._store.create(header, state, fill)
 
-    def _tell_what_is_kept(self) -> None:
+    def _log_what_is_kept(self) -> None:
         policy, first = self._policy, self._live[0].filter
         if self._salt not in {None, first.salt}:
             logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
@@ -382,7 +382,7 @@ class LocalBackend:
                 policy.error_rate,
             )
 
-    def _tell_if_the_clock_went_back(self) -> None:
+    def _warn_if_the_clock_went_back(self) -> None:
         behind = self._newest.created_at - self._clock()
         if behind > 1:
             logger.warning(
