@@ -177,7 +177,7 @@ def test_the_head_says_which_filter_it_is(grown_job: Path, grown_page: str) -> N
     assert facts["Spider"] == "shop"
     assert facts["Fingerprinter"] == FINGERPRINTER
     assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d UTC", facts["Created"])
-    assert facts["State"] == "not closed: in use by a crawl, or left by a killed one"
+    assert facts["State"] == "in use by a running crawl"
 
 
 def test_the_salt_is_kept_out(grown_page: str) -> None:

@@ -1,14 +1,20 @@
-"""Amounts on the command line, and the ranges they are allowed in."""
+"""Arguments of several subcommands: their options, and what their values may be."""
 
 import argparse
 import math
+from pathlib import Path
+from typing import Any
 
 from scrapy_bloom import amounts
+from scrapy_bloom.commands.output import masked
+from scrapy_bloom.lists import FORMATS
 from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def requests(text: str) -> int:
-    """A number of requests: 10k, 5M, 1e9, 1_000_000, 2.5B.
+    """Return a number of requests: 10k, 5M, 1e9, 1_000_000, 2.5B.
 
     >>> [requests(text) for text in ("10k", "2.5M", "1e9", "1_000_000", "1,000")]
     [10000, 2500000, 1000000000, 1000000, 1000]
@@ -26,7 +32,7 @@ def requests(text: str) -> int:
 
 
 def error_rate(text: str) -> float:
-    """An error rate: 1e-6, 0.001, 0.1%.
+    """Return an error rate: 1e-6, 0.001, 0.1%.
 
     >>> error_rate("1e-6"), error_rate("0.1%")
     (1e-06, 0.001)
@@ -44,7 +50,85 @@ def error_rate(text: str) -> float:
 
 
 def requests_or_rate(text: str) -> int | float:
-    """Either, told apart by their size: an int is a number of requests, a float a rate."""
+    """Return either, told apart by its size: an int is a number of requests, a float a rate."""
     if text.endswith("%") or amounts.number(text) < 1:
         return error_rate(text)
     return requests(text)
+
+
+def path_argument(text: str) -> Path:
+    """Return an argument that must be a path.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a URL.
+    """
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{masked(text)} is a URL; a path is meant here")
+    return Path(text)
+
+
+def redis_argument(text: str) -> str:
+    """Return an argument that must be the URL of a Redis server.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
+    if not text.lower().startswith(REDIS_SCHEMES):
+        raise argparse.ArgumentTypeError(
+            f"{masked(text)} is no URL of a Redis server: redis://, rediss:// or unix://"
+        )
+    return text
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add what says where a filter is, in files or in Redis."""
+    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_filter_name(parser)
+
+
+def add_filter_name(parser: argparse.ArgumentParser) -> None:
+    """Add the options of each subcommand that takes the URL of a Redis server."""
+    parser.add_argument(
+        "--key",
+        metavar="NAME",
+        help="the filter's name in Redis, for example shop:bloom (default: BLOOM_REDIS_KEY with "
+        "the name that --spider says)",
+    )
+    parser.add_argument(
+        "--spider",
+        metavar="NAME",
+        help="the spider that the filter is for: its custom_settings count, and its name in "
+        "BLOOM_REDIS_KEY",
+    )
+
+
+def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
+    """Add the options of each subcommand that reads a list of URLs.
+
+    Args:
+        parser: of the subcommand.
+        others: what the list may be beside those.
+    """
+    parser.add_argument(
+        "--format",
+        choices=[*others, *FORMATS],
+        help="what the list is: a URL a line, JSON lines or CSV (default: what its name ends with, "
+        "or it begins with)",
+    )
+    parser.add_argument(
+        "--field",
+        default="url",
+        metavar="NAME",
+        help="the field or column with the URL, in JSON lines and CSV (default: url)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add the option of each subcommand that prints figures."""
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def add_output(parser: argparse.ArgumentParser, *flags: str, what: str, **more: Any) -> None:
+    """Add the options of a file to write: its path, and whether one there may be replaced."""
+    parser.add_argument(*flags, type=Path, metavar="FILE", help=f"where to write {what}", **more)
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")

@@ -19,28 +19,14 @@ Examples:
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from itertools import islice
-from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.output import add_json, note, print_json, progress
-from scrapy_bloom.commands.project import (
-    Project,
-    add_key,
-    add_list,
-    add_spider,
-    check_skipped,
-    connect,
-    is_redis,
-    load_project,
-    url_list,
-)
-from scrapy_bloom.exceptions import FingerprinterMismatchError
-from scrapy_bloom.reading import FilterReader
-from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.commands.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.output import note, print_json, progress
+from scrapy_bloom.commands.places import opened_filter
+from scrapy_bloom.commands.project import check_skipped, load_project, url_list
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
@@ -50,14 +36,12 @@ _BATCH = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_place(parser)
     parser.add_argument("urls", metavar="URLFILE", help='a list; "-": the standard input')
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--new", action="store_true", help="those it has not seen (default)")
     either.add_argument("--seen", action="store_true", help="those it has (probably) seen")
     add_list(parser)
-    add_key(parser)
-    add_spider(parser)
     add_json(parser)
     parser.epilog = "With --json, the figures alone are printed: how many URLs are new, and seen."
 
@@ -69,13 +53,13 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     write = None if options.json else sys.stdout.buffer.write
     read = seen = 0
     with (
-        _opened(options, settings, project) as are_seen,
+        opened_filter(options, settings, project) as reader,
         # A bar between the URLs would be in their way.
         progress("Checking", urls, "lines", shown=not sys.stdout.isatty()) as advance,
     ):
         pairs = urls.pairs()
         while batch := list(islice(pairs, _BATCH)):
-            answers = are_seen([fingerprint for _, fingerprint in batch])
+            answers = reader.are_seen([fingerprint for _, fingerprint in batch])
             if write is not None:
                 for (url, _), is_seen in zip(batch, answers, strict=True):
                     if is_seen is options.seen:
@@ -88,35 +72,3 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     else:
         note(f"{read:,} URLs: {read - seen:,} new, {seen:,} seen")
     check_skipped(urls)
-
-
-@contextmanager
-def _opened(
-    options: argparse.Namespace, settings: Settings, project: Project
-) -> Iterator[Callable[[Sequence[bytes]], list[bool]]]:
-    """A function that says which of some fingerprints are seen."""
-    if is_redis(options.place):
-        server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
-        with closing(server):
-            shared = RedisReader(server, key, window=project.bloom.window_secs)
-            check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
-            yield shared.are_seen
-    else:
-        window = project.bloom.window_secs
-        with closing(FilterReader(Path(options.place), window=window)) as reader:
-            check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
-            yield reader.are_seen
-
-
-def check_fingerprinter(there: str, here: str) -> None:
-    """Check that a filter was recorded with this project's fingerprints.
-
-    Raises:
-        FingerprinterMismatchError: it was not.
-    """
-    if there != here:
-        raise FingerprinterMismatchError(
-            f"the filter was recorded with REQUEST_FINGERPRINTER_CLASS = {there!r}, and this "
-            f"project has {here!r}, which would find nothing in it; run the command in the "
-            f"filter's project, or with -s REQUEST_FINGERPRINTER_CLASS={there}"
-        )

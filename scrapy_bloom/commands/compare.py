@@ -34,9 +34,8 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands import arguments
+from scrapy_bloom.commands.arguments import add_json, add_output, path_argument
 from scrapy_bloom.commands.output import (
-    add_json,
-    add_output,
     check_output,
     note,
     number,
@@ -44,7 +43,6 @@ from scrapy_bloom.commands.output import (
     print_table,
     progress,
 )
-from scrapy_bloom.commands.project import path_argument
 from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.experiment import (
     BITMAP_BITS,

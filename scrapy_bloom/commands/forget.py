@@ -13,8 +13,8 @@ Examples:
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -22,23 +22,15 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom import forgotten_file
-from scrapy_bloom.commands.check import check_fingerprinter
-from scrapy_bloom.commands.output import add_json, print_json, say
-from scrapy_bloom.commands.project import (
-    Project,
-    add_key,
-    add_list,
-    add_spider,
-    check_skipped,
-    connect,
-    is_redis,
-    load_project,
-    url_list,
-)
+from scrapy_bloom.commands.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.output import print_json, say
+from scrapy_bloom.commands.places import opened_filter
+from scrapy_bloom.commands.project import Project, check_skipped, load_project, url_list
 from scrapy_bloom.directory import lock_directory
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.reading import FilterReader, filter_directory
+from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.sources import UrlList, begins_with_scheme
 
@@ -50,12 +42,10 @@ _BATCH = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
     parser.add_argument("--file", metavar="URLFILE", help='a list of them; "-": the standard input')
     add_list(parser)
-    add_key(parser)
-    add_spider(parser)
     add_json(parser)
 
 
@@ -67,12 +57,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     forgotten = unrecorded = 0
     urls = url_list(options.file, project, options) if options.file is not None else None
     fingerprints = _fingerprints(options.rest, urls, project)
-    with _opened(options, settings, project) as (are_recorded, forget):
+    with (
+        opened_filter(options, settings, project) as reader,
+        _forgetting(options.place, reader) as forgotten_requests,
+    ):
         while batch := list(islice(fingerprints, _BATCH)):
-            answers = are_recorded(batch)
+            answers = reader.are_recorded(batch)
             chosen = [each for each, is_recorded in zip(batch, answers, strict=True) if is_recorded]
             if chosen:
-                forget(chosen)
+                forgotten_requests.add(chosen)
             forgotten += len(chosen)
             unrecorded += len(batch) - len(chosen)
     if options.json:
@@ -105,32 +98,18 @@ def _fingerprints(
             yield fingerprint
 
 
-_Functions = tuple[Callable[[Sequence[bytes]], Iterable[bool]], Callable[[Sequence[bytes]], None]]
-
-
 @contextmanager
-def _opened(
-    options: argparse.Namespace, settings: Settings, project: Project
-) -> Iterator[_Functions]:
-    """Two functions: which fingerprints are recorded; and forgetting some."""
-    if is_redis(options.place):
-        server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
-        with closing(server):
-            shared = RedisReader(server, key, window=project.bloom.window_secs)
-            check_fingerprinter(shared.info.fingerprinter, project.fingerprinter)
-            yield shared.are_recorded, shared.forgotten.add
+def _forgetting(
+    place: str, reader: FilterReader | RedisReader
+) -> Iterator[RedisForgotten | ForgottenFile]:
+    """Return the forgotten requests of a filter, to be added to."""
+    if isinstance(reader, RedisReader):
+        yield reader.forgotten
         return
-    directory = filter_directory(Path(options.place))
+    directory = filter_directory(Path(place))
     if directory.is_file():
         raise BloomError(f"{directory} is one file of a filter; give its directory")
-    with closing(FilterReader(directory, window=project.bloom.window_secs)) as reader:
-        check_fingerprinter(reader.files[-1].header.fingerprinter, project.fingerprinter)
-        lock = None
+    with ExitStack() as stack:
         with suppress(LockedError):  # a crawl runs; else none shall begin just now
-            lock = lock_directory(directory)
-        try:
-            with closing(ForgottenFile(directory / forgotten_file.NAME)) as file:
-                yield reader.are_recorded, file.add
-        finally:
-            if lock is not None:
-                lock.release()
+            stack.callback(lock_directory(directory).release)
+        yield stack.enter_context(closing(ForgottenFile(directory / forgotten_file.NAME)))

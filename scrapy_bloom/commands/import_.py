@@ -38,7 +38,13 @@ from scrapy.settings import Settings
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.backend import local_backend, redis_backend
-from scrapy_bloom.commands.arguments import error_rate, requests
+from scrapy_bloom.commands.arguments import (
+    add_filter_name,
+    add_json,
+    add_list,
+    error_rate,
+    requests,
+)
 from scrapy_bloom.commands.import_source import (
     Source,
     is_filter,
@@ -46,7 +52,6 @@ from scrapy_bloom.commands.import_source import (
     tell_what_was_left_out,
 )
 from scrapy_bloom.commands.output import (
-    add_json,
     masked,
     note,
     print_json,
@@ -56,18 +61,8 @@ from scrapy_bloom.commands.output import (
     status_line,
     warn_of_overfull,
 )
-from scrapy_bloom.commands.project import (
-    Project,
-    add_key,
-    add_list,
-    add_spider,
-    connect,
-    is_redis,
-    load_project,
-    redis_settings,
-    say_where,
-    warn_of_queue,
-)
+from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_where, warn_of_queue
+from scrapy_bloom.commands.project import Project, load_project
 from scrapy_bloom.directory import check_free, filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.job import Job
@@ -109,8 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the name of scrapy-redis's set (default: with --spider, NAME:dupefilter)",
     )
-    add_key(parser)
-    add_spider(parser)
+    add_filter_name(parser)
     add_json(parser)
 
 
@@ -220,7 +214,7 @@ def _destination(
         on_full="grow",  # nobody is there to raise the expectation
     )
     if is_redis(options.dest):
-        server, key, _ = connect(settings, options.dest, key=options.key, spider=options.spider)
+        server, key, _ = connect(options, settings, options.dest)
         bloom = replace(settings_of_all, redis_flush=False)
         live = RedisStore(server, key).read().generations
         if live:

@@ -13,13 +13,8 @@ from scrapy.settings import Settings
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
-from scrapy_bloom.commands.project import (
-    Project,
-    check_skipped,
-    connect,
-    is_redis,
-    url_list,
-)
+from scrapy_bloom.commands.places import answering_server, is_redis, redis_settings
+from scrapy_bloom.commands.project import Project, check_skipped, load_project, url_list
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.header import MAGIC
@@ -149,7 +144,8 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    server, _, _ = connect(settings, options.source, key="", spider=None)
+    bloom = load_project(settings, **redis_settings(options.source)).bloom
+    server = answering_server(settings, options.source, bloom)
     stack.enter_context(closing(server))
     return RedisSet(server, key)
 

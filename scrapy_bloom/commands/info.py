@@ -27,19 +27,12 @@ from typing import Any
 from scrapy.settings import Settings
 
 from scrapy_bloom import jobdir
-from scrapy_bloom.commands.output import (
-    add_json,
-    number,
-    print_json,
-    print_table,
-    progress,
-    say,
-)
-from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
-from scrapy_bloom.directory import LOCK_NAME, filter_files
+from scrapy_bloom.commands.arguments import add_json, add_place
+from scrapy_bloom.commands.output import number, print_json, print_table, progress, say
+from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
+from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters import Contents
 from scrapy_bloom.generations import Generation, window_of
-from scrapy_bloom.locks import is_held
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,
@@ -61,11 +54,9 @@ _MASKED = "***"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_place(parser)
     parser.add_argument("--scan", action="store_true", help="count the bits: reads all of it")
     parser.add_argument("--show-salt", action="store_true", help="print the salt, which is secret")
-    add_key(parser)
-    add_spider(parser)
     add_json(parser)
 
 
@@ -95,8 +86,7 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
         "spider": newest.header.spider,
         "fingerprinter": newest.header.fingerprinter,
         "salt": newest.header.salt.hex(),
-        "closed": not any(each.state.in_use for each in found),
-        "in_use": is_held(newest.path.with_name(LOCK_NAME)),
+        **use_of(found),
         "queue": queue,
         "forgotten": len(forgotten_beside(path)),
     }
@@ -124,7 +114,7 @@ def _queue(path: Path) -> _Figures | None:
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
-    server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
+    server, key, _ = connect(options, settings, options.place)
     with closing(server):
         reader = RedisReader(server, key)
         info, stored = reader.info, reader.generations
@@ -208,7 +198,7 @@ def _print(figures: _Figures) -> None:
         ("spider", figures["spider"]),
         ("fingerprinter", figures["fingerprinter"]),
         ("salt", figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else "")),
-        ("state", _state(figures)),
+        ("state", state_text(closed=figures["closed"], in_use=figures["in_use"])),
         ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),
@@ -237,19 +227,6 @@ def _print(figures: _Figures) -> None:
         + (["counted fill", "counted rate", "about recorded"] if is_scanned else []),
         [_row(each) for each in figures["generations"]],
     )
-
-
-def _state(figures: _Figures) -> str:
-    closed, in_use = figures["closed"], figures["in_use"]
-    if in_use:
-        return "in use by a running crawl"
-    if closed is None:
-        return "shared"
-    if closed:
-        return "closed"
-    if in_use is None:
-        return "not closed: in use, or its crawl was killed"
-    return "not closed: its crawl was killed, or runs on another machine or in another container"
 
 
 def _row(each: _Figures) -> list[str]:

@@ -4,7 +4,6 @@ Figures go to the standard output, all else to the error output. A table is plai
 fixed places, nothing cut off, no colour.
 """
 
-import argparse
 import json
 import os
 import re
@@ -46,17 +45,6 @@ def _without_secrets(url: re.Match[str]) -> str:
     if "@" in place + options:  # a part of a password, perhaps
         return f"{scheme}***"
     return scheme + ("***@" if login else "") + place + ("?***" if options else "")
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option of each subcommand that prints figures."""
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-
-
-def add_output(parser: argparse.ArgumentParser, *flags: str, what: str, **more: Any) -> None:
-    """The options of a file to write: its path, and whether one there may be replaced."""
-    parser.add_argument(*flags, type=Path, metavar="FILE", help=f"where to write {what}", **more)
-    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

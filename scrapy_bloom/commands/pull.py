@@ -10,20 +10,16 @@ Examples:
 """
 
 import argparse
+from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.output import add_json, print_json, say, working
-from scrapy_bloom.commands.project import (
-    add_key,
-    add_spider,
-    connect,
-    path_argument,
-    redis_argument,
-    say_where,
-)
+from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argument, redis_argument
+from scrapy_bloom.commands.output import print_json, say, working
+from scrapy_bloom.commands.places import connect, say_where
+from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.status import size_text
-from scrapy_bloom.transfer import Copied, download
+from scrapy_bloom.transfer import Copied, copy_from_redis
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter from Redis into files"
@@ -35,24 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
     )
     parser.add_argument("path", type=path_argument, metavar="DIRECTORY", help="where the files go")
-    add_key(parser)
-    add_spider(parser)
+    add_filter_name(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
-    server, key, bloom = connect(settings, options.url, key=options.key, spider=options.spider)
-    with working(f"Copying from {server.address}"):
-        copied = download(
-            options.url,
-            key,
-            options.path,
-            params=bloom.redis_params,
-            cluster=bloom.redis_cluster,
-            sentinel=bloom.redis_sentinel,
-            deadline_secs=bloom.redis_deadline_secs,
-        )
+    server, key, _ = connect(options, settings, options.url)
+    with closing(server), working(f"Copying from {server.address}"):
+        copied = copy_from_redis(RedisStore(server, key), options.path)
     tell_copied(options, copied, str(options.path))
     if not options.json:
         say_where(options.path)

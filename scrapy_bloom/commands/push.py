@@ -9,21 +9,17 @@ Examples:
 """
 
 import argparse
+from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.output import add_json, working
-from scrapy_bloom.commands.project import (
-    add_key,
-    add_spider,
-    connect,
-    path_argument,
-    redis_argument,
-    warn_of_queue,
-)
+from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argument, redis_argument
+from scrapy_bloom.commands.output import working
+from scrapy_bloom.commands.places import connect, warn_of_queue
 from scrapy_bloom.commands.pull import tell_copied
 from scrapy_bloom.reading import filter_directory, found_files
-from scrapy_bloom.transfer import upload
+from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.transfer import copy_to_redis
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter from files into Redis"
@@ -35,29 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
     )
-    add_key(parser)
-    add_spider(parser)
+    add_filter_name(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
-    server, key, bloom = connect(
+    server, key, _ = connect(
+        options,
         settings,
         options.url,
-        key=options.key,
-        spider=options.spider,
         made_for=found_files(options.path)[-1].header.spider,
     )
-    with working(f"Copying to {server.address}"):
-        copied = upload(
-            filter_directory(options.path),
-            options.url,
-            key,
-            params=bloom.redis_params,
-            cluster=bloom.redis_cluster,
-            sentinel=bloom.redis_sentinel,
-            deadline_secs=bloom.redis_deadline_secs,
-        )
+    with closing(server), working(f"Copying to {server.address}"):
+        copied = copy_to_redis(filter_directory(options.path), RedisStore(server, key))
     warn_of_queue(filter_directory(options.path))
     tell_copied(options, copied, f"{server.address}, key {key}")

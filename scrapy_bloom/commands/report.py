@@ -23,14 +23,10 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.output import add_output, check_output, progress, say
-from scrapy_bloom.commands.project import (
-    add_key,
-    add_spider,
-    connect,
-    is_redis,
-    load_project,
-)
+from scrapy_bloom.commands.arguments import add_output, add_place
+from scrapy_bloom.commands.output import check_output, progress, say
+from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
+from scrapy_bloom.commands.project import load_project
 from scrapy_bloom.generations import Generation, Policy, window_of
 from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.reading import FilterReader
@@ -47,10 +43,8 @@ HELP = "a page about a filter: fill, error rate, memory, forecast"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_place(parser)
     add_output(parser, "-o", "--output", what="the page", required=True)
-    add_key(parser)
-    add_spider(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -69,12 +63,11 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
     with closing(FilterReader(path)) as reader:
         header = reader.files[-1].header
         live = [file.figures for file in reader.files]
-        is_open = any(file.state.in_use for file in reader.files)
         return Report(
             location=str(path.absolute()),
             spider=header.spider,
             fingerprinter=header.fingerprinter,
-            state="not closed: in use by a crawl, or left by a killed one" if is_open else "closed",
+            state=state_text(**use_of(reader.files)),
             generations=_measured(
                 [file.path.name for file in reader.files],
                 live,
@@ -85,7 +78,7 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
-    server, key, bloom = connect(settings, options.place, key=options.key, spider=options.spider)
+    server, key, bloom = connect(options, settings, options.place)
     with closing(server):
         reader = RedisReader(server, key)
         live = reader.generations
@@ -93,7 +86,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
             location=f"{server.address}, key {key}",
             spider=reader.info.spider,
             fingerprinter=reader.info.fingerprinter,
-            state="shared",
+            state=state_text(closed=None, in_use=None),
             generations=_measured(
                 [f"{each.num_chunks:,} keys" for each in live],
                 live,

@@ -17,8 +17,9 @@ from pathlib import Path
 from scrapy.settings import Settings
 
 from scrapy_bloom import forgotten_file, jobdir
+from scrapy_bloom.commands.arguments import add_place
 from scrapy_bloom.commands.output import note, say
-from scrapy_bloom.commands.project import add_key, add_spider, connect, is_redis
+from scrapy_bloom.commands.places import connect, is_redis
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.reading import filter_directory
@@ -31,10 +32,8 @@ HELP = "delete a filter, so that everything is crawled again"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    add_place(parser)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    add_key(parser)
-    add_spider(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -71,7 +70,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
 
 
 def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
-    server, key, _ = connect(settings, options.place, key=options.key, spider=options.spider)
+    server, key, _ = connect(options, settings, options.place)
     with closing(server):
         store = RedisStore(server, key)
         stored = store.read()
