@@ -4,7 +4,7 @@ import binascii
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,29 +81,12 @@ def upload(
             closed; there is one in Redis already; the copy differs. Nothing is then in Redis that
             was not there before.
     """
-    path = Path(directory)
-    found = filter_files(path)
-    if not found:
-        raise StorageError(f"{path} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
-    source = FilterDirectory(
-        path,
-        fingerprinter=read_header(found[-1])[0].fingerprinter,
-        job=Job(None, "stop"),
-    )
-    server = RedisServer(
-        url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
-    )
-    source.lock()
-    try:
-        files = source.load()
-        try:
-            return _uploaded(files, RedisStore(server, key))
-        finally:
-            for file in files:
-                file.close()
-    finally:
-        source.unlock()
-        server.close()
+    with closing(
+        RedisServer(
+            url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
+        )
+    ) as server:
+        return copy_to_redis(Path(directory), RedisStore(server, key))
 
 
 def download(
@@ -136,20 +119,44 @@ def download(
         StorageError: or one of its children: there is no filter in Redis, or parts of it were
             lost; the directory holds one, or has no room. Files that were begun are removed.
     """
-    path = Path(directory)
-    check_free(path)
-    target = FilterDirectory(path, fingerprinter="", job=Job(None, "stop"))
-    server = RedisServer(
-        url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
+    with closing(
+        RedisServer(
+            url, params=params, cluster=cluster, sentinel=sentinel, deadline_secs=deadline_secs
+        )
+    ) as server:
+        return copy_from_redis(RedisStore(server, key), Path(directory))
+
+
+def copy_to_redis(directory: Path, store: RedisStore) -> Copied:
+    """Copy a filter from files into Redis; see `upload`."""
+    found = filter_files(directory)
+    if not found:
+        raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
+    source = FilterDirectory(
+        directory,
+        fingerprinter=read_header(found[-1])[0].fingerprinter,
+        job=Job(None, "stop"),
     )
+    with ExitStack() as stack:
+        source.lock()
+        stack.callback(source.unlock)
+        files = source.load()
+        for file in files:
+            stack.callback(file.close)
+        return _uploaded(files, store)
+
+
+def copy_from_redis(store: RedisStore, directory: Path) -> Copied:
+    """Copy a filter from Redis into files; see `download`."""
+    check_free(directory)
+    target = FilterDirectory(directory, fingerprinter="", job=Job(None, "stop"))
     target.lock()
     try:
-        if filter_files(path):
-            raise StorageError(f"{path} holds a filter already; give it an empty directory")
-        return _downloaded(RedisStore(server, key), target)
+        if filter_files(directory):
+            raise StorageError(f"{directory} holds a filter already; give it an empty directory")
+        return _downloaded(store, target)
     finally:
         target.unlock()
-        server.close()
 
 
 def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
@@ -183,8 +190,9 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
             store.create(new, file.filter)
             if file is not newest:
                 store.blocks.seal(new)
-        here = _Digest.of_filters(file.filter for file in files)
-        _compare(here, _Digest.of_stored(store, made), store.server.address)
+        here = _Digest.of(_file_chunks(files))
+        there = _Digest.of(chunk for each in made for chunk in _chunks(store, each))
+        _compare(here, there, store.server.address)
         if forgotten := list(forgotten_beside(newest.path.parent).all()):
             _forgotten(store, info).add(forgotten)
         _publish(store, info, made)
@@ -216,14 +224,13 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
             state = State(in_use=True, open_until=each.open_until, oldest=generations[0].number)
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk in range(each.num_chunks):
-                    data = _chunk(store, each, chunk)
+                for chunk, data in enumerate(_chunks(store, each)):
                     received.add(data)
                     bits.add_blocks(each.blocks(chunk).start, data)
                 return each.count
 
             files.append(target.create(header, state, fill))
-        _compare(received, _Digest.of_filters(file.filter for file in files), str(target.path))
+        _compare(received, _Digest.of(_file_chunks(files)), str(target.path))
         if forgotten := _forgotten(store, info).everything():
             with closing(ForgottenFile(target.path / forgotten_file.NAME)) as copy:
                 copy.add(forgotten)
@@ -247,10 +254,10 @@ def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[floa
     Raises:
         StorageError: parts of it were lost, or the server failed.
     """
-    for chunk in range(generation.num_chunks):
+    for chunk, data in enumerate(_chunks(store, generation)):
         geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
         part = BloomFilter.over(
-            bytearray(_chunk(store, generation, chunk)),
+            bytearray(data),
             geometry,
             capacity=generation.capacity,
             error_rate=generation.error_rate,
@@ -263,15 +270,16 @@ def _forgotten(store: RedisStore, info: FilterInfo) -> RedisForgotten:
     return RedisForgotten(store.server, store.key, lambda: info.epoch, store.server.now)
 
 
-def _chunk(store: RedisStore, generation: RedisGeneration, chunk: int) -> bytes:
-    data = store.blocks.chunk(generation, chunk)
-    if data is None:
-        key = store.blocks.chunk_key(generation, chunk)
-        raise StorageError(
-            f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that uses "
-            "it go on, to mend what it knows of it"
-        )
-    return data
+def _chunks(store: RedisStore, generation: RedisGeneration) -> Iterator[bytes]:
+    for chunk in range(generation.num_chunks):
+        data = store.blocks.chunk(generation, chunk)
+        if data is None:
+            key = store.blocks.chunk_key(generation, chunk)
+            raise StorageError(
+                f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that "
+                "uses it go on, to mend what it knows of it"
+            )
+        yield data
 
 
 def _publish(store: RedisStore, info: FilterInfo, made: Sequence[RedisGeneration]) -> None:
@@ -293,6 +301,13 @@ class _Digest:
         self.bits += bitarray(buffer=data).count()
         self.checksum = binascii.crc32(data, self.checksum)
 
+    @classmethod
+    def of(cls, chunks: Iterable[bytes | memoryview]) -> "_Digest":
+        new = cls()
+        for chunk in chunks:
+            new.add(chunk)
+        return new
+
     def copied(self, generations: Sequence[RedisGeneration]) -> Copied:
         return Copied(
             generations=len(generations),
@@ -302,21 +317,11 @@ class _Digest:
             checksum=self.checksum,
         )
 
-    @classmethod
-    def of_filters(cls, filters: Iterable[BloomFilter]) -> "_Digest":
-        new = cls()
-        for bits in filters:
-            for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
-                new.add(bits.blocks(start, min(start + CHUNK_BLOCKS, bits.num_blocks)))
-        return new
 
-    @classmethod
-    def of_stored(cls, store: RedisStore, generations: Iterable[RedisGeneration]) -> "_Digest":
-        new = cls()
-        for each in generations:
-            for chunk in range(each.num_chunks):
-                new.add(_chunk(store, each, chunk))
-        return new
+def _file_chunks(files: Iterable[FilterFile]) -> Iterator[memoryview]:
+    for bits in (file.filter for file in files):
+        for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
+            yield bits.blocks(start, min(start + CHUNK_BLOCKS, bits.num_blocks))
 
 
 def _compare(source: _Digest, copy: _Digest, place: str) -> None:
