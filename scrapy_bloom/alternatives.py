@@ -1,4 +1,4 @@
-"""What else could remember a crawl's requests, in how many bytes, and how often it would err."""
+"""Other ways to remember a crawl's requests: their bytes, and how often they err."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ class Alternative:
     """A way to remember requests.
 
     Attributes:
-        name: of what, for people.
-        nbytes: what it takes for all requests.
-        false_drops: requests that it is expected to take for seen ones in the whole crawl.
+        name: for people.
+        nbytes: its size with all requests.
+        false_drops: requests that it is expected to take for seen in the whole crawl.
     """
 
     name: str
@@ -24,11 +24,11 @@ class Alternative:
 
 
 def alternatives(requests: int, nbytes: int) -> list[Alternative]:
-    """What else could be used in place of a Bloom filter.
+    """Return the other ways to remember so many requests.
 
     Args:
         requests: n, how many different ones, at least 1.
-        nbytes: the size of the filter: that of the bitmap, too.
+        nbytes: the size of the filter, and so of the bitmap.
     """
     return [
         Alternative("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
@@ -39,9 +39,9 @@ def alternatives(requests: int, nbytes: int) -> list[Alternative]:
 
 
 def bitmap_collisions(requests: int, num_bits: int) -> float:
-    """Requests that a bitmap with one hash takes for seen ones while it records so many.
+    """Return how many requests a bitmap with one hash takes for seen as it records them.
 
-    Those that set no new bit: n - m (1 - e^(-n/m)).
+    These set no new bit: n - m (1 - e^(-n/m)).
 
     >>> round(bitmap_collisions(100_000, 1_000_000))
     4837
@@ -50,7 +50,7 @@ def bitmap_collisions(requests: int, num_bits: int) -> float:
 
 
 def md5_collisions(requests: int) -> float:
-    """The same of 128-bit digests: the pairs, n (n - 1) / 2, by the number of digests.
+    """Return how many 128-bit digests collide: pairs, n (n - 1) / 2, by the number of digests.
 
     >>> md5_collisions(10**9) < 1e-20
     True

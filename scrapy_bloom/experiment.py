@@ -35,11 +35,11 @@ _TELL_EVERY = 100  # URLs
 
 
 def _nobody(done: int) -> None:
-    """Is told how many URLs are done."""
+    """Take how many URLs are done, and do nothing with it."""
 
 
 class Memory(Protocol):
-    """What can remember URLs."""
+    """A memory for URLs."""
 
     def add(self, url: bytes, /) -> bool:
         """Record a URL; True if it was new, or seems so."""
@@ -146,7 +146,7 @@ class ClassicFilter:
 
 
 def classic_false_drops(num_bits: int, num_hashes: int, count: int) -> float:
-    """Of so many different URLs, those that a classic filter takes for seen as it records them.
+    """Return how many of some different URLs a classic filter takes for seen as it records them.
 
     The error rate is (1 - e^(-ki/m))^k when i different URLs were shown. Those that were wrongly
     seen count in i as well: their bits were all set before, so it is the same whether they are
@@ -187,7 +187,7 @@ def contestants(
     bloom_bits: int = BLOOM_BITS,
     bloom_hashes: int = BLOOM_HASHES,
 ) -> list[Contestant]:
-    """The five memories, all empty; the first is the exact one.
+    """Return the five memories, all empty; the first is the exact one.
 
     Args:
         ours: this package's filter, empty, under `SALT`.
@@ -226,7 +226,7 @@ def _hashes(number: int) -> str:
 
 
 def urls_in(path: Path) -> Iterator[bytes]:
-    """The lines of a file, without the white space around them; empty ones are left out.
+    """Yield the lines of a file, without the white space around them, and no empty ones.
 
     Raises:
         BloomError: it is no regular file, or cannot be read.
@@ -248,7 +248,7 @@ def urls_in(path: Path) -> Iterator[bytes]:
 
 
 def count_urls(path: Path, told: Callable[[int], None] = _nobody) -> int:
-    """How many URLs a file has, repeated ones included; see `urls_in`.
+    """Count the URLs in a file, repeated ones included; see `urls_in`.
 
     Args:
         path: the file.

@@ -13,7 +13,7 @@ _THEORY_STEPS = 25
 
 
 def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> bytes:
-    """Who took how many new URLs for seen, and in how much memory.
+    """Draw who took how many new URLs for seen, and in how much memory.
 
     Args:
         those: the contestants.
@@ -43,7 +43,7 @@ def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> b
 
 
 def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) -> None:
-    """Wrongly seen URLs in per cent, as they were found and as theory has them."""
+    """Draw the wrongly seen URLs in per cent, as they were found and as theory has them."""
     last = rows[-1].different
     steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
     ends = []
@@ -92,7 +92,7 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
 
 
 def _apart(values: Sequence[float], least: float) -> list[float]:
-    """Heights for labels: each at its value, or so far above the one below that both are read."""
+    """Return heights for labels: each at its value, or just so far above the one below it."""
     heights = list(values)
     lowest = -0.5 * least  # half a line above the axis, and so above its figures
     for place in sorted(range(len(values)), key=lambda each: values[each]):
@@ -101,7 +101,7 @@ def _apart(values: Sequence[float], least: float) -> list[float]:
 
 
 def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
-    """The memory of each in the end; they differ by powers of ten."""
+    """Draw the memory of each in the end; they differ by powers of ten."""
     sizes = [each.memory.nbytes for each in those]
     places = range(len(those), 0, -1)
     axes.barh(places, sizes, color=_COLOURS, height=0.6)

@@ -57,7 +57,7 @@ class SeenFile:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
 
     def count(self) -> int:
-        """How many fingerprints there are; reads all of the file."""
+        """Count the fingerprints, which reads all of the file."""
         return sum(1 for _ in self)
 
     def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:
@@ -122,7 +122,7 @@ class SeenFile:
 
 
 def open_seen(path: Path) -> SeenFile:
-    """A requests.seen file; see `SeenFile`.
+    """Open a requests.seen file; see `SeenFile`.
 
     Raises:
         StorageError: it cannot be read.

@@ -24,7 +24,7 @@ _MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memor
 
 
 class Entries(NamedTuple):
-    """What is in a list.
+    """The content of a list.
 
     Attributes:
         entries: each line or record that is not empty, behind its number.
@@ -36,13 +36,13 @@ class Entries(NamedTuple):
 
 
 def reason(error: Exception) -> str:
-    """What one of `UNREADABLE` says, without the path."""
+    """Return what one of `UNREADABLE` says, without the path."""
     return str(getattr(error, "strerror", None) or error)
 
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[io.BufferedReader]:
-    """A file, or the standard input (None), unpacked if its beginning says that gzip packed it.
+    """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
 
     Raises:
         UNREADABLE: it cannot be read (while reading, too).
@@ -56,7 +56,7 @@ def opened(path: Path | None) -> Iterator[io.BufferedReader]:
 
 
 def format_of(path: Path | None, file: io.BufferedReader) -> str:
-    """What a list is, by the ending of its name or else by its beginning: see `FORMATS`."""
+    """Return the format of a list, by the ending of its name or else by its beginning."""
     endings = [each.lower() for each in path.suffixes] if path else []
     if endings[-1:] == [".gz"]:
         del endings[-1]

@@ -1,4 +1,4 @@
-"""Putting filters in files together: what any of them holds, the result holds."""
+"""Merge filters in files: the result holds whatever any of them holds."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -126,7 +126,7 @@ def _forget(target: Path, sources: Sequence[ForgottenFile]) -> None:
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
-    """Of each generation of the result, the files of which it is made, all alike."""
+    """Return, for each generation of the result, the files of which it is made, all alike."""
     newest = [files[-1].header for files in filters]
     for header in newest[1:]:
         if header.fingerprinter != newest[0].fingerprinter:
@@ -184,7 +184,7 @@ def _or(bits: BloomFilter, other: BloomFilter) -> None:
 
 
 def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
-    """How many requests are in what was made of some filters: at least as many as in each."""
+    """Return how many requests a merged filter holds: at least as many as each of its sources."""
     counts = [file.state.count for file in files]
     if len(counts) == 1:
         return counts[0]

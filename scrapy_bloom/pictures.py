@@ -27,7 +27,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def import_pyplot() -> Any:
-    """matplotlib.pyplot, drawing to files, in the style of all our pictures.
+    """Return matplotlib.pyplot, drawing to files, in the style of all our pictures.
 
     Raises:
         BloomError: matplotlib is missing.
@@ -66,7 +66,7 @@ def import_pyplot() -> Any:
 def error_chart(
     course: Sequence[Point], *, now: int, capacity: int, asked: float, narrow: bool = False
 ) -> str:
-    """The error rate against the requests recorded, so far and from now on.
+    """Draw the error rate against the requests recorded, so far and from now on.
 
     Args:
         course: from 0 requests to those that are looked ahead to.
@@ -121,7 +121,7 @@ def error_chart(
 
 
 def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
-    """The filter's size against that of a set, over the requests recorded.
+    """Draw the filter's size and that of a set against the requests recorded.
 
     Args:
         course: see `error_chart`.
@@ -159,7 +159,7 @@ def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
 
 
 def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
-    """How many blocks hold how many fingerprints, and how many of them should.
+    """Draw how many blocks hold how many fingerprints, and how many should.
 
     Args:
         loads: how many blocks hold so many fingerprints, by that number.
@@ -200,7 +200,7 @@ def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
 
 
 def in_short(value: float) -> str:
-    """A number of requests, as it is written on the command line, too.
+    """Return a number of requests, as the command line takes it, too.
 
     >>> in_short(0), in_short(1_234_567), in_short(2.5e9)
     ('0', '1.23M', '2.5B')
@@ -213,7 +213,7 @@ def in_short(value: float) -> str:
 
 @contextmanager
 def _axes(width: int, height: int) -> Iterator[tuple[Any, Any]]:
-    """A figure of so many units, with one pair of axes, for `_svg`."""
+    """Make a figure of so many units, with one pair of axes, for `_svg`."""
     plt = import_pyplot()
     # Text stays text: smaller, found by a search, and in the page's own type.
     with plt.rc_context({"font.size": 12, "svg.fonttype": "none"}):
@@ -228,7 +228,7 @@ def _axes(width: int, height: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _mark(axes: Any, requests: int, text: str, *, row: int, color: str) -> None:
-    """A vertical line, with its text in a row of its own above the axes: none hides another."""
+    """Draw a vertical line, with its text in a row of its own above the axes."""
     is_right = requests > 0.6 * axes.get_xlim()[1]
     axes.axvline(requests, color=color, linewidth=1.2, linestyle=(0, (1, 2)))
     axes.annotate(
@@ -247,7 +247,7 @@ def _power_of_ten(value: float, _: int) -> str:
 
 
 def _svg(figure: Any, name: str, label: str) -> str:
-    """The figure as an element of a page, none of whose ids occurs in another."""
+    """Return the figure as an element of a page, none of whose ids occurs in another."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
     text = file.getvalue()

@@ -1,4 +1,4 @@
-"""Looking at the files of a filter, also of a running crawl, without any change to them."""
+"""Look at the files of a filter, also of a running crawl, without any change to them."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from scrapy_bloom.status import FilterStatus
 
 
 def filter_directory(path: Path) -> Path:
-    """Where the filter's files are, if a job directory was meant: its `bloom`, else the path.
+    """Return where the filter's files are: the `bloom` of a job directory, or else the path.
 
     Raises:
         StorageError: there are two of them.
@@ -34,7 +34,7 @@ def filter_directory(path: Path) -> Path:
 
 
 def found_files(path: Path) -> list[FoundFile]:
-    """The headers of a filter's live generations, oldest first, at least one.
+    """Read the headers of a filter's live generations, oldest first, at least one.
 
     Args:
         path: a filter directory (a BLOOM_DIR), a job directory with one, or one file.
@@ -75,7 +75,7 @@ def forgotten_beside(path: Path) -> ForgottenFile:
 
 
 def status_of(location: str, files: Iterable[FoundFile]) -> FilterStatus:
-    """The figures of a filter, as the headers of its files have them.
+    """Return the figures of a filter, as the headers of its files have them.
 
     Args:
         location: where it is, for people.
@@ -119,7 +119,7 @@ class FilterReader:
         self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Which of some fingerprints a crawl would filter: recorded, and not forgotten."""
+        """Tell which fingerprints a crawl would filter: recorded, and not forgotten."""
         recorded = self.are_recorded(fingerprints)
         if not self.forgotten:
             return recorded
@@ -129,7 +129,7 @@ class FilterReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Which of some fingerprints are recorded, or seem so, at the error rate."""
+        """Tell which fingerprints are recorded, or seem so, at the error rate."""
         lookup, recent = self._lookup, self._recent
         return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
 

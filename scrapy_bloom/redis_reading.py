@@ -1,4 +1,4 @@
-"""Looking at a filter in Redis, also while crawlers use it, without any change to it."""
+"""Look at a filter in Redis, also while crawlers use it, without any change to it."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ class RedisReader:
         self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Which of some fingerprints a crawl would filter: recorded, and not forgotten.
+        """Tell which fingerprints a crawl would filter: recorded, and not forgotten.
 
         Raises:
             StorageError: a key of the filter was lost, or the server failed.
@@ -54,7 +54,7 @@ class RedisReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Which of some fingerprints are recorded, or seem so, at the error rate.
+        """Tell which fingerprints are recorded, or seem so, at the error rate.
 
         Raises:
             StorageError: a key of the filter was lost, or the server failed.

@@ -1,4 +1,4 @@
-"""The figures of a report: what is in a filter, how it came there, and what is to be expected."""
+"""The figures of a report: how full a filter is, how it filled up, and how it will go on."""
 
 import math
 import operator
@@ -81,7 +81,7 @@ def measure(
 
 
 def any_errs(rates: Iterable[float]) -> float:
-    """The chance that at least one of several filters takes a request for seen.
+    """Return the chance that at least one of several filters takes a request for seen.
 
     Args:
         rates: the error rate of each, 0 to 1.
@@ -139,7 +139,7 @@ class Report:
         return any(each.figures.open_until for each in self.generations)
 
     def forecast(self) -> list[Generation]:
-        """The generations that there will be at four times of what is room for; see `grown`."""
+        """Return the generations that there will be at four times the capacity; see `grown`."""
         live = [each.figures for each in self.generations]
         count = self.status.count
         return grown(live, self.policy, max(4 * self.status.capacity, count + count // 4))
@@ -160,7 +160,7 @@ class Point(NamedTuple):
 
 
 def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Generation]:
-    """The generations that there will be when so many requests are recorded.
+    """Return the generations that there will be when so many requests are recorded.
 
     Args:
         live: those that there are, oldest first, at least one; they stay as they are.
@@ -193,7 +193,7 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
 
 
 def course(generations: Sequence[Generation]) -> list[Point]:
-    """How a filter fills: one generation after the other, each up to its count.
+    """Return how a filter fills: one generation after the other, each up to its count.
 
     Args:
         generations: oldest first, with the counts at the end of the course.
@@ -212,7 +212,7 @@ def course(generations: Sequence[Generation]) -> list[Point]:
 
 
 def after(generations: Sequence[Generation], requests: int) -> Point:
-    """The filter when that many were recorded, on its course; see `course`."""
+    """Return a point of a filter's course: that many requests are recorded; see `course`."""
     rates, nbytes, left = [], 0, requests
     for each in generations:
         if left <= 0 and nbytes:
@@ -226,7 +226,7 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
 
 
 class Spread:
-    """How a hash that knows no preference spreads fingerprints over blocks.
+    """The spread of fingerprints over blocks by a hash that prefers none.
 
     A load is binomial; and it is estimated from the bits of the block, which adds an error of its
     own, of variance (B / k^2) (e^t - t - 1) with t = k n / B for a load of n (K.-Y. Whang,
@@ -260,7 +260,7 @@ class Spread:
         ]
 
     def below(self, load: float) -> float:
-        """How many blocks are expected to seem to hold less."""
+        """Return how many blocks are expected to seem to hold less."""
         scale = self._error * math.sqrt(2)
         return self._num_blocks * math.fsum(
             chance * (1 + math.erf((load - each) / scale)) / 2 for each, chance in self._chances

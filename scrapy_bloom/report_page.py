@@ -1,4 +1,4 @@
-"""The page of `scrapy bloom report`: what it says, in words and tables, around the pictures."""
+"""The page of `scrapy bloom report`: words and tables around the pictures."""
 
 import math
 import time
@@ -83,7 +83,7 @@ def _facts(report: Report) -> str:
 
 
 def _verdict(report: Report) -> tuple[str, str, str]:
-    """The mood of the page, what is the case, and what that means: for people."""
+    """Return the mood of the page, its headline, and what that means."""
     status, rate = report.status, report.error_rate
     lost = _lost(report.status.expected_false_drops)
     asked, room = _one_in(status.error_rate), f"{status.capacity:,}"
@@ -267,7 +267,7 @@ def _one_in(rate: float, start: str = "one in", less: str = "less than") -> str:
 
 
 def _words(value: float, digits: int = 3) -> str:
-    """A large number for people: 1.2 million."""
+    """Return a large number for people: 1.2 million."""
     value = float(f"{value:.{digits}g}")
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= unit:

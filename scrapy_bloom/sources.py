@@ -52,11 +52,11 @@ class UrlList:
 
     @property
     def name(self) -> str:
-        """Where it is, for people."""
+        """The place of it, for people."""
         return str(self._path or "the standard input")
 
     def count(self) -> int | None:
-        """How many lines or records there are, None if nobody knows before; reads all of the file.
+        """Count the lines or records, which reads all of the file; None if nobody knows before.
 
         Raises:
             StorageError: it cannot be read.
@@ -70,7 +70,7 @@ class UrlList:
         return (fingerprint for _, fingerprint in self.pairs())
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
-        """Each URL and its fingerprint.
+        """Yield each URL and its fingerprint.
 
         Raises:
             StorageError: the file cannot be read, or holds no URLs.
@@ -121,7 +121,7 @@ class UrlList:
 
 
 def begins_with_scheme(text: str) -> bool:
-    """Whether a text may be a URL: no relative one, and nothing else."""
+    """Return whether a text may be a URL: no relative one, and nothing else."""
     return _SCHEME.match(text) is not None
 
 
@@ -147,11 +147,11 @@ class RedisSet:
 
     @property
     def name(self) -> str:
-        """Where it is, for people."""
+        """The place of it, for people."""
         return f"{self._server.address}, key {self._key}"
 
     def count(self) -> int:
-        """How many members it has.
+        """Count its members.
 
         Raises:
             StorageError: there is no such set, or the server failed.
@@ -171,7 +171,7 @@ class RedisSet:
         return int(self._server.call(lambda client: client.scard(self._key)))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Each fingerprint at least once, also while others are added.
+        """Yield each fingerprint at least once, also while others are added.
 
         Raises:
             StorageError: a member is no fingerprint, or the server failed.

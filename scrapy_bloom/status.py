@@ -1,4 +1,4 @@
-"""What a backend tells about its filter."""
+"""The figures that a backend tells of its filter."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class GenerationStatus:
 
     @classmethod
     def of(cls, generation: Generation) -> "GenerationStatus":
-        """The figures of a generation now."""
+        """Return the figures of a generation now."""
         return cls(
             generation.number,
             generation.geometry,
@@ -84,7 +84,7 @@ class FilterStatus:
 
     @classmethod
     def of(cls, location: str, live: Sequence[Generation], on_full: str = "grow") -> "FilterStatus":
-        """The figures of a filter that no crawl of ours has open.
+        """Return the figures of a filter that no crawl of ours has open.
 
         Args:
             location: where it is, for people.
@@ -154,7 +154,7 @@ class FilterStatus:
 
 
 def size_text(nbytes: int) -> str:
-    """A size for people, in units of 1,024.
+    """Return a size for people, in units of 1,024.
 
     >>> size_text(8192), size_text(3_604_480), size_text(3_604_480 * 1024)
     ('8.0 KiB', '3.4 MiB', '3.4 GiB')

@@ -34,7 +34,7 @@ from scrapy_bloom.redis_store import RedisStore
 
 @dataclass(frozen=True)
 class Copied:
-    """What was copied, found alike on both sides.
+    """The figures of a copy, found alike on both sides.
 
     Attributes:
         generations: how many.
@@ -249,7 +249,7 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
 
 
 def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[float]:
-    """The share of set bits of each block of a filter in Redis; see `BloomFilter.block_fills`.
+    """Yield the share of set bits of each block of a filter in Redis, 0 to 1.
 
     Raises:
         StorageError: parts of it were lost, or the server failed.

@@ -1,4 +1,4 @@
-"""`scrapy bloom ...`: what a person does around a crawl, from the shell.
+"""The command `scrapy bloom`: whatever is done to a filter around a crawl, from the shell.
 
 Scrapy loads this module whenever any of its commands runs. So nothing is imported here but
 Scrapy's own base class: the subcommands are imported when one of them is asked for.
@@ -40,15 +40,15 @@ class BloomCommand(ScrapyCommand):
     default_settings: ClassVar[dict[str, Any]] = {"LOG_ENABLED": False}
 
     def syntax(self) -> str:
-        """What follows `scrapy bloom` in the usage line."""
+        """Return the part of the usage line after `scrapy bloom`."""
         return "SUBCOMMAND [options]"
 
     def short_desc(self) -> str:
-        """The line in the list that `scrapy` prints."""
+        """Return the line in the list that `scrapy` prints."""
         return "Plan, look into, fill, check, merge and move Bloom filters"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Scrapy's global options, before or after the name of the subcommand, and its own."""
+        """Add Scrapy's global options, before or after the subcommand's name, and its own."""
         super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND"
@@ -133,7 +133,7 @@ def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
 
 
 def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoReturn]:
-    """What argparse says of an argument repeats it."""
+    """Mask what argparse says of an argument, as it repeats the argument."""
 
     def masked_error(message: str) -> NoReturn:
         from scrapy_bloom.commands.output import masked  # noqa: PLC0415 - see above
@@ -144,7 +144,7 @@ def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoRe
 
 
 def _mend_streams() -> None:
-    """Streams that were closed by whoever started us; texts that a terminal cannot show."""
+    """Replace streams that came closed, and escape what a terminal cannot show."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -161,7 +161,7 @@ def _bloom_error() -> type[Exception]:
 
 @contextmanager
 def _warnings_told() -> Iterator[None]:
-    """What the package warns of in a crawl's log is told here on the error output."""
+    """Print on the error output what the package would warn of in a crawl's log."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_OneLine())

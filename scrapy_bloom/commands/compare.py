@@ -140,7 +140,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _bits(text: str) -> int:
-    """A size in bits: 1000000, 1M, 1_000_000."""
+    """Return a size in bits: 1000000, 1M, 1_000_000."""
     try:
         value = arguments.requests(text)
     except argparse.ArgumentTypeError:
@@ -154,7 +154,6 @@ def _bits(text: str) -> int:
 
 
 def _hashes(text: str) -> int:
-    """A number of hashes."""
     if not (text.isdecimal() and len(text) <= len(str(MAX_HASHES)) and 0 < int(text) <= MAX_HASHES):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no number of hashes; allowed is a whole number from 1 to {MAX_HASHES}"
@@ -238,12 +237,7 @@ def _wrongly_seen(count: int, per_cent: float) -> str:
 def _picture(
     path: Path, *, overwrite: bool
 ) -> Callable[[Sequence[Contestant], Sequence[Row]], None]:
-    """What draws the picture later; all that can be wrong with it is told now.
-
-    Raises:
-        UsageError: the path has another ending.
-        BloomError: it cannot be written, or matplotlib is missing.
-    """
+    """Return what draws the picture later; whatever can be wrong with it is told now."""
     kind = path.suffix.lower()
     if kind not in _FORMATS:
         raise UsageError(

@@ -249,11 +249,7 @@ def _destination(
 
 
 def _check_window(open_until: float, bloom: BloomSettings) -> None:
-    """That an import does not end the window of a filter.
-
-    Raises:
-        BloomError: it would.
-    """
+    """Check that an import does not end the window of a filter."""
     if open_until and not bloom.window_secs:
         raise BloomError(
             "the filter has a time window, and these settings have none: what it holds would be "
@@ -263,11 +259,7 @@ def _check_window(open_until: float, bloom: BloomSettings) -> None:
 
 
 def _check_seen(job_dir: Path, source: str) -> None:
-    """That a job's own requests.seen is imported first: a crawl does that for a new filter only.
-
-    Raises:
-        BloomError: another source is to be imported before it.
-    """
+    """Check that a job's own requests.seen comes first: a crawl imports it into new ones only."""
     seen = jobdir.seen_path(job_dir)
     own = {seen.resolve(), job_dir.resolve()}
     if seen.exists() and seen.stat().st_size and Path(source).resolve() not in own:
@@ -278,7 +270,7 @@ def _check_seen(job_dir: Path, source: str) -> None:
 
 
 def _directory(dest: Path) -> Path:
-    """Where the files of the destination are, or go."""
+    """Return where the files of the destination are, or go."""
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
     marks = (jobdir.seen_path, jobdir.queue_path, jobdir.mark_path)

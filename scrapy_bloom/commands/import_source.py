@@ -1,4 +1,4 @@
-"""What `scrapy bloom import` reads: a requests.seen, URLs, or the set of scrapy-redis."""
+"""The sources of `scrapy bloom import`: a requests.seen, URLs, or the set of scrapy-redis."""
 
 import argparse
 import codecs
@@ -29,16 +29,16 @@ _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 
 class Source(Protocol):
-    """Where fingerprints come from."""
+    """A source of fingerprints."""
 
     def count(self) -> int | None:
-        """How many there are."""
+        """Return how many there are; None if nobody knows."""
 
     def __iter__(self) -> Iterator[bytes]: ...
 
 
 def is_filter(path: Path) -> bool:
-    """Whether a path is a filter: one of its files, or a directory with some."""
+    """Return whether a path is a filter: one of its files, or a directory with some."""
     if path.is_file():
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
@@ -48,7 +48,7 @@ def is_filter(path: Path) -> bool:
 def open_source(
     options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
 ) -> Source:
-    """What SOURCE says.
+    """Open the source that SOURCE names.
 
     Args:
         options: SOURCE, with --format, --source-key, and DEST, into which it goes.
@@ -81,7 +81,7 @@ def open_source(
 
 
 def _is_list(path: Path) -> bool:
-    """Whether a file is a list of URLs, and no requests.seen, by its name or its first line."""
+    """Tell a list of URLs from a requests.seen, by the name of the file or its first line."""
     try:
         with opened(path) as file:
             is_table = format_of(path, file) != "urls"
@@ -104,11 +104,7 @@ def _is_list(path: Path) -> bool:
 
 
 def _check_queue(job_dir: Path, dest: str) -> None:
-    """That nothing in a job's requests.seen is still to be crawled.
-
-    Raises:
-        BloomError: it is.
-    """
+    """Check that nothing in a job's requests.seen is still to be crawled."""
     if not is_redis(dest):
         place = Path(dest).resolve()
         if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):

@@ -1,4 +1,4 @@
-"""What a filter is, and how full: each of its generations.
+"""Print what a filter is, and how full each of its generations is.
 
 PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
 locked and nothing is changed. "Not closed" means that its crawl was killed; Linux tells it from one
@@ -104,7 +104,7 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
 
 
 def _queue(path: Path) -> _Figures | None:
-    """How many requests of a job wait in CrashSafeScheduler's database; None if there is none."""
+    """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
     # A filter's directory may be in its job's. Any other path below a job says nothing about it.
     for job_dir in (path, path.parent) if filter_files(path) else (path,):
         if (database := jobdir.database_path(job_dir)).exists():

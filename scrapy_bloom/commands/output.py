@@ -1,4 +1,4 @@
-"""What the subcommands print: tables and progress bars for people, JSON for programs.
+"""The output of the subcommands: tables and progress bars for people, JSON for programs.
 
 Figures go to the standard output, all else to the error output. A table is plain text: columns at
 fixed places, nothing cut off, no colour.
@@ -25,14 +25,14 @@ _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a
 
 
 class Countable(Protocol):
-    """What can say how long it is, which may take a while."""
+    """An input that can count itself, which may take a while."""
 
     def count(self) -> int | None:
-        """How many; None if nobody knows."""
+        """Return how many there are; None if nobody knows."""
 
 
 def masked(text: str) -> str:
-    """A text whose URLs show neither user, password nor options.
+    """Return a text whose URLs show neither user, password nor options.
 
     >>> masked("redis://me:secret@host/0?password=secret is away")
     'redis://***@host/0?*** is away'
@@ -48,7 +48,7 @@ def _without_secrets(url: re.Match[str]) -> str:
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """That a file may be written: better told before the work than after it.
+    """Check that a file may be written, before the work for it is done.
 
     Raises:
         BloomError: it exists, or its directory does not.
@@ -80,7 +80,7 @@ def note(text: str) -> None:
 
 
 def _room() -> int:
-    """How many characters a line may have: those of the terminal, where there is one."""
+    """Return how many characters a line may have: those of the terminal, where there is one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
 
 
@@ -139,7 +139,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def status_figures(status: FilterStatus) -> dict[str, Any]:
-    """What a filter is after a change, for a program."""
+    """Return the figures of a filter after a change, for a program."""
     return {
         "destination": status.location,
         "recorded": status.count,
@@ -162,7 +162,7 @@ def warn_of_overfull(status: FilterStatus) -> None:
 
 
 def status_line(status: FilterStatus) -> str:
-    """What a filter is after a change, for people."""
+    """Return the figures of a filter after a change, for people."""
     return (
         f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
         f"{size_text(status.nbytes)}, error rate now {number(status.error_rate_now, 2)}"
@@ -170,7 +170,7 @@ def status_line(status: FilterStatus) -> str:
 
 
 def _is_lively(stream: TextIO) -> bool:
-    """Whether a line on it can be written again and again."""
+    """Return whether a line on it can be written again and again."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -190,13 +190,13 @@ def working(what: str) -> Iterator[None]:
 def progress(
     what: str, total: "int | Countable | None", unit: str = "lines", *, shown: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """A bar with rate and time left, on the error output if that is a terminal.
+    """Show a bar with rate and time left, on the error output if that is a terminal.
 
     Args:
-        what: is going on.
+        what: what goes on.
         total: how many there are, or what can count them; None if nobody knows.
         unit: of what.
-        shown: False: not at all.
+        shown: whether to show it at all.
 
     Returns:
         A function to be told how many are done. It is cheap enough for each hundredth.

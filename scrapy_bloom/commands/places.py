@@ -27,7 +27,7 @@ _FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the 
 
 
 def is_redis(place: str) -> bool:
-    """Whether a place is the URL of a server, and no path.
+    """Return whether a place is the URL of a server, and no path.
 
     Raises:
         BloomError: it is another URL. A directory of that name would bear its password.
@@ -101,7 +101,7 @@ def answering_server(settings: Settings, url: str, bloom: BloomSettings) -> Redi
 
 
 def redis_settings(url: str) -> dict[str, Any]:
-    """The settings of a crawl that uses that server, whatever else the project's are for."""
+    """Return the settings of a crawl that uses that server, whatever the project's own are."""
     return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url}
 
 

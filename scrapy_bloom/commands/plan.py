@@ -1,4 +1,4 @@
-"""How large a filter will be, and what it is expected to cost.
+"""Print how large a filter will be, and how many pages it is expected to lose.
 
 Numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order; several
 of them make a table. What is left out comes from BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
@@ -89,7 +89,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _plan(policy: Policy) -> dict[str, Any]:
-    """The figures of a filter."""
     geometry, requests = policy.first().geometry, policy.expected
     return {
         **_cost(policy),
@@ -109,7 +108,7 @@ def _plan(policy: Policy) -> dict[str, Any]:
 
 
 def _cost(policy: Policy) -> dict[str, Any]:
-    """What a filter takes, and the pages that it is expected to lose."""
+    """Return what a filter takes, and how many pages it is expected to lose."""
     num_blocks, num_hashes, _ = policy.first().geometry
     return {
         "requests": policy.expected,
@@ -120,7 +119,7 @@ def _cost(policy: Policy) -> dict[str, Any]:
 
 
 def _advice(policy: Policy) -> dict[str, Any] | None:
-    """The error rate to take instead, if pages are expected to be lost; else None."""
+    """Return the figures at a better error rate, if pages are expected to be lost; else None."""
     cost = _cost(policy)
     rate = min(policy.error_rate, 10 * _DEFAULT_RATE)
     while cost["expected_false_drops"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:

@@ -1,4 +1,4 @@
-"""What a crawl of this project would use: its settings and its request fingerprinter."""
+"""The project's settings and request fingerprinter, as a crawl would use them."""
 
 import argparse
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ _FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the 
 
 @dataclass(frozen=True)
 class Project:
-    """What a crawl would use.
+    """The settings and the fingerprinter of a crawl.
 
     Attributes:
         bloom: the BLOOM_* settings.
@@ -42,7 +42,7 @@ class Project:
     spider: str
 
     def url_fingerprint(self, url: str) -> bytes:
-        """The fingerprint of a plain request for a URL.
+        """Return the fingerprint of a plain request for a URL.
 
         Raises:
             ValueError: it is no URL.
@@ -51,7 +51,7 @@ class Project:
 
 
 def load_project(settings: Settings, spider: str | None = None, **more: Any) -> Project:
-    """What a crawl with these settings would use.
+    """Return the settings and the fingerprinter of a crawl with these settings.
 
     Args:
         settings: as the command got them.
@@ -100,7 +100,7 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
 
 
 def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
-    """The URLs that a command-line argument names, "-" being the standard input.
+    """Return the URLs that a command-line argument names, "-" being the standard input.
 
     Args:
         argument: a path, or "-".
