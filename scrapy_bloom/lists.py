@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -13,26 +14,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import BloomError, StorageError
 
 FORMATS = ("urls", "jl", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
 
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_WHAT_IS_READ = (
+    "a list has a URL on each line, or is JSON lines (.jl) or a table (.csv) with one in the field "
+    "that --field names; --format says which"
+)
 _GZIP = b"\x1f\x8b"
 _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
 _MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
-
-
-class Entries(NamedTuple):
-    """The content of a list.
-
-    Attributes:
-        entries: each line or record that is not empty, behind its number.
-        url: returns the URL in one of them. A ValueError says that there is none.
-    """
-
-    entries: Iterator[tuple[int, Any]]
-    url: Callable[[Any], str]
 
 
 def reason(error: Exception) -> str:
@@ -65,24 +59,148 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
     return "jl" if file.peek(1).lstrip().startswith(b"{") else "urls"
 
 
-def read_list(file: BinaryIO, form: str, field: str, name: str) -> Entries:
-    """Read a list of URLs in constant memory.
+def begins_with_scheme(text: str) -> bool:
+    """Return whether a text may be a URL: no relative one, and nothing else."""
+    return _SCHEME.match(text) is not None
+
+
+class _Entries(NamedTuple):
+    """The content of a list, read in constant memory.
+
+    Attributes:
+        entries: each line or record that is not empty, behind its number.
+        url: returns the URL in one of them. A ValueError says that there is none.
+    """
+
+    entries: Iterator[tuple[int, Any]]
+    url: Callable[[Any], str]
+
+
+class UrlList:
+    """The URLs in a list, and their fingerprints; in constant memory.
+
+    What is no URL, as it does not begin with a scheme and "://", is left out and counted; if
+    nothing comes before it, there is no list of URLs. White space around a URL does not count.
 
     Args:
-        file: where it begins.
-        form: one of `FORMATS`.
-        field: which field of a JSON object, or which column of a table, has the URL.
-        name: where the list is, for people.
+        path: the file; None: the standard input.
+        fingerprint: of a URL; a ValueError says that it is none.
+        form: one of `FORMATS`; None: what the file looks like.
+        field: which field of a JSON object, or column of a table, has the URL.
 
-    Raises:
-        StorageError: (while reading, too) it is no such list.
+    Attributes:
+        skipped: lines so far that were no URL.
+        first_skipped: the first of them, for people: its number, and why.
     """
+
+    def __init__(
+        self,
+        path: Path | None,
+        fingerprint: Callable[[str], bytes],
+        *,
+        form: str | None = None,
+        field: str = "url",
+    ) -> None:
+        self.skipped = 0
+        self.first_skipped = ""
+        self._path = path
+        self._name = str(path or "the standard input")
+        self._fingerprint = fingerprint
+        self._form = form
+        self._field = field
+
+    def count(self) -> int | None:
+        """Count the lines or records, which reads all of the file; None if nobody knows before.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if self._path is None or (self._path.exists() and not self._path.is_file()):
+            return None  # a pipe can be read once only
+        with self._read() as found:
+            return sum(1 for _ in found.entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (fingerprint for _, fingerprint in self.pairs())
+
+    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield each URL and its fingerprint.
+
+        Raises:
+            StorageError: the file cannot be read, or holds no URLs.
+            BloomError: the fingerprinter fails.
+        """
+        is_first = True
+        with self._read() as found:
+            for number, entry in found.entries:
+                try:
+                    url = found.url(entry).strip()
+                    _check_scheme(url)
+                    pair = url.encode(), self._fingerprinted(url, number)
+                except ValueError as error:
+                    told = f"line {number:,}: {error}"
+                    if is_first:
+                        raise StorageError(f"{self._name}, {told}; {_WHAT_IS_READ}") from None
+                    self.skipped += 1
+                    self.first_skipped = self.first_skipped or told
+                else:
+                    yield pair
+                is_first = False
+
+    def check_skipped(self) -> None:
+        """Check that nothing was left out.
+
+        Raises:
+            BloomError: some lines are no URLs. The others have been read.
+        """
+        if self.skipped:
+            raise BloomError(
+                f"{self.skipped:,} lines are no URLs and were left out; the first: "
+                f"{self.first_skipped}"
+            )
+
+    @contextmanager
+    def _read(self) -> Iterator[_Entries]:
+        try:
+            with opened(self._path) as file:
+                form = self._form or format_of(self._path, file)
+                yield _read_list(file, form, self._field, self._name)
+        except UNREADABLE as error:
+            raise StorageError(f"{self._name} cannot be read: {reason(error)}") from error
+
+    def _fingerprinted(self, url: str, number: int) -> bytes:
+        try:
+            fingerprint = self._fingerprint(url)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise BloomError(
+                f"{self._name}, line {number:,}: the project's request fingerprinter failed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(fingerprint, bytes):
+            raise BloomError(
+                "the project's request fingerprinter returns "
+                f"{type(fingerprint).__name__}, not bytes; no crawl could use it, either"
+            )
+        return fingerprint
+
+
+def _check_scheme(url: str) -> None:
+    if not begins_with_scheme(url):
+        shown = repr(url[:60]) if url.isprintable() else "binary data"
+        raise ValueError(f"Missing scheme, such as https://, in {shown}")
+    if "\n" in url or "\r" in url:
+        raise ValueError("there is a line break in it")
+
+
+def _read_list(file: BinaryIO, form: str, field: str, name: str) -> _Entries:
     lines = _lines(file, name)
     if form == "csv":
         return _table(lines, field, name)
     # Empty lines and comments are none of the list's.
     entries = ((n, line) for n, each in lines if (line := each.strip()) and line[:1] != b"#")
-    return Entries(entries, partial(_url_in_object, field=field) if form == "jl" else _decoded)
+    return _Entries(entries, partial(_url_in_object, field=field) if form == "jl" else _decoded)
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
@@ -117,7 +235,7 @@ def _url_in_object(line: bytes, *, field: str) -> str:
     return url
 
 
-def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> Entries:
+def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> _Entries:
     names: list[str] = []
     reader = csv.reader(line.decode(errors="surrogateescape") for _, line in lines)
 
@@ -141,4 +259,4 @@ def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> Entries
             raise ValueError(f"it has no column {field!r}")
         return row[column]
 
-    return Entries(entries, url)
+    return _Entries(entries, url)

@@ -10,7 +10,7 @@ import pytest
 
 from cli import bloom
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.sources import UrlList
+from scrapy_bloom.lists import UrlList
 from workspace import fingerprints, make_filter, urls, write_seen, write_urls
 
 

@@ -26,7 +26,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.output import note, print_json, progress
 from scrapy_bloom.commands.places import opened_filter
-from scrapy_bloom.commands.project import check_skipped, load_project, url_list
+from scrapy_bloom.commands.project import load_project, url_list
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
@@ -71,4 +71,4 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         print_json({"urls": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:
         note(f"{read:,} URLs: {read - seen:,} new, {seen:,} seen")
-    check_skipped(urls)
+    urls.check_skipped()

@@ -25,14 +25,14 @@ from scrapy_bloom import forgotten_file
 from scrapy_bloom.commands.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.output import print_json, say
 from scrapy_bloom.commands.places import opened_filter
-from scrapy_bloom.commands.project import Project, check_skipped, load_project, url_list
+from scrapy_bloom.commands.project import Project, load_project, url_list
 from scrapy_bloom.directory import lock_directory
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.lists import UrlList, begins_with_scheme
 from scrapy_bloom.reading import FilterReader, filter_directory
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.sources import UrlList, begins_with_scheme
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     else:
         _say(forgotten, unrecorded)
     if urls is not None:
-        check_skipped(urls)
+        urls.check_skipped()
 
 
 def _say(forgotten: int, unrecorded: int) -> None:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
@@ -14,17 +14,26 @@ from scrapy.settings import Settings
 from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.commands.places import answering_server, is_redis, redis_settings
-from scrapy_bloom.commands.project import Project, check_skipped, load_project, url_list
+from scrapy_bloom.commands.project import Project, load_project, url_list
 from scrapy_bloom.directory import filter_files
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.importing import SeenFile, open_seen
 from scrapy_bloom.jobqueues import has_waiting
-from scrapy_bloom.lists import FORMATS, UNREADABLE, format_of, opened, reason
+from scrapy_bloom.lists import (
+    FORMATS,
+    UNREADABLE,
+    UrlList,
+    begins_with_scheme,
+    format_of,
+    opened,
+    reason,
+)
 from scrapy_bloom.reading import filter_directory
-from scrapy_bloom.sources import RedisSet, UrlList, begins_with_scheme
+from scrapy_bloom.redis_server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
+_SCAN_COUNT = 1000  # members asked for at once
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 
@@ -35,6 +44,66 @@ class Source(Protocol):
         """Return how many there are; None if nobody knows."""
 
     def __iter__(self) -> Iterator[bytes]: ...
+
+
+class RedisSet:
+    """The fingerprints in a set in Redis, as scrapy-redis keeps them: in hexadecimal digits.
+
+    Args:
+        server: the connection.
+        key: the name of the set.
+    """
+
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self._server = server
+        self._key = key
+
+    def count(self) -> int:
+        """Count its members.
+
+        Raises:
+            StorageError: there is no such set, or the server failed.
+        """
+        kind = self._server.call(lambda client: client.type(self._key))
+        if kind == b"none":
+            raise StorageError(
+                f"{self._server.address} has no key {self._key!r}; give the name of scrapy-redis's "
+                "set with --source-key (its SCHEDULER_DUPEFILTER_KEY, by default "
+                "<spider>:dupefilter)"
+            )
+        if kind != b"set":
+            raise StorageError(
+                f"the key {self._key!r} of {self._server.address} is a {kind.decode()}, not a set "
+                "of fingerprints"
+            )
+        return int(self._server.call(lambda client: client.scard(self._key)))
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield each fingerprint at least once, also while others are added.
+
+        Raises:
+            StorageError: a member is no fingerprint, or the server failed.
+        """
+        cursor = 0
+        while True:
+            cursor, members = self._scan(cursor)
+            for member in members:
+                try:
+                    yield bytes.fromhex(member.decode())
+                except ValueError:
+                    raise StorageError(
+                        f"the set {self._key!r} of {self._server.address} holds {member[:60]!r}, "
+                        "which is no fingerprint in hexadecimal digits; it was left as it is"
+                    ) from None
+            if cursor == 0:
+                return
+
+    def _scan(self, cursor: int) -> tuple[int, list[bytes]]:
+        def ask(client: Any) -> tuple[int, list[bytes]]:
+            answer: tuple[int, list[bytes]] = client.sscan(self._key, cursor, count=_SCAN_COUNT)
+            return answer
+
+        return self._server.call(ask)
 
 
 def is_filter(path: Path) -> bool:
@@ -153,7 +222,7 @@ def tell_what_was_left_out(source: object) -> None:
         BloomError: lines of a list were no URLs.
     """
     if isinstance(source, UrlList):
-        check_skipped(source)
+        source.check_skipped()
     if isinstance(source, SeenFile) and source.truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "

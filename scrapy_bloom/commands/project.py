@@ -14,9 +14,9 @@ from scrapy.utils.python import global_object_name
 from scrapy_bloom.commands.output import masked
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
+from scrapy_bloom.lists import UrlList
 from scrapy_bloom.redis_settings import redis_params
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.sources import UrlList
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
@@ -118,18 +118,6 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
         form=options.format,
         field=options.field,
     )
-
-
-def check_skipped(urls: UrlList) -> None:
-    """Check that nothing in a list was left out.
-
-    Raises:
-        BloomError: some lines are no URLs. The others have been read.
-    """
-    if urls.skipped:
-        raise BloomError(
-            f"{urls.skipped:,} lines are no URLs and were left out; the first: {urls.first_skipped}"
-        )
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
