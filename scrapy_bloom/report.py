@@ -17,7 +17,7 @@ from scrapy_bloom.sizing import (
     classic_fill_ratio,
     expected_offered,
 )
-from scrapy_bloom.status import FilterStatus
+from scrapy_bloom.status import FilterStatus, any_errs
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
@@ -27,13 +27,11 @@ class Measured:
     """A generation whose bits were counted.
 
     Attributes:
-        name: of its file, or of its keys in Redis.
         figures: as the crawl wrote them down.
         contents: what the bits tell.
         loads: how many blocks hold so many fingerprints, by that (estimated) number.
     """
 
-    name: str
     figures: Generation
     contents: Contents
     loads: Mapping[int, int]
@@ -47,7 +45,6 @@ class Measured:
 
 
 def measure(
-    name: str,
     figures: Generation,
     block_fills: Iterable[float],
     advance: Callable[[int], None],
@@ -56,7 +53,6 @@ def measure(
     """Count the bits of a generation, block by block: it may be larger than the memory.
 
     Args:
-        name: see `Measured`.
         figures: see `Measured`.
         block_fills: the share of set bits of each block.
         advance: is told how many blocks are done.
@@ -73,26 +69,10 @@ def measure(
                 advance(before + done)
 
     return Measured(
-        name=name,
         figures=figures,
         contents=Contents.of(fills(), num_hashes),
         loads=loads,
     )
-
-
-def any_errs(rates: Iterable[float]) -> float:
-    """Return the chance that at least one of several filters takes a request for seen.
-
-    Args:
-        rates: the error rate of each, 0 to 1.
-
-    Returns:
-        1 - (1 - p) (1 - p) ...: close to the sum, as long as that is small.
-
-    >>> any_errs([0.5, 0.5]), any_errs([1e-20, 1e-20])
-    (0.75, 2e-20)
-    """
-    return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +84,7 @@ class Report:
         spider: the spider's name; empty if it is not said.
         fingerprinter: import path of what made the fingerprints; empty if it is not said.
         state: whether a crawl uses it, for people.
+        names: of the generations' files, or of their keys in Redis.
         generations: oldest first, at least one.
         policy: how it will grow.
     """
@@ -112,6 +93,7 @@ class Report:
     spider: str
     fingerprinter: str
     state: str
+    names: Sequence[str]
     generations: Sequence[Measured]
     policy: Policy
 

@@ -55,7 +55,8 @@ def report_page(report: Report) -> str:
         cards="\n".join(starmap(_card, _cards(report))),
         columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in _COLUMNS),
         rows="\n".join(
-            _row(each, is_newest=each is report.generations[-1]) for each in report.generations
+            _row(name, each, is_newest=each is report.generations[-1])
+            for name, each in zip(report.names, report.generations, strict=True)
         ),
         window=escape(_WINDOW) if report.has_window else "",
         error_wide=wide,
@@ -158,7 +159,7 @@ def _card(name: str, value: str, more: str) -> str:
     )
 
 
-def _row(each: Measured, *, is_newest: bool) -> str:
+def _row(name: str, each: Measured, *, is_newest: bool) -> str:
     figures = each.figures
     state = "open" if is_newest else "complete"
     if is_newest and figures.open_until:
@@ -170,7 +171,7 @@ def _row(each: Measured, *, is_newest: bool) -> str:
         f'<span class="share">{_percent(fill)}</span></span>'
     )
     cells = (
-        f"{figures.number}<small>{escape(each.name)}</small>",
+        f"{figures.number}<small>{escape(name)}</small>",
         _time(figures.created_at),
         f"{figures.count:,}",
         f"{figures.capacity:,}",

@@ -1,7 +1,7 @@
 """The figures that a backend tells of its filter."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scrapy_bloom import sizing
@@ -130,11 +130,7 @@ class FilterStatus:
 
         A request is taken for seen if any generation takes it so.
         """
-        none_errs = math.fsum(
-            math.log1p(-min(each.error_rate_now, 0.999))
-            for each in [*self.generations, *self.volatile]
-        )
-        return abs(math.expm1(none_errs))
+        return any_errs(each.error_rate_now for each in [*self.generations, *self.volatile])
 
     @property
     def expected_false_drops(self) -> float:
@@ -151,6 +147,21 @@ class FilterStatus:
             drops += each.expected_false_drops + before * each.count
             before += each.error_rate_now
         return drops
+
+
+def any_errs(rates: Iterable[float]) -> float:
+    """Return the chance that at least one of several filters takes a request for seen.
+
+    Args:
+        rates: the error rate of each, 0 to 1.
+
+    Returns:
+        1 - (1 - p) (1 - p) ...: close to the sum, as long as that is small.
+
+    >>> any_errs([0.5, 0.5]), any_errs([1e-20, 1e-20])
+    (0.75, 2e-20)
+    """
+    return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
 
 
 def size_text(nbytes: int) -> str:

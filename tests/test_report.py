@@ -24,8 +24,8 @@ from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.pictures import INK, LIMIT, OTHER, OURS, load_chart
 from scrapy_bloom.reading import FilterReader
-from scrapy_bloom.report import Spread, after, any_errs, course, grown, measure
-from scrapy_bloom.status import FilterStatus, GenerationStatus, size_text
+from scrapy_bloom.report import Spread, after, course, grown, measure
+from scrapy_bloom.status import FilterStatus, GenerationStatus, any_errs, size_text
 
 PATIENCE = 90.0  # seconds that a browser may take
 SALT = bytes(range(100, 116))
@@ -463,7 +463,7 @@ def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) 
     done: list[int] = []
     with closing(FilterReader(tmp_path)) as reader:
         (file,) = reader.files
-        measured = measure("x", file.figures, file.filter.block_fills(), done.append, 1000)
+        measured = measure(file.figures, file.filter.block_fills(), done.append, 1000)
         assert measured.contents.fill_ratio == file.filter.fill_ratio
         assert measured.contents.error_rate == file.filter.estimated_error_rate
         assert measured.contents.requests == file.filter.approximate_count

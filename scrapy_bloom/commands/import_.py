@@ -206,21 +206,15 @@ def _close(backend: LocalBackend | RedisBackend) -> None:
 def _destination(
     options: argparse.Namespace, settings: Settings, project: Project, total: int | None
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
-    if total is None:
-        total = 0
-    settings_of_all = replace(
-        project.bloom,
-        expected_requests=max(project.bloom.expected_requests, total),
-        on_full="grow",  # nobody is there to raise the expectation
-    )
+    bloom = replace(project.bloom, on_full="grow")  # nobody is there to raise the expectation
+    enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     if is_redis(options.dest):
         server, key, _ = connect(options, settings, options.dest)
-        bloom = replace(settings_of_all, redis_flush=False)
         live = RedisStore(server, key).read().generations
         if live:
             _check_window(live[-1].open_until, bloom)
         shared = redis_backend(
-            bloom,
+            replace(enough, redis_flush=False),
             server,
             key,
             spider=project.spider,
@@ -230,15 +224,13 @@ def _destination(
         return shared, shared.add_many
     directory = _directory(Path(options.dest))
     check_free(directory)
-    # What is there grows when it is full, and not before.
     is_there = bool(filter_files(directory))
     if is_there:
-        _check_window(found_files(directory)[-1].state.open_until, project.bloom)
-    if not is_there and directory.name == "bloom":
+        _check_window(found_files(directory)[-1].state.open_until, bloom)
+    elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
-    bloom = replace(project.bloom, on_full="grow") if is_there else settings_of_all
     local = local_backend(
-        bloom,
+        bloom if is_there else enough,  # what is there grows when it is full, and not before
         directory,
         spider=project.spider,
         fingerprinter=project.fingerprinter,

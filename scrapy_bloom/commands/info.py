@@ -19,7 +19,7 @@ Examples:
 import argparse
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from scrapy.settings import Settings
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.commands.arguments import add_json, add_place
-from scrapy_bloom.commands.output import number, print_json, print_table, progress, say
+from scrapy_bloom.commands.output import number, print_json, print_table, say
 from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
+from scrapy_bloom.commands.report import measured
 from scrapy_bloom.directory import filter_files
-from scrapy_bloom.filters import Contents
 from scrapy_bloom.generations import Generation, window_of
 from scrapy_bloom.reading import (
     FilterReader,
@@ -81,7 +81,8 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
     found = found_files(path)
     newest = found[-1]
     where = newest.path.parent if len(found) > 1 else newest.path
-    figures = _figures(str(where), [each.figures for each in found], settings)
+    live = [each.figures for each in found]
+    figures = _figures(str(where), live, settings)
     figures |= {
         "spider": newest.header.spider,
         "fingerprinter": newest.header.fingerprinter,
@@ -98,8 +99,7 @@ def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
         }
     if scan:
         with closing(FilterReader(path)) as reader:
-            filters = [file.filter for file in reader.files]
-            _scan(figures, [each.block_fills() for each in filters])
+            _scan(figures, live, [file.filter.block_fills() for file in reader.files])
     return figures
 
 
@@ -130,7 +130,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
         for each, row in zip(stored, figures["generations"], strict=True):
             row |= {"created": each.created_at, "open_until": each.open_until or None}
         if options.scan:
-            _scan(figures, [block_fills(reader.store, each) for each in stored])
+            _scan(figures, stored, [block_fills(reader.store, each) for each in stored])
     return figures
 
 
@@ -166,25 +166,13 @@ def _generation(each: GenerationStatus) -> _Figures:
     }
 
 
-def _scan(figures: _Figures, fills: Iterable[Iterator[float]]) -> None:
-    blocks = sum(each["blocks"] for each in figures["generations"])
-    with progress("Counting bits", blocks, "blocks") as advance:
-        done = 0
-
-        def told(each: Iterator[float]) -> Iterator[float]:
-            nonlocal done
-            for fill in each:
-                yield fill
-                done += 1
-                advance(done)
-
-        for row, each in zip(figures["generations"], fills, strict=True):
-            there = Contents.of(told(each), row["hashes"])
-            row["scan"] = {
-                "fill_ratio": there.fill_ratio,
-                "error_rate_now": there.error_rate,
-                "recorded": there.requests,
-            }
+def _scan(figures: _Figures, live: Sequence[Generation], fills: Sequence[Iterator[float]]) -> None:
+    for row, each in zip(figures["generations"], measured(live, fills), strict=True):
+        row["scan"] = {
+            "fill_ratio": each.contents.fill_ratio,
+            "error_rate_now": each.contents.error_rate,
+            "recorded": each.contents.requests,
+        }
 
 
 def _print(figures: _Figures) -> None:

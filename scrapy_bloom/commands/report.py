@@ -68,11 +68,8 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
             spider=header.spider,
             fingerprinter=header.fingerprinter,
             state=state_text(**use_of(reader.files)),
-            generations=_measured(
-                [file.path.name for file in reader.files],
-                live,
-                [file.filter.block_fills() for file in reader.files],
-            ),
+            names=[file.path.name for file in reader.files],
+            generations=measured(live, [file.filter.block_fills() for file in reader.files]),
             policy=_policy(bloom, live),
         )
 
@@ -87,24 +84,20 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
             spider=reader.info.spider,
             fingerprinter=reader.info.fingerprinter,
             state=state_text(closed=None, in_use=None),
-            generations=_measured(
-                [f"{each.num_chunks:,} keys" for each in live],
-                live,
-                [block_fills(reader.store, each) for each in live],
-            ),
+            names=[f"{each.num_chunks:,} keys" for each in live],
+            generations=measured(live, [block_fills(reader.store, each) for each in live]),
             policy=_policy(bloom, live),
         )
 
 
-def _measured(
-    names: Sequence[str], live: Sequence[Generation], fills: Sequence[Iterator[float]]
-) -> list[Measured]:
+def measured(live: Sequence[Generation], fills: Sequence[Iterator[float]]) -> list[Measured]:
+    """Count the bits of some generations, with a bar: of each, the share set in its blocks."""
     blocks = [each.geometry.num_blocks for each in live]
     with progress("Counting bits", sum(blocks), "blocks") as advance:
         done = accumulate(blocks[:-1], initial=0)
         return [
-            measure(name, figures, each, advance, before)
-            for name, figures, each, before in zip(names, live, fills, done, strict=True)
+            measure(figures, each, advance, before)
+            for figures, each, before in zip(live, fills, done, strict=True)
         ]
 
 
