@@ -30,6 +30,7 @@ class Journal:
 
     Attributes:
         when_long: called when it should be settled soon.
+        when_full: called with the error when a fingerprint could not be written.
 
     Raises:
         OSError: the files cannot be made.
@@ -40,6 +41,7 @@ class Journal:
         self._known: Lookup
         self._record: Callable[[bytes], object]
         self.when_long: Callable[[], None] = lambda: None
+        self.when_full: Callable[[OSError], None] = lambda _: None
         # A fingerprint goes from `_new` to `_settling` to the filter, and is looked for in that
         # order: so it is found while another thread settles.
         self._new: set[bytes] = set()
@@ -67,7 +69,7 @@ class Journal:
         )
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new. Raises OSError, as `keep`."""
+        """Record a fingerprint; True if it was new. See `keep`."""
         if fingerprint in self:
             return False
         self.keep(fingerprint)
@@ -76,17 +78,22 @@ class Journal:
     def keep(self, fingerprint: bytes) -> None:
         """Record a fingerprint, also one that an older generation has.
 
-        Raises:
-            OSError: the disk is full: it is recorded, but forgotten if the process dies soon.
+        Where the disk is full, it is recorded all the same, but forgotten if the process dies soon.
         """
         record = len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
         with self._add_lock:
             self._new.add(fingerprint)
-            if (written := os.write(self._fd, record)) < len(record):
-                os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR) - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            try:
+                self._append(record)
+            except OSError as error:
+                self.when_full(error)
         if len(self._new) >= _LONG:
             self.when_long()
+
+    def _append(self, record: bytes) -> None:
+        if (written := os.write(self._fd, record)) < len(record):
+            os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR) - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def settle(self) -> None:
         """Write the queue to the disk, then move what was recorded until now into the filter.

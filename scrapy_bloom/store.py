@@ -89,6 +89,7 @@ class FileStore:
         self._try_to_sync(self._newest_file.sync_header)
         if self.journal is not None:
             self.journal.when_long = self._wake.set
+            self.journal.when_full = self._journal_failed
         if self._sync_secs or self.journal is not None:
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
@@ -226,15 +227,23 @@ class FileStore:
         try:
             sync()
         except OSError as error:
-            self.errors += 1
-            why = error.strerror or error
-            self.failure = f"{self._directory.path} could not be written to the disk: {why}"
-            if self.errors == 1:
-                logger.error(  # noqa: TRY400 - one clear line, no traceback
-                    "The filter could not be written to the disk: %s. The crawl goes on, but a "
-                    "power loss now would lose what was recorded; check the disk",
-                    why,
-                )
+            self._failed(error, "a power loss now would lose what was recorded; check the disk")
+
+    def _journal_failed(self, error: OSError) -> None:
+        self._failed(
+            error, "what is recorded meanwhile is crawled again if the crawl is killed; make room"
+        )
+
+    def _failed(self, error: OSError, consequence: str) -> None:
+        self.errors += 1
+        why = error.strerror or error
+        self.failure = f"{self._directory.path} could not be written to the disk: {why}"
+        if self.errors == 1:
+            logger.error(
+                "The filter could not be written to the disk: %s. The crawl goes on, but %s",
+                why,
+                consequence,
+            )
 
     def _sync_queue(self) -> None:
         # Before the filter: what that has on the disk, the queue on the disk must have had.

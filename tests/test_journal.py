@@ -1,5 +1,7 @@
 """What a crawl has recorded since its queue was last on the disk: found, settled, read back."""
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -105,6 +107,43 @@ def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
     backend.close()
     again = LocalBackend(tmp_path / "bloom", capacity=50_000, error_rate=1e-9)
     again.open()
+    assert all(each in again for each in many)
+    again.close()
+
+
+def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = fingerprints(500)
+    backend = LocalBackend(
+        tmp_path / "bloom",
+        capacity=1000,
+        error_rate=1e-9,
+        job=Job(tmp_path, "auto", crash_safe=True),
+        sync_secs=0,
+    )
+    backend.open()
+    backend.begin()
+    backend.add(many[0])
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("scrapy_bloom.journal.os.write", full)
+        assert all(map(backend.add, many[1:]))
+    assert not any(map(backend.add, many))
+    status = backend.status()
+    assert (status.count, status.errors) == (500, 499)
+    assert "could not be written to the disk: No space left on device" in status.failure
+    (told,) = (each for each in caplog.records if each.levelname == "ERROR")
+    assert "No space left on device" in told.getMessage()
+    assert "the crawl is killed" in told.getMessage()
+    assert not told.exc_info
+    backend.close()
+    again = LocalBackend(tmp_path / "bloom", capacity=1000, error_rate=1e-9)
+    again.open()
+    assert again.status().count == 500
     assert all(each in again for each in many)
     again.close()
 
