@@ -3,44 +3,30 @@
 import os
 import secrets
 import socket
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from scrapy_bloom.jobdir import boot_id
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process among those of all machines.
+def name_this_process() -> str:
+    """Name this process among those of all machines, by another name each time.
 
-    Attributes:
-        machine: the machine since it was started, and its container; empty where that is unknown.
-        pid: the process id there.
-        started: when it was started, in the kernel's units: ids are used again.
-        random: tells runs in one process apart.
+    Returns:
+        `machine/pid/started/random`: the machine since it was started, and its container (empty
+        where that is unknown); the process id there; when the process was started, in the kernel's
+        units, for ids are used again; and what tells runs in one process apart.
     """
+    pid = os.getpid()
+    return f"{_machine()}/{pid}/{_started(pid)}/{secrets.token_hex(4)}"
 
-    machine: str
-    pid: int
-    started: str
-    random: str
 
-    @classmethod
-    def this(cls) -> "Process":
-        """Return this process, with another random part each time."""
-        return cls(_machine(), os.getpid(), _started(os.getpid()), secrets.token_hex(4))
-
-    def __str__(self) -> str:
-        return f"{self.machine}/{self.pid}/{self.started}/{self.random}"
-
-    @staticmethod
-    def lives(text: str) -> bool | None:
-        """Check whether a process lives, given as text; None if that cannot be known from here."""
-        machine, pid, started, _ = text.rsplit("/", 3)
-        if not machine or machine != _machine():
-            return None
-        return _started(int(pid)) == started
+def process_lives(name: str) -> bool | None:
+    """Check whether the process of that name lives; None if that cannot be known from here."""
+    machine, pid, started, _ = name.rsplit("/", 3)
+    if not machine or machine != _machine():
+        return None
+    return _started(int(pid)) == started
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scrapy_bloom.jobdir import SET_ASIDE
-from scrapy_bloom.processes import Process
+from scrapy_bloom.processes import name_this_process, process_lives
 from scrapy_bloom.redis_server import RedisServer
 
 _OVERLAP_SECS = 10.0  # between two looks: crawlers' notions of the server's time differ a little
@@ -44,7 +44,7 @@ class RedisForgotten:
         self._epoch = epoch
         self._now = now
         self.claims = claims
-        self._run = str(Process.this())
+        self._run = name_this_process()
         self._claimed: set[bytes] = set()  # no more than are queued
         self._known_keys = Keys(key, "")
         self._looked_at = 0.0
@@ -206,7 +206,7 @@ class RedisForgotten:
     def _is_dead(self, name: str) -> bool:
         if name == self._run:
             return False
-        lives = Process.lives(name)
+        lives = process_lives(name)
         if lives is None:  # on another machine
             key = self._keys.alive(name)
             lives = bool(self._server.call(lambda client: client.exists(key)))

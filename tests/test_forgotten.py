@@ -16,7 +16,7 @@ from proxies import DroppingProxy
 from scrapy_bloom import StorageError
 from scrapy_bloom.forgotten_file import NAME, ForgottenFile
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.processes import Process
+from scrapy_bloom.processes import name_this_process, process_lives
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 
@@ -163,9 +163,11 @@ def test_a_run_on_another_machine_lives_as_long_as_it_says_so(key: str) -> None:
 
 
 def test_a_process_is_told_from_another_of_its_number() -> None:
-    this = Process.this()
-    others = [f"{this.machine}/{this.pid}/1/x", f"{this.machine}/4194999/1/x", "other/1/1/x"]
-    assert [Process.lives(text) for text in (str(this), *others)] == [True, False, False, None]
+    this = name_this_process()
+    machine, pid, _, _ = this.rsplit("/", 3)
+    assert pid == str(os.getpid())
+    others = [f"{machine}/{pid}/1/x", f"{machine}/4194999/1/x", "other/1/1/x"]
+    assert [process_lives(name) for name in (this, *others)] == [True, False, False, None]
 
 
 def test_what_is_new_and_forgotten_counts_once(key: str) -> None:
