@@ -187,17 +187,20 @@ class BloomFilter:
     @property
     def fill_ratio(self) -> float:
         """Share of bits that are set, 0 to 1; counted now, so it takes time in a large filter."""
-        return Contents.of(self.block_fills(), self.num_hashes).fill_ratio
+        return self._contents().fill_ratio
 
     @property
     def estimated_error_rate(self) -> float:
         """False-positive rate of the filter as it is now, 0 to 1; see `Contents`."""
-        return Contents.of(self.block_fills(), self.num_hashes).error_rate
+        return self._contents().error_rate
 
     @property
     def approximate_count(self) -> int:
         """Number of different fingerprints in it, estimated; see `Contents`."""
-        return Contents.of(self.block_fills(), self.num_hashes).requests
+        return self._contents().requests
+
+    def _contents(self) -> "Contents":
+        return Contents.of(self.block_fills(), self.num_hashes)
 
     def block_fills(self) -> Iterator[float]:
         """Yield the share of set bits of each block, 0 to 1, counted as it is asked for."""

@@ -20,7 +20,7 @@ from scrapy_bloom.exceptions import (
     StorageError,
 )
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.filters import BloomFilter, Contents
+from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.header import State
 from scrapy_bloom.job import Job
@@ -188,4 +188,4 @@ def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
     counts = [file.state.count for file in files]
     if len(counts) == 1:
         return counts[0]
-    return max(*counts, Contents.of(bits.block_fills(), bits.num_hashes).requests)
+    return max(*counts, bits.approximate_count)
