@@ -6,16 +6,16 @@ import math
 import mmap
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from scrapy_bloom.exceptions import FingerprinterMismatchError, OutageError, StorageError
+from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy, Size
 from scrapy_bloom.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
-from scrapy_bloom.redis_lock import LEASE_SECS
+from scrapy_bloom.redis_lock import LEASE_SECS, Patience
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis_store import RedisStore
 
@@ -23,9 +23,6 @@ logger = logging.getLogger(__name__)
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
 
-_POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the next generation
-_START_PATIENCE_SECS = 3600.0  # before the crawl begins: 10^11 requests take some minutes
-_SILENT_SECS = 5.0  # that we wait without a word
 _LONGEST_BATCH = 1000  # requests counted here before all are told
 _COUNTS_SECS = 1.0  # at the latest, if there are new ones: a small crawl has no whole batch
 _TELL_AGAIN_SECS = 600.0  # of lost keys
@@ -82,6 +79,7 @@ class SharedGenerations:
         self.lost_keys = self.voided = 0
         self._store = store
         self._place = f"the filter {store.key!r} in {store.server.address}"
+        self._patience = Patience(store.server, store.lock, self._place)
         self._policy = policy
         self._salt = salt
         self._fingerprinter = fingerprinter
@@ -99,8 +97,6 @@ class SharedGenerations:
         self._tell_at = math.inf  # by then, too; on a monotonic clock
         self._told_of_loss = -math.inf
         self._void: list[RedisGeneration] = []  # what was live before `begin_anew`
-        self._patience_secs = _START_PATIENCE_SECS
-        self._waits_since = 0.0  # since then no other crawler has let us go on; 0: all is well
 
     # Taking part.
 
@@ -113,7 +109,7 @@ class SharedGenerations:
         """
         self.set_clock()
         created = was_gone = False
-        end = time.monotonic() + LEASE_SECS + self._patience_secs
+        end = time.monotonic() + LEASE_SECS + self._patience.secs
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
                 raise StorageError(f"{self._place} is removed each time it is made; start again")
@@ -131,7 +127,7 @@ class SharedGenerations:
         if self._void:
             self._replace_void(stored, was_gone=was_gone)
         self._adopt(stored)
-        self._restore_patience()
+        self._patience.restore()
         if tell and not created:
             self._tell_what_is_joined()
 
@@ -143,7 +139,7 @@ class SharedGenerations:
             size = self._policy.first(at_least=seen.count())
             content = size.filter(bytes.fromhex(info.salt))
             count = import_seen(seen, content)
-        self._lock()
+        self._patience.wait_until(self._store.lock.take)
         try:
             stored = self._store.read()
             if stored.info != info or stored.generations:
@@ -156,48 +152,6 @@ class SharedGenerations:
             ) from error
         finally:
             self._store.lock.release()
-
-    def _lock(self) -> None:
-        """Wait until no other crawler makes generations; the lock of a dead one ends by itself."""
-        for _ in self._attempts():
-            if self._store.lock.take():
-                self._restore_patience()
-                return
-
-    def _attempts(self) -> Iterator[None]:
-        """Try something that another crawler keeps us from, for as long as our patience lasts.
-
-        Before the crawl begins that is long. Later the whole crawl waits with us: so it is some
-        seconds, and after that a single attempt each time, until one succeeds.
-
-        Raises:
-            OutageError: that was in vain.
-        """
-        begun, pause, is_told = time.monotonic(), _POLL_SECS, False
-        while True:
-            yield
-            waited = time.monotonic() - begun
-            if waited >= self._patience_secs:
-                self._patience_secs, self._waits_since = 0.0, self._waits_since or begun
-                waited = time.monotonic() - self._waits_since
-                raise OutageError(
-                    f"{self._busy()} since {waited:,.0f} seconds; look after that one, or end it",
-                    since=self._waits_since,
-                    until="it is done",
-                )
-            if waited >= _SILENT_SECS and not is_told:
-                is_told = True
-                logger.warning("Waiting, since %s", self._busy())
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_POLL_SECS)
-
-    def _restore_patience(self) -> None:
-        # What a dead crawler holds ends with its lease; an outage would be waited out as long.
-        self._patience_secs = LEASE_SECS + self._store.server.deadline_secs
-        self._waits_since = 0.0
-
-    def _busy(self) -> str:
-        return f"another crawler is changing {self._place} ({self._store.lock.told()})"
 
     def refresh(self) -> None:
         """Look at the generations that there are, and take part in these."""
@@ -282,7 +236,7 @@ class SharedGenerations:
                 new one in that time.
         """
         if and_wait:
-            self._lock()
+            self._patience.wait_until(self._store.lock.take)
         self._info = self._new_info()
         self._store.redefine(self._info)
         self._store.remove_left_over(self._store.read())
@@ -367,12 +321,13 @@ class SharedGenerations:
         Raises:
             NoRoomError: the server's memory is full.
         """
-        for _ in self._attempts():
+
+        def is_followed() -> bool:
             if not self.append(size, open_until):
                 self.refresh()
-            if self.newest is not ended:
-                self._restore_patience()
-                return
+            return self.newest is not ended
+
+        self._patience.wait_until(is_followed)
 
     def append(self, size: Size, open_until: float) -> bool:
         """Add a generation, unless another crawler is about to; whether the newest is another.
@@ -500,7 +455,7 @@ class SharedGenerations:
         if self._queue_is_shared:
             self.begin_anew()
             return
-        self._lock()
+        self._patience.wait_until(self._store.lock.take)
         try:
             self._store.define(self._info)
             stored = self._store.read()

@@ -9,10 +9,11 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.redis_server import RedisServer
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,10 @@ logger = logging.getLogger(__name__)
 LEASE_SECS = 10.0  # a batch of keys is made in one; that long the others wait for one that died
 _LONGEST_LEASE_SECS = 60.0  # that any version has given
 _SHOWN = 100  # characters of who holds it
+
+_POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the next generation
+_START_PATIENCE_SECS = 3600.0  # before the crawl begins: 10^11 requests take some minutes
+_SILENT_SECS = 5.0  # that we wait without a word
 
 
 class RedisLock:
@@ -104,6 +109,62 @@ class RedisLock:
         """Return who holds it, and where it is, for people."""
         holder = self._server.call(lambda client: client.get(self._name))
         return f"the lock {self._name!r} is held by {_shown(holder) if holder else 'nobody now'}"
+
+
+class Patience:
+    """Waits for another crawler that holds the lock: for long, before the crawl begins.
+
+    Later the whole crawl waits with us: so it is some seconds, and after that a single attempt
+    each time, until one succeeds.
+
+    Args:
+        server: where the lock is.
+        lock: held by the crawler that is waited for.
+        place: the filter, for people.
+
+    Attributes:
+        secs: how long the next wait may last.
+    """
+
+    def __init__(self, server: RedisServer, lock: RedisLock, place: str) -> None:
+        self.secs = _START_PATIENCE_SECS
+        self._server = server
+        self._lock = lock
+        self._place = place
+        self._waits_since = 0.0  # since then every attempt was in vain; 0: all is well
+
+    def wait_until(self, succeeds: Callable[[], bool]) -> None:
+        """Try something again and again that another crawler keeps us from.
+
+        Raises:
+            OutageError: that was in vain.
+        """
+        begun, pause, is_told = time.monotonic(), _POLL_SECS, False
+        while not succeeds():
+            waited = time.monotonic() - begun
+            if waited >= self.secs:
+                self.secs, self._waits_since = 0.0, self._waits_since or begun
+                waited = time.monotonic() - self._waits_since
+                raise OutageError(
+                    f"{self._busy()} since {waited:,.0f} seconds; look after that one, or end it",
+                    since=self._waits_since,
+                    until="it is done",
+                )
+            if waited >= _SILENT_SECS and not is_told:
+                is_told = True
+                logger.warning("Waiting, since %s", self._busy())
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_POLL_SECS)
+        self.restore()
+
+    def restore(self) -> None:
+        """Forget that attempts were in vain."""
+        # What a dead crawler holds ends with its lease; an outage would be waited out as long.
+        self.secs = LEASE_SECS + self._server.deadline_secs
+        self._waits_since = 0.0
+
+    def _busy(self) -> str:
+        return f"another crawler is changing {self._place} ({self._lock.told()})"
 
 
 def _milliseconds(secs: float) -> int:
