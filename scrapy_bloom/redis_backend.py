@@ -16,10 +16,12 @@ from scrapy_bloom.locks import Lock
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
+from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_lookup import SharedLookup
 from scrapy_bloom.redis_meta import RedisGeneration, Stored
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis_wanted import Wanted
 from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 logger = logging.getLogger(__name__)
@@ -83,13 +85,11 @@ class RedisBackend:
         )
         self._server = server
         self._store = RedisStore(server, key)
+        self._known = KnownGenerations(self._policy, mirror=mirror)
         self._shared = SharedGenerations(
             self._store,
-            self._policy,
-            salt=salt,
-            fingerprinter=fingerprinter,
-            spider=spider,
-            mirror=mirror,
+            self._known,
+            Wanted(policy=self._policy, salt=salt, fingerprinter=fingerprinter, spider=spider),
             queue_is_shared=queue_is_shared,
             clock=clock,
             changed=self._changed,
@@ -105,9 +105,10 @@ class RedisBackend:
             ),
             is_shared=True,
         )
-        self._growth = SharedGrowth(self._shared, self._policy, self.forgotten)
+        self._growth = SharedGrowth(self._known, self._shared, self._policy, self.forgotten)
         self._lookup = SharedLookup(
             self._store,
+            self._known,
             self._shared,
             self._growth,
             trust_secs,
@@ -150,7 +151,7 @@ class RedisBackend:
         elif any(each.count for each in stored.generations):
             self._job.check_queue()
         self._shared.join(importable, tell=True)
-        newest = self._shared.newest
+        newest = self._known.newest
         # What the server refuses is better known now than at the first request.
         self._store.blocks.look(newest, 0, [0] * newest.geometry.num_hashes)
 
@@ -183,7 +184,7 @@ class RedisBackend:
         """The crawl begins: mark the job as in use."""
         self._job.begin(self._shared.epoch)
         self._growth.begin()
-        self._shared.begin_run()
+        self._known.begin_run(self._shared.now())
 
     def _changed(self) -> None:
         """The generations are others than before."""
@@ -252,7 +253,7 @@ class RedisBackend:
     @property
     def voided(self) -> int:
         """How often the answers of the mirror that were not confirmed turned out to be void."""
-        return self._shared.voided
+        return self._known.voided
 
     def confirm(self) -> None:
         """Ask the server whether they are right: afterwards, there are no unconfirmed ones.
@@ -280,12 +281,12 @@ class RedisBackend:
         """
         self._server.wait_at_most(_CLOSING_SECS)
         try:
-            self._shared.tell_counts()
-            self._shared.learn_counts()
+            self._shared.counts.tell()
+            self._shared.counts.learn()
             self._last_status = self.status()
-            if self._flush and self._shared.live:
+            if self._flush and self._known.live:
                 self._shared.clear()
-            elif self._shared.live:
+            elif self._known.live:
                 self.forgotten.close()
             self._shared.leave()
         finally:
@@ -300,7 +301,7 @@ class RedisBackend:
         if begun < self._idle_again:
             return
         with contextlib.suppress(StorageError):  # they are told at the close
-            self._shared.tell_counts(patient=False)
+            self._shared.counts.tell(patient=False)
         self._idle_again = next_attempt(begun)
 
     def status(self) -> FilterStatus:
@@ -310,14 +311,15 @@ class RedisBackend:
         """
         if self._last_status is not None:
             return self._last_status
-        live = self._shared.live or self._planned()
+        # Without any: what the next request would create.
+        live = self._known.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return FilterStatus(
             location=f"{self._server.address}, key {self._store.key}",
             generations=[GenerationStatus.of(each) for each in live],
             error_rate=max(
-                self._policy.error_rate, sum(each.error_rate for each in self._shared.live)
+                self._policy.error_rate, sum(each.error_rate for each in self._known.live)
             ),
-            volatile=[GenerationStatus.of(each) for each in self._shared.kept],
+            volatile=[GenerationStatus.of(each) for each in self._known.kept],
             errors=self._growth.log.errors,
             failure=self._growth.log.failure,
             expired=self._growth.log.expired,
@@ -325,23 +327,9 @@ class RedisBackend:
                 "redis/round_trips": self._server.round_trips,
                 "redis/mirror_hits": self._lookup.mirror_hits,
                 "redis/retries": self._server.retries,
-                "redis/lost_keys": self._shared.lost_keys,
+                "redis/lost_keys": self._shared.recovery.lost_keys,
             },
         )
-
-    def _planned(self) -> Sequence[RedisGeneration]:
-        """What the next request would create."""
-        size = self._policy.first()
-        return [
-            RedisGeneration(
-                number=1,
-                id="",
-                geometry=size.geometry,
-                capacity=size.capacity,
-                error_rate=size.error_rate,
-                created_at=0.0,
-            )
-        ]
 
     def _tell_of_a_local_one(self) -> None:
         if self._job.path is not None and filter_files(path := self._job.path / "bloom"):

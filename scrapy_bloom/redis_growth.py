@@ -7,6 +7,7 @@ from scrapy_bloom.generation_log import GenerationLog
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_generations import SharedGenerations
+from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_meta import RedisGeneration
 
 
@@ -14,7 +15,8 @@ class SharedGrowth:
     """Growing, turning and expiring, for all crawlers: whoever is first does it.
 
     Args:
-        shared: the generations.
+        known: the generations.
+        shared: takes part in them.
         policy: sizes, ends and times.
         forgotten: the forgotten requests, which expire, too.
 
@@ -22,8 +24,15 @@ class SharedGrowth:
         log: what was told.
     """
 
-    def __init__(self, shared: SharedGenerations, policy: Policy, forgotten: Forgotten) -> None:
+    def __init__(
+        self,
+        known: KnownGenerations,
+        shared: SharedGenerations,
+        policy: Policy,
+        forgotten: Forgotten,
+    ) -> None:
         self.log = GenerationLog()
+        self._known = known
         self._shared = shared
         self._policy = policy
         self._forgotten = forgotten
@@ -32,20 +41,20 @@ class SharedGrowth:
 
     def plan(self) -> None:
         """The generations are others than before: when is it time for the next one?"""
-        live = self._shared.live
+        live = self._known.live
         self._grow_at = self._policy.grow_at(live)
         if self._policy.window:
             self._due = min(self._ends(live[-1]), self._policy.next_expiry(live))
 
     def is_full(self) -> bool:
         """Whether the newest generation is to be followed by another before a new request."""
-        return self._shared.newest.count >= self._grow_at
+        return self._known.newest.count >= self._grow_at
 
     def grow(self) -> None:
         """Go on to the next generation, unless there is no room, or another crawler is at it."""
-        full = self._shared.newest
+        full = self._known.newest
         try:
-            if not self._shared.append(self._policy.next(self._shared.live), full.open_until):
+            if not self._shared.append(self._policy.next(self._known.live), full.open_until):
                 # Another crawler is making it; it may be that it dies of it.
                 self._grow_at = full.count + max(1, full.capacity // 100)
                 return
@@ -53,8 +62,8 @@ class SharedGrowth:
             self._grow_at = full.count + max(1, full.capacity // 20)
             self.log.cannot_grow(error)
             return
-        if self._shared.newest.number == full.number + 1:
-            self.log.grown(self._shared.live)
+        if self._known.newest.number == full.number + 1:
+            self.log.grown(self._known.live)
 
     def go_on(self, sealed: RedisGeneration) -> None:
         """Another crawler has sealed the newest generation: go on to the next, or make it.
@@ -62,14 +71,14 @@ class SharedGrowth:
         Raises:
             NoRoomError: the server's memory is full.
         """
-        size = self._policy.next(self._shared.live)
+        size = self._policy.next(self._known.live)
         self._shared.follow(sealed, size, sealed.open_until)
 
     def begin(self) -> None:
         """The crawl begins: make what its settings ask for and the newest generation is not."""
-        if not self._shared.live:
+        if not self._known.live:
             return
-        newest = self._shared.newest
+        newest = self._known.newest
         if newest.open_until and not self._policy.window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             try:
@@ -84,11 +93,11 @@ class SharedGrowth:
             return
         now, ended = self._shared.now(), None
         # Again, if what another crawler has made meanwhile has ended, too.
-        while self._shared.newest is not ended and now >= self._ends(self._shared.newest):
-            ended = self._shared.newest
+        while self._known.newest is not ended and now >= self._ends(self._known.newest):
+            ended = self._known.newest
             self._rotate(ended, now)
-        if number := self._policy.expired(self._shared.live, now):
-            gone = [each.number for each in self._shared.live[:number]]
+        if number := self._policy.expired(self._known.live, now):
+            gone = [each.number for each in self._known.live[:number]]
             self.log.gone(gone, self._shared.expire(number), self._policy.window)
             # Recorded before they were forgotten, they have all expired by then.
             self._forgotten.expire(2 * self._policy.window)
@@ -100,9 +109,9 @@ class SharedGrowth:
 
     def _rotate(self, ended: RedisGeneration, now: float) -> None:
         self._shared.set_clock()
-        live = self._shared.live
+        live = self._known.live
         in_quarter = sum(g.count for g in live if g.open_until == ended.open_until)
-        size = self._policy.first(in_quarter, [*self._shared.kept, *live])
+        size = self._policy.first(in_quarter, [*self._known.kept, *live])
         try:
             is_over = self._shared.append(size, self._policy.open_until(now))
         except NoRoomError as error:
@@ -112,7 +121,7 @@ class SharedGrowth:
             self.log.cannot_turn(error)
             return
         if is_over:
-            self.log.turned(ended, self._shared.newest)
+            self.log.turned(ended, self._known.newest)
         else:
             # Another crawler is making it, which may take minutes. Likewise until it is there.
             self._shared.extend(now + self._policy.window / 100)

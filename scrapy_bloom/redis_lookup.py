@@ -10,6 +10,7 @@ from scrapy_bloom.hashing import block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
+from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_meta import RedisGeneration
 from scrapy_bloom.redis_server import ReplacedError
 from scrapy_bloom.redis_store import RedisStore
@@ -24,7 +25,8 @@ class SharedLookup:
 
     Args:
         store: the keys.
-        shared: the generations.
+        known: the generations.
+        shared: takes part in them.
         growth: makes the next one.
         trust_secs: how long the mirrors are trusted without a word from the server.
         queue_is_shared: see `RedisBackend`.
@@ -37,6 +39,7 @@ class SharedLookup:
     def __init__(
         self,
         store: RedisStore,
+        known: KnownGenerations,
         shared: SharedGenerations,
         growth: SharedGrowth,
         trust_secs: float,
@@ -49,6 +52,7 @@ class SharedLookup:
         self._blocks = store.blocks
         self._key = store.key
         self._server = store.server
+        self._known = known
         self._shared = shared
         self._growth = growth
         self._trust_secs = trust_secs
@@ -92,8 +96,8 @@ class SharedLookup:
 
     def record_anew(self, fingerprint: bytes) -> None:
         """Record a fingerprint that an older generation has in the newest one, too."""
-        newest = self._shared.newest
-        block_hash, positions = self._shared.locate(fingerprint)
+        newest = self._known.newest
+        block_hash, positions = self._known.locate(fingerprint)
         own = positions[: newest.geometry.num_hashes]
         if self._blocks.record(newest, block_hash, own)[0]:
             self._shared.count()
@@ -102,9 +106,9 @@ class SharedLookup:
         """See `RedisBackend.add_many`."""
         added = position = 0
         while position < len(fingerprints):
-            if not self._shared.live:
+            if not self._known.live:
                 self._shared.join()
-            newest = self._shared.newest
+            newest = self._known.newest
             # So few that it is hardly fuller than it may be.
             number = min(_BATCH, newest.capacity // 100)
             if number < 2 or self._growth.is_full():
@@ -116,13 +120,13 @@ class SharedLookup:
         return added
 
     def _add_batch(self, fingerprints: Sequence[bytes]) -> int:
-        newest = self._shared.newest
+        newest = self._known.newest
         pending = []
         for fingerprint in fingerprints:
             hashed = self._unless_known(fingerprint)
             if hashed is not None and not self._is_in_older(*hashed, set()):
                 pending.append((fingerprint, *hashed))
-        if self._shared.newest is not newest or not pending:
+        if self._known.newest is not newest or not pending:
             return sum(self.add(fingerprint) for fingerprint, *_ in pending)
         length = newest.geometry.num_hashes
         hashes = [(block_hash, positions[:length]) for _, block_hash, positions in pending]
@@ -131,7 +135,7 @@ class SharedLookup:
         for (fingerprint, block_hash, positions), answer in zip(pending, answers, strict=True):
             is_new = self._settled(newest, block_hash, positions[:length], answer)
             if is_new is None:
-                hashed = self._shared.locate(fingerprint)  # perhaps with another salt
+                hashed = self._known.locate(fingerprint)  # perhaps with another salt
                 is_new = self._recorded(fingerprint, *hashed, {newest.id})
             if is_new:
                 added += 1
@@ -160,8 +164,8 @@ class SharedLookup:
         """
 
         def ask() -> bool:
-            if self._shared.live:
-                self._confirm(0, [0] * self._shared.newest.geometry.num_hashes, patient=True)
+            if self._known.live:
+                self._confirm(0, [0] * self._known.newest.geometry.num_hashes, patient=True)
             return True
 
         self._unless_replaced(ask)
@@ -172,26 +176,26 @@ class SharedLookup:
         Brings the generations up to date before.
         """
         try:
-            if not self._shared.live:
+            if not self._known.live:
                 self._shared.join()
             self._growth.turn_if_due()
         except OutageError:
             # What is known needs no server, unless too much waits for its word.
-            is_trusted = self._shared.live and self.unconfirmed < self._most_unconfirmed
-            if is_trusted and self._is_in_a_mirror(*self._shared.locate(fingerprint)):
+            is_trusted = self._known.live and self.unconfirmed < self._most_unconfirmed
+            if is_trusted and self._is_in_a_mirror(*self._known.locate(fingerprint)):
                 self.mirror_hits += 1
                 self.unconfirmed += 1
                 return None
             raise
-        hashed = self._shared.locate(fingerprint)
+        hashed = self._known.locate(fingerprint)
         if self._is_in_a_mirror(*hashed):
-            live = self._shared.live
+            live = self._known.live
             self.unconfirmed += 1
             too_many = self.unconfirmed > self._most_unconfirmed
             if too_many or time.monotonic() >= self._confirm_at:
                 self._confirm(*hashed, patient=too_many)
-                if self._shared.live is not live:
-                    hashed = self._shared.locate(fingerprint)
+                if self._known.live is not live:
+                    hashed = self._known.locate(fingerprint)
                     if not self._is_in_a_mirror(*hashed):
                         return hashed
             self.mirror_hits += 1
@@ -199,7 +203,7 @@ class SharedLookup:
         return hashed
 
     def _is_in_a_mirror(self, block_hash: int, positions: list[int]) -> bool:
-        for mirror in self._shared.mirrors:  # noqa: SIM110 - any() takes half as long again
+        for mirror in self._known.mirrors:  # noqa: SIM110 - any() takes half as long again
             if mirror.has_hashed(block_hash, positions):
                 return True
         return False
@@ -213,7 +217,7 @@ class SharedLookup:
         """Every now and then: is it still the filter that the mirrors are of?"""
         begun = time.monotonic()
         self._confirm_at = begun + self._trust_secs
-        newest = self._shared.newest
+        newest = self._known.newest
         own = positions[: newest.geometry.num_hashes]
         try:
             _, marks = self._blocks.look(newest, block_hash, own, patient=patient)
@@ -246,21 +250,21 @@ class SharedLookup:
         """
         done = done or set()
         for _ in range(_MOST_CHANGES):
-            live, newest = self._shared.live, self._shared.newest
+            live, newest = self._known.live, self._known.newest
             if self._growth.is_full():
                 if self._is_recorded(fingerprint, block_hash, positions, done):
                     return False
-                if self._shared.newest is newest:  # else another crawler has just made the next
+                if self._known.newest is newest:  # else another crawler has just made the next
                     self._growth.grow()
-            elif self._shared.older and self._is_in_older(block_hash, positions, done):
+            elif self._known.older and self._is_in_older(block_hash, positions, done):
                 return False
-            if self._shared.live is live:
+            if self._known.live is live:
                 new = self._recorded_in(newest, block_hash, positions)
                 if new is not None:
                     return new
                 done.add(newest.id)
             # Other generations, and perhaps another salt.
-            block_hash, positions = self._shared.locate(fingerprint)
+            block_hash, positions = self._known.locate(fingerprint)
         raise self._changing()
 
     def _recorded_in(
@@ -277,7 +281,7 @@ class SharedLookup:
         new, marks = answer
         if marks == SEALED:
             # In what is sealed, others do not look for it any more.
-            if self._shared.newest is newest:
+            if self._known.newest is newest:
                 if new:
                     self._growth.go_on(newest)
                 else:
@@ -285,7 +289,7 @@ class SharedLookup:
             return None if new else False
         if marks != ALIVE:
             self._shared.lost(newest, block_hash)
-            if self._shared.newest is not newest:
+            if self._known.newest is not newest:
                 return None
         if newest.mirror is not None:
             newest.mirror.add_hashed(block_hash, own)
@@ -295,25 +299,25 @@ class SharedLookup:
         self, fingerprint: bytes, block_hash: int, positions: list[int], done: set[str]
     ) -> bool:
         for _ in range(_MOST_CHANGES):
-            live, newest = self._shared.live, self._shared.newest
+            live, newest = self._known.live, self._known.newest
             if self._is_in_older(block_hash, positions, done):
                 return True
-            if self._shared.live is live:
+            if self._known.live is live:
                 own = positions[: newest.geometry.num_hashes]
                 seen, marks = self._blocks.look(newest, block_hash, own)
                 if marks == SEALED and not seen:
                     self._shared.refresh()
                 elif marks not in {ALIVE, SEALED}:
                     self._shared.lost(newest, block_hash)
-                if self._shared.newest is newest:
+                if self._known.newest is newest:
                     return seen
-            block_hash, positions = self._shared.locate(fingerprint)
+            block_hash, positions = self._known.locate(fingerprint)
         raise self._changing()
 
     def _is_in_older(self, block_hash: int, positions: list[int], done: set[str]) -> bool:
         """Whether a generation before the newest has it; False too if they turn out to change."""
-        live = self._shared.live
-        for each in self._shared.older:
+        live = self._known.live
+        for each in self._known.older:
             if each.id in done:
                 continue
             own = positions[: each.geometry.num_hashes]
@@ -330,7 +334,7 @@ class SharedLookup:
                 seen = each.mirror.has_hashed(block_hash, own)
             if marks not in {ALIVE, SEALED}:
                 self._shared.lost(each, block_hash)
-                if self._shared.live is not live:
+                if self._known.live is not live:
                     return False
             if seen:
                 return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations import Generation, Size
 from scrapy_bloom.hashing import HASH_SCHEME
 from scrapy_bloom.redis_bitfield import BitfieldPacker
 
@@ -48,12 +48,33 @@ class RedisGeneration(Generation):
         complete: for each block 1 if the mirror has all of a sealed generation's bits.
     """
 
-    id: str
+    id: str = field(default_factory=lambda: secrets.token_hex(4))
     mirror: BloomFilter | None = None
     complete: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self.packer = BitfieldPacker(self.geometry.num_hashes)
+
+    @classmethod
+    def of(
+        cls,
+        size: Size,
+        number: int,
+        created_at: float,
+        *,
+        open_until: float = 0.0,
+        count: int = 0,
+    ) -> "RedisGeneration":
+        """Return a new generation, sized like that."""
+        return cls(
+            number=number,
+            geometry=size.geometry,
+            capacity=size.capacity,
+            error_rate=size.error_rate,
+            created_at=created_at,
+            open_until=open_until,
+            count=count,
+        )
 
     @property
     def num_chunks(self) -> int:

@@ -23,7 +23,7 @@ A new epoch is a new filter under the same name. What bears another epoch is lef
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
@@ -58,6 +58,7 @@ class RedisStore:
         key: the name of the hash, and the beginning of the others'.
 
     Attributes:
+        place: where it is, for people.
         blocks: the keys of the blocks.
         lock: held by the crawler that is making a generation.
     """
@@ -65,6 +66,7 @@ class RedisStore:
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
+        self.place = f"the filter {key!r} in {server.address}"
         self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
         self.lock = RedisLock(server, key)
 
@@ -271,6 +273,46 @@ class RedisStore:
         except (NoRoomError, ReplacedError):
             self.discard(generation.id, generation.num_chunks)
             raise
+
+    def add(
+        self,
+        epoch: str,
+        new: RedisGeneration,
+        now: Callable[[], float],
+        *,
+        after: RedisGeneration | None = None,
+        content: BloomFilter | None = None,
+    ) -> bool:
+        """Make a generation, seal the one before it, and let all crawlers know of it.
+
+        Args:
+            epoch: of the filter.
+            new: the generation.
+            now: returns the time for all crawlers.
+            after: the one before it.
+            content: what its blocks shall hold; None: nothing.
+
+        Returns:
+            False if there is another of that number: then nothing is left of it.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+        """
+        self.create(new, content)
+        if after is not None:
+            # All of it, before the next one is known: who sees that one finds here all that was
+            # recorded, and who still records here is told that it is too late.
+            self.blocks.seal(after)
+            if after.id not in {each.id for each in self.read().generations}:
+                # Sealing makes keys, too, if they were removed meanwhile: nobody knows of them.
+                self.discard(after.id, after.num_chunks)
+            new.created_at = now()  # meanwhile others may have recorded in that one
+        if not self.publish(epoch, new):
+            self.discard(new.id, new.num_chunks)
+            return False
+        if new.count:
+            self.set_count(epoch, new)
+        return True
 
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove the keys of what is no generation (any more)."""

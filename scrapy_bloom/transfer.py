@@ -2,7 +2,6 @@
 
 import binascii
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -178,7 +177,6 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
         for file in files:
             new = RedisGeneration(
                 number=file.header.generation,
-                id=secrets.token_hex(4),
                 geometry=file.header.geometry,
                 capacity=file.header.capacity,
                 error_rate=file.header.error_rate,

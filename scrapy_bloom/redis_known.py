@@ -1,0 +1,107 @@
+"""What a crawl knows of a shared filter: which generations count, and mirrors of them."""
+
+import math
+import mmap
+from collections.abc import Callable
+
+from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.generations import Policy
+from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
+
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
+
+
+class KnownGenerations:
+    """The generations of a shared filter, as far as this crawl knows of them.
+
+    Args:
+        policy: says which generations a run keeps though they have expired.
+        mirror: whether to keep a mirror of each generation.
+
+    Attributes:
+        info: what all of them have in common.
+        live: oldest first; empty before the first `adopt`, and after `forget`. Each `adopt` makes
+            another list.
+        kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
+        mirrors: of all that have one, newest first.
+        locate: hashes a fingerprint for all of them; see `scrapy_bloom.hashing`.
+        voided: how often all that was known here turned out to be void.
+    """
+
+    info: FilterInfo
+    locate: Callable[[bytes], tuple[int, list[int]]]
+
+    def __init__(self, policy: Policy, *, mirror: bool) -> None:
+        self.live: list[RedisGeneration] = []
+        self.kept: list[RedisGeneration] = []
+        self.mirrors: list[BloomFilter] = []
+        self.voided = 0
+        self._policy = policy
+        self._with_mirror = mirror
+        self._first: float = math.inf  # the number of the generation that this run began with
+        self._begun_at = 0.0
+
+    @property
+    def newest(self) -> RedisGeneration:
+        """The generation that takes what is new."""
+        return self.live[-1]
+
+    @property
+    def older(self) -> list[RedisGeneration]:
+        """The other live ones, newest first."""
+        return self.live[-2::-1]
+
+    def are_of(self, stored: Stored) -> bool:
+        """Check that what is stored is the filter that is known here."""
+        return stored.info is not None and stored.info.epoch == self.info.epoch
+
+    def adopt(self, stored: Stored) -> None:
+        """From now on, the generations are these: at least one, of this filter or another one."""
+        assert stored.info is not None
+        if self.live and not self.are_of(stored):
+            self.forget()
+        self.info = stored.info
+        known = {each.id: each for each in self.live}
+        self.live = []
+        for each in stored.generations:
+            same = known.pop(each.id, each)
+            same.count, same.open_until = each.count, each.open_until
+            self.live.append(same)
+        self.kept += [each for each in known.values() if self._is_kept(each)]
+        self._mirror()
+        most = max(each.geometry.num_hashes for each in [*self.kept, *self.live])
+        self.locate = make_hasher(bytes.fromhex(self.info.salt), most)
+
+    def forget(self) -> None:
+        """Forget all of them: they are void."""
+        self.live, self.kept, self.mirrors = [], [], []
+        self.voided += 1
+        self._first = min(self._first, 1)  # all of a new filter is recorded in this run, if in any
+
+    def begin_run(self, now: float) -> None:
+        """Keep what is recorded from now on, also when it expires."""
+        self._first = self.newest.number if self.live else 1
+        self._begun_at = now
+
+    def _is_kept(self, gone: RedisGeneration) -> bool:
+        return gone.mirror is not None and self._policy.is_kept(gone, self._first, self._begun_at)
+
+    def _mirror(self) -> None:
+        """Give a mirror to each new generation, as long as there is room for it."""
+        asked = [*self.kept, *self.live]
+        used = sum(each.geometry.nbytes for each in asked if each.mirror is not None)
+        for each in reversed(self.live):
+            nbytes = each.geometry.nbytes
+            fits = used + nbytes <= MAX_MIRROR_BYTES
+            if each.mirror is None and self._with_mirror and fits:
+                used += nbytes
+                each.mirror = BloomFilter.over(
+                    memoryview(mmap.mmap(-1, nbytes)),
+                    each.geometry,
+                    capacity=each.capacity,
+                    error_rate=each.error_rate,
+                    salt=bytes.fromhex(self.info.salt),
+                )
+                each.complete = bytearray(each.geometry.num_blocks)
+        self.mirrors = [each.mirror for each in reversed(asked) if each.mirror is not None]

@@ -1,0 +1,105 @@
+"""What is done about keys of a shared filter that the server has lost, and told of it."""
+
+import logging
+import math
+import time
+from collections.abc import Iterable
+
+from scrapy_bloom.redis_known import KnownGenerations
+from scrapy_bloom.redis_meta import RedisGeneration, Stored
+from scrapy_bloom.redis_store import RedisStore
+
+logger = logging.getLogger(__name__)
+
+_TELL_AGAIN_SECS = 600.0  # of lost keys
+
+
+class Recovery:
+    """Makes lost keys anew with what the mirrors know of them, or removes what is void.
+
+    Args:
+        store: the keys.
+        known: the generations.
+
+    Attributes:
+        lost_keys: keys that were found lost.
+    """
+
+    def __init__(self, store: RedisStore, known: KnownGenerations) -> None:
+        self.lost_keys = 0
+        self._store = store
+        self._known = known
+        self._told_at = -math.inf
+
+    def is_lost(self, stored: Stored) -> bool:
+        """Check whether all is gone, or a crawler that knew less has written back what was lost.
+
+        Not so if the filter was removed on purpose, or if there is another one.
+        """
+        if stored.info is None:
+            return not stored.was_reset
+        number = stored.generations[-1].number if stored.generations else 0
+        return self._known.are_of(stored) and number < self._known.newest.number
+
+    def write_back(self) -> None:
+        """Write back what is known of all generations."""
+        info, live = self._known.info, self._known.live
+        number = 0
+        for each in live:
+            if each.mirror is None:
+                each.count = 0
+            for chunk in range(each.num_chunks):
+                self._store.blocks.restore(each, chunk, sealed=each is not live[-1])
+            if not self._store.publish(info.epoch, each):
+                # Another crawler has gone another way from there.
+                self._store.discard(each.id, each.num_chunks)
+                break
+            self._store.set_count(info.epoch, each)
+            number += each.num_chunks
+        self.log_loss(number)
+
+    def log_loss(self, number: int) -> None:
+        """Tell of keys that were made anew, but not each time."""
+        self.lost_keys += number
+        if time.monotonic() - self._told_at < _TELL_AGAIN_SECS:
+            return
+        self._told_at = time.monotonic()
+        logger.warning(
+            "Keys of %s were lost: evicted, flushed, or not saved before a restart. They were made "
+            "anew%s; other pages recorded in them may be crawled again. Check maxmemory-policy "
+            "(noeviction) and persistence (appendonly yes)",
+            self._store.place,
+            " with what this crawl knows of them" if self._known.mirrors else ", empty",
+        )
+
+    def replace(self, void: Iterable[RedisGeneration], stored: Stored, *, was_gone: bool) -> None:
+        """Tell that all that was known is void, and remove what was recorded on top of it.
+
+        Args:
+            void: the generations that were known.
+            stored: those that there are.
+            was_gone: the server had lost all of the filter.
+        """
+        kept = {each.id for each in stored.generations}
+        for each in void:
+            if each.id in kept:
+                continue
+            if was_gone:
+                self._store.blocks.unlink(each.id, each.num_chunks)
+            else:  # it may have been set aside, with all of its keys
+                self._store.blocks.unlink_strays(each)
+        place = self._store.place
+        if self._known.are_of(stored):
+            logger.info(
+                "%s has been restarted, or replaced by another: from now on, what it says of %s "
+                "counts, and no more what this crawl knew of it",
+                self._store.server.address,
+                place,
+            )
+            return
+        logger.warning(
+            "%s was lost: flushed, or not saved before a restart. The queue is taken to have been "
+            "lost with it: an empty filter was begun, and pages are crawled again, so that none is "
+            "left out. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
+            place[0].upper() + place[1:],
+        )
