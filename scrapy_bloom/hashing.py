@@ -21,8 +21,10 @@ BLOCK_HASH_BITS = 48
 _BLOCK_HASH_WORDS = 3
 _WORDS_PER_DIGEST = 8
 
+Hashed = tuple[int, list[int]]  # a fingerprint's block hash and bit positions
 
-def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], tuple[int, list[int]]]:
+
+def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     """Build the hash function of filters with one salt (scheme 1).
 
     Args:
@@ -45,7 +47,7 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], tuple[int, li
     digest = mmh3_x64_128_digest
 
     # This is the hottest line of the package: a call less counts.
-    def locate(fingerprint: bytes) -> tuple[int, list[int]]:
+    def locate(fingerprint: bytes) -> Hashed:
         try:
             data = salt + fingerprint
         except TypeError:

@@ -151,9 +151,8 @@ class RedisBackend:
         elif any(each.count for each in stored.generations):
             self._job.check_queue()
         self._shared.join(importable, tell=True)
-        newest = self._known.newest
         # What the server refuses is better known now than at the first request.
-        self._store.blocks.look(newest, 0, [0] * newest.geometry.num_hashes)
+        self._store.blocks.look(self._known.newest, self._known.locate(b""))
 
     def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
         """Deal with a job that was killed; what is still to be imported."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.hashing import block_of
+from scrapy_bloom.hashing import Hashed, block_of
 from scrapy_bloom.redis_bitfield import NAME
 from scrapy_bloom.redis_client import Packed
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
@@ -100,63 +100,53 @@ class RedisBlocks:
             answers += self._server.call(do)
         return answers
 
-    def record(
-        self, generation: RedisGeneration, block_hash: int, positions: Sequence[int]
-    ) -> tuple[bool, int]:
+    def record(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
         """Record a fingerprint, in one atomic step.
 
         Args:
             generation: the newest one.
-            block_hash: see `scrapy_bloom.hashing`.
-            positions: exactly as many as the generation has hashes.
+            hashed: the fingerprint, with at least as many positions as the generation has hashes.
 
         Returns:
             Whether it was new, and the marks of the key.
         """
-        key, place, marks_at = self._place(generation, block_hash)
-        bits, marks = self._bits(key, generation.packer.set(key, place, positions, marks_at))
-        return 0 in bits, marks
+        return self.record_many(generation, [hashed])[0]
 
     def record_many(
-        self, generation: RedisGeneration, hashed: Sequence[tuple[int, Sequence[int]]]
+        self, generation: RedisGeneration, hashed: Sequence[Hashed]
     ) -> list[tuple[bool, int]]:
-        """Record fingerprints, all at once if possible.
-
-        Args:
-            generation: the newest one.
-            hashed: for each fingerprint what `record` takes.
-
-        Returns:
-            For each what `record` returns.
-        """
-        answers = self._many(generation, hashed, generation.packer.set)
+        """Record fingerprints, all at once if possible; see `record`."""
+        answers = self._ask(generation, hashed, generation.packer.set)
         return [(0 in bits, marks) for *bits, marks in answers]
 
+    def look(
+        self, generation: RedisGeneration, hashed: Hashed, *, patient: bool = True
+    ) -> tuple[bool, int]:
+        """Return whether a fingerprint is recorded, and the marks of the key; see `record`."""
+        return self.look_many(generation, [hashed], patient=patient)[0]
+
     def look_many(
-        self, generation: RedisGeneration, hashed: Sequence[tuple[int, Sequence[int]]]
+        self, generation: RedisGeneration, hashed: Sequence[Hashed], *, patient: bool = True
     ) -> list[tuple[bool, int]]:
-        """Whether fingerprints are recorded, asked all at once if possible.
-
-        Args:
-            generation: any.
-            hashed: for each fingerprint what `look` takes.
-
-        Returns:
-            For each what `look` returns.
-        """
-        answers = self._many(generation, hashed, generation.packer.get)
+        """Return what `look` does for each fingerprint, asked all at once if possible."""
+        answers = self._ask(generation, hashed, generation.packer.get, patient=patient)
         return [(0 not in bits, marks) for *bits, marks in answers]
 
-    def _many(
+    def _ask(
         self,
         generation: RedisGeneration,
-        hashed: Sequence[tuple[int, Sequence[int]]],
+        hashed: Sequence[Hashed],
         pack: Callable[[bytes, int, Sequence[int], int], Packed],
+        *,
+        patient: bool = True,
     ) -> list[Sequence[int]]:
         commands = []
         for block_hash, positions in hashed:
-            key, place, marks_at = self._place(generation, block_hash)
-            commands.append((key, pack(key, place, positions, marks_at)))
+            block = block_of(block_hash, generation.geometry.num_blocks)
+            chunk, place = divmod(block, CHUNK_BLOCKS)
+            key = self.chunk_key(generation, chunk).encode()
+            own = positions[: generation.geometry.num_hashes]
+            commands.append((key, pack(key, place, own, generation.marks_at(chunk))))
 
         def do(client: Any) -> list[Sequence[int]]:
             if hasattr(client, "execute_packed"):
@@ -164,35 +154,7 @@ class RedisBlocks:
                 return answers
             return [client.execute_command(NAME, key, each) for key, each in commands]
 
-        return self._server.call(do)
-
-    def look(
-        self,
-        generation: RedisGeneration,
-        block_hash: int,
-        positions: Sequence[int],
-        *,
-        patient: bool = True,
-    ) -> tuple[bool, int]:
-        """Whether a fingerprint is recorded, and the marks of the key. See `record`."""
-        key, place, marks_at = self._place(generation, block_hash)
-        command = generation.packer.get(key, place, positions, marks_at)
-        bits, marks = self._bits(key, command, patient=patient)
-        return 0 not in bits, marks
-
-    def _place(self, generation: RedisGeneration, block_hash: int) -> tuple[bytes, int, int]:
-        """The key of a fingerprint's block, its place in there, and that of the marks."""
-        block = block_of(block_hash, generation.geometry.num_blocks)
-        chunk, place = divmod(block, CHUNK_BLOCKS)
-        return self.chunk_key(generation, chunk).encode(), place, generation.marks_at(chunk)
-
-    def _bits(
-        self, key: bytes, command: Packed, *, patient: bool = True
-    ) -> tuple[Sequence[int], int]:
-        *bits, marks = self._server.call(
-            lambda client: client.execute_command(NAME, key, command), patient=patient
-        )
-        return bits, marks
+        return self._server.call(do, patient=patient)
 
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
         """A block's bytes, and the marks of its key."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations import Size
-from scrapy_bloom.hashing import block_of
+from scrapy_bloom.hashing import Hashed, block_of
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_counts import SharedCounts
@@ -260,11 +260,11 @@ class SharedGenerations:
         self.refresh()
         return sum(each.count for each in gone)
 
-    def lost(self, generation: RedisGeneration, block_hash: int) -> None:
-        """A key is not what we left there: it was evicted, or removed, or all is gone."""
+    def lost(self, generation: RedisGeneration, hashed: Hashed) -> None:
+        """A fingerprint's key is not what we left there: evicted, or removed, or all is gone."""
         stored, blocks = self._store.read(), self._store.blocks
         ids = [each.id for each in stored.generations]
-        chunk = block_of(block_hash, generation.geometry.num_blocks) // CHUNK_BLOCKS
+        chunk = block_of(hashed[0], generation.geometry.num_blocks) // CHUNK_BLOCKS
         if not self.recovery.is_lost(stored):
             if generation.id in ids:
                 blocks.restore(generation, chunk, sealed=generation.id != ids[-1])

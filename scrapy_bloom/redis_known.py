@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import Policy
-from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.hashing import Hashed, make_hasher
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
@@ -30,7 +30,7 @@ class KnownGenerations:
     """
 
     info: FilterInfo
-    locate: Callable[[bytes], tuple[int, list[int]]]
+    locate: Callable[[bytes], Hashed]
 
     def __init__(self, policy: Policy, *, mirror: bool) -> None:
         self.live: list[RedisGeneration] = []

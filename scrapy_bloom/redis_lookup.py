@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.hashing import block_of
+from scrapy_bloom.hashing import Hashed, block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
@@ -60,13 +60,12 @@ class SharedLookup:
 
     def add(self, fingerprint: bytes) -> bool:
         """See `RedisBackend.add`."""
-        retries = self._server.retries
-        if not self._queue_is_shared:
-            return self._add(fingerprint, retries)
-        return self._unless_replaced(lambda: self._add(fingerprint, retries))
+        return self._unless_replaced(self._add, fingerprint, self._server.retries)
 
-    def _unless_replaced(self, operation: Callable[[], bool]) -> bool:
+    def _unless_replaced(self, operation: Callable[..., bool], *args: object) -> bool:
         """Do something; if another server answers than before, forget all and do it again."""
+        if not self._queue_is_shared:
+            return operation(*args)
         server = self._server
         replaced = server.was_replaced()
         server.is_watched = True
@@ -75,7 +74,7 @@ class SharedLookup:
                 try:
                     if replaced:
                         self._shared.begin_anew()
-                    return operation()
+                    return operation(*args)
                 except ReplacedError:
                     replaced = True
                     server.retries += 1  # it may have been done
@@ -87,7 +86,7 @@ class SharedLookup:
         hashed = self._unless_known(fingerprint)
         if hashed is None:
             return False
-        new = self._recorded(fingerprint, *hashed)
+        new = self._recorded(fingerprint, hashed)
         self._is_confirmed()
         if not new and self._server.retries == retries:
             return False
@@ -96,10 +95,7 @@ class SharedLookup:
 
     def record_anew(self, fingerprint: bytes) -> None:
         """Record a fingerprint that an older generation has in the newest one, too."""
-        newest = self._known.newest
-        block_hash, positions = self._known.locate(fingerprint)
-        own = positions[: newest.geometry.num_hashes]
-        if self._blocks.record(newest, block_hash, own)[0]:
+        if self._blocks.record(self._known.newest, self._known.locate(fingerprint))[0]:
             self._shared.count()
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -124,34 +120,30 @@ class SharedLookup:
         pending = []
         for fingerprint in fingerprints:
             hashed = self._unless_known(fingerprint)
-            if hashed is not None and not self._is_in_older(*hashed, set()):
-                pending.append((fingerprint, *hashed))
+            if hashed is not None and not self._is_in_older(hashed, set()):
+                pending.append((fingerprint, hashed))
         if self._known.newest is not newest or not pending:
-            return sum(self.add(fingerprint) for fingerprint, *_ in pending)
-        length = newest.geometry.num_hashes
-        hashes = [(block_hash, positions[:length]) for _, block_hash, positions in pending]
+            return sum(self.add(fingerprint) for fingerprint, _ in pending)
         added = 0
-        answers = self._blocks.record_many(newest, hashes)
-        for (fingerprint, block_hash, positions), answer in zip(pending, answers, strict=True):
-            is_new = self._settled(newest, block_hash, positions[:length], answer)
+        answers = self._blocks.record_many(newest, [hashed for _, hashed in pending])
+        for (fingerprint, hashed), answer in zip(pending, answers, strict=True):
+            is_new = self._settled(newest, hashed, answer)
             if is_new is None:
-                hashed = self._known.locate(fingerprint)  # perhaps with another salt
-                is_new = self._recorded(fingerprint, *hashed, {newest.id})
+                again = self._known.locate(fingerprint)  # perhaps with another salt
+                is_new = self._recorded(fingerprint, again, {newest.id})
             if is_new:
                 added += 1
                 self._shared.count()
         return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if not self._queue_is_shared:
-            return self._has(fingerprint)
-        return self._unless_replaced(lambda: self._has(fingerprint))
+        return self._unless_replaced(self._has, fingerprint)
 
     def _has(self, fingerprint: bytes) -> bool:
         hashed = self._unless_known(fingerprint)
         if hashed is None:
             return True
-        found = self._is_recorded(fingerprint, *hashed, set())
+        found = self._is_recorded(fingerprint, hashed, set())
         self._is_confirmed()
         return found
 
@@ -162,16 +154,15 @@ class SharedLookup:
             OutageError: the server is out of reach.
             StorageError: it refuses.
         """
+        self._unless_replaced(self._confirmed)
 
-        def ask() -> bool:
-            if self._known.live:
-                self._confirm(0, [0] * self._known.newest.geometry.num_hashes, patient=True)
-            return True
+    def _confirmed(self) -> bool:
+        if self._known.live:
+            self._confirm(self._known.locate(b""), patient=True)
+        return True
 
-        self._unless_replaced(ask)
-
-    def _unless_known(self, fingerprint: bytes) -> tuple[int, list[int]] | None:
-        """A fingerprint's block hash and positions; None if a mirror has it.
+    def _unless_known(self, fingerprint: bytes) -> Hashed | None:
+        """Hash a fingerprint; None if a mirror has it.
 
         Brings the generations up to date before.
         """
@@ -182,27 +173,28 @@ class SharedLookup:
         except OutageError:
             # What is known needs no server, unless too much waits for its word.
             is_trusted = self._known.live and self.unconfirmed < self._most_unconfirmed
-            if is_trusted and self._is_in_a_mirror(*self._known.locate(fingerprint)):
+            if is_trusted and self._is_in_a_mirror(self._known.locate(fingerprint)):
                 self.mirror_hits += 1
                 self.unconfirmed += 1
                 return None
             raise
         hashed = self._known.locate(fingerprint)
-        if self._is_in_a_mirror(*hashed):
+        if not self._is_in_a_mirror(hashed):
+            return hashed
+        self.unconfirmed += 1
+        too_many = self.unconfirmed > self._most_unconfirmed
+        if too_many or time.monotonic() >= self._confirm_at:
             live = self._known.live
-            self.unconfirmed += 1
-            too_many = self.unconfirmed > self._most_unconfirmed
-            if too_many or time.monotonic() >= self._confirm_at:
-                self._confirm(*hashed, patient=too_many)
-                if self._known.live is not live:
-                    hashed = self._known.locate(fingerprint)
-                    if not self._is_in_a_mirror(*hashed):
-                        return hashed
-            self.mirror_hits += 1
-            return None
-        return hashed
+            self._confirm(hashed, patient=too_many)
+            if self._known.live is not live:
+                hashed = self._known.locate(fingerprint)
+                if not self._is_in_a_mirror(hashed):
+                    return hashed
+        self.mirror_hits += 1
+        return None
 
-    def _is_in_a_mirror(self, block_hash: int, positions: list[int]) -> bool:
+    def _is_in_a_mirror(self, hashed: Hashed) -> bool:
+        block_hash, positions = hashed
         for mirror in self._known.mirrors:  # noqa: SIM110 - any() takes half as long again
             if mirror.has_hashed(block_hash, positions):
                 return True
@@ -213,18 +205,17 @@ class SharedLookup:
         self._confirm_at = time.monotonic() + self._trust_secs
         self.unconfirmed = 0
 
-    def _confirm(self, block_hash: int, positions: list[int], *, patient: bool) -> None:
+    def _confirm(self, hashed: Hashed, *, patient: bool) -> None:
         """Every now and then: is it still the filter that the mirrors are of?"""
         begun = time.monotonic()
         self._confirm_at = begun + self._trust_secs
         newest = self._known.newest
-        own = positions[: newest.geometry.num_hashes]
         try:
-            _, marks = self._blocks.look(newest, block_hash, own, patient=patient)
+            _, marks = self._blocks.look(newest, hashed, patient=patient)
             if marks == SEALED:
                 self._shared.refresh()
             elif marks != ALIVE:
-                self._shared.lost(newest, block_hash)
+                self._shared.lost(newest, hashed)
             self.unconfirmed = 0
         except OutageError:
             if patient:
@@ -232,19 +223,12 @@ class SharedLookup:
             # What is new will wait for the server, and tell.
             self._confirm_at = next_attempt(begun, self._trust_secs)
 
-    def _recorded(
-        self,
-        fingerprint: bytes,
-        block_hash: int,
-        positions: list[int],
-        done: set[str] | None = None,
-    ) -> bool:
+    def _recorded(self, fingerprint: bytes, hashed: Hashed, done: set[str] | None = None) -> bool:
         """Set the bits where they belong; False if they were set before.
 
         Args:
             fingerprint: what to record.
-            block_hash: of it.
-            positions: of it.
+            hashed: the same, hashed.
             done: sealed generations that did not have it: bits that were set there since tell
                 nothing, be they our own or of another crawler that came too late.
         """
@@ -252,30 +236,23 @@ class SharedLookup:
         for _ in range(_MOST_CHANGES):
             live, newest = self._known.live, self._known.newest
             if self._growth.is_full():
-                if self._is_recorded(fingerprint, block_hash, positions, done):
+                if self._is_recorded(fingerprint, hashed, done):
                     return False
                 if self._known.newest is newest:  # else another crawler has just made the next
                     self._growth.grow()
-            elif self._known.older and self._is_in_older(block_hash, positions, done):
+            elif self._known.older and self._is_in_older(hashed, done):
                 return False
             if self._known.live is live:
-                new = self._recorded_in(newest, block_hash, positions)
+                new = self._settled(newest, hashed, self._blocks.record(newest, hashed))
                 if new is not None:
                     return new
                 done.add(newest.id)
             # Other generations, and perhaps another salt.
-            block_hash, positions = self._known.locate(fingerprint)
+            hashed = self._known.locate(fingerprint)
         raise self._changing()
 
-    def _recorded_in(
-        self, newest: RedisGeneration, block_hash: int, positions: list[int]
-    ) -> bool | None:
-        """Set the bits in the newest generation; None if another one has become the newest."""
-        own = positions[: newest.geometry.num_hashes]
-        return self._settled(newest, block_hash, own, self._blocks.record(newest, block_hash, own))
-
     def _settled(
-        self, newest: RedisGeneration, block_hash: int, own: list[int], answer: tuple[bool, int]
+        self, newest: RedisGeneration, hashed: Hashed, answer: tuple[bool, int]
     ) -> bool | None:
         """What the server's answer to `record` means; None if it is to be recorded elsewhere."""
         new, marks = answer
@@ -288,52 +265,49 @@ class SharedLookup:
                     self._shared.refresh()
             return None if new else False
         if marks != ALIVE:
-            self._shared.lost(newest, block_hash)
+            self._shared.lost(newest, hashed)
             if self._known.newest is not newest:
                 return None
         if newest.mirror is not None:
-            newest.mirror.add_hashed(block_hash, own)
+            block_hash, positions = hashed
+            newest.mirror.add_hashed(block_hash, positions[: newest.geometry.num_hashes])
         return new
 
-    def _is_recorded(
-        self, fingerprint: bytes, block_hash: int, positions: list[int], done: set[str]
-    ) -> bool:
+    def _is_recorded(self, fingerprint: bytes, hashed: Hashed, done: set[str]) -> bool:
         for _ in range(_MOST_CHANGES):
             live, newest = self._known.live, self._known.newest
-            if self._is_in_older(block_hash, positions, done):
+            if self._is_in_older(hashed, done):
                 return True
             if self._known.live is live:
-                own = positions[: newest.geometry.num_hashes]
-                seen, marks = self._blocks.look(newest, block_hash, own)
+                seen, marks = self._blocks.look(newest, hashed)
                 if marks == SEALED and not seen:
                     self._shared.refresh()
                 elif marks not in {ALIVE, SEALED}:
-                    self._shared.lost(newest, block_hash)
+                    self._shared.lost(newest, hashed)
                 if self._known.newest is newest:
                     return seen
-            block_hash, positions = self._known.locate(fingerprint)
+            hashed = self._known.locate(fingerprint)
         raise self._changing()
 
-    def _is_in_older(self, block_hash: int, positions: list[int], done: set[str]) -> bool:
+    def _is_in_older(self, hashed: Hashed, done: set[str]) -> bool:
         """Whether a generation before the newest has it; False too if they turn out to change."""
         live = self._known.live
         for each in self._known.older:
             if each.id in done:
                 continue
-            own = positions[: each.geometry.num_hashes]
-            block = block_of(block_hash, each.geometry.num_blocks)
             marks = ALIVE
             if each.mirror is None:
-                seen, marks = self._blocks.look(each, block_hash, own)
+                seen, marks = self._blocks.look(each, hashed)
             else:
+                block = block_of(hashed[0], each.geometry.num_blocks)
                 if not each.complete[block]:
                     # It is sealed, so what is there now is all there will ever be.
                     data, marks = self._blocks.fetch(each, block)
                     each.mirror.add_blocks(block, data)
                     each.complete[block] = 1
-                seen = each.mirror.has_hashed(block_hash, own)
+                seen = each.mirror.has_hashed(*hashed)
             if marks not in {ALIVE, SEALED}:
-                self._shared.lost(each, block_hash)
+                self._shared.lost(each, hashed)
                 if self._known.live is not live:
                     return False
             if seen:

@@ -62,10 +62,8 @@ class RedisReader:
         hashed = [self._locate(each) for each in fingerprints]
         seen = [False] * len(hashed)
         for generation in reversed(self._live):  # what is asked for is mostly in the newest
-            number = generation.geometry.num_hashes
             rest = [index for index, is_seen in enumerate(seen) if not is_seen]
-            asked = [(hashed[index][0], hashed[index][1][:number]) for index in rest]
-            answers = self.store.blocks.look_many(generation, asked)
+            answers = self.store.blocks.look_many(generation, [hashed[index] for index in rest])
             for index, (is_seen, marks) in zip(rest, answers, strict=True):
                 if marks not in {ALIVE, SEALED}:
                     raise self._lost(generation)
