@@ -188,21 +188,14 @@ class RedisServer:
 
     def now(self) -> float:
         """The server's time, seconds since 1970: one clock for all crawlers."""
-
-        def ask(client: Any) -> tuple[int, int]:
-            options = {"target_nodes": client.get_default_node()} if self._cluster else {}
-            answer: tuple[int, int] = client.time(**options)
-            return answer
-
-        seconds, microseconds = self.call(ask)
-        return seconds + microseconds / 1e6
+        seconds, microseconds = self.call(lambda client: client.time(**self._at_one(client)))
+        return float(seconds + microseconds / 1e6)
 
     def eviction_policy(self) -> str | None:
         """The maxmemory-policy that may remove our keys, None if there is none or it is hidden."""
 
         def ask(client: Any) -> str | None:
-            options = {"target_nodes": client.get_default_node()} if self._cluster else {}
-            info = client.info("memory", **options)
+            info = client.info("memory", **self._at_one(client))
             policy = str(info.get("maxmemory_policy", "noeviction"))
             # The volatile-* policies remove keys with an expiry only, and ours have none.
             return policy if policy.startswith("allkeys") and info.get("maxmemory") else None
@@ -213,6 +206,10 @@ class RedisServer:
             raise
         except StorageError:
             return None  # an ACL need not allow INFO
+
+    def _at_one(self, client: Any) -> dict[str, Any]:
+        """Return options for a command without a key: one node of a Cluster answers it."""
+        return {"target_nodes": client.get_default_node()} if self._cluster else {}
 
     def close(self) -> None:
         """Close the connections."""
