@@ -224,21 +224,11 @@ class RedisBackend:
         return added + sum(map(self.add, forgotten))
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let fingerprints be new once more, to one crawler each; see `Backend.forget`.
-
-        Raises:
-            OutageError: the server is out of reach.
-            StorageError: it refuses.
-        """
+        """Let fingerprints be new once more, to one crawler each; raises StorageError."""
         self.forgotten.add(fingerprints)
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled; see `Backend.ended`.
-
-        Raises:
-            OutageError: the server is out of reach.
-            StorageError: it refuses.
-        """
+        """Note that requests were crawled; raises StorageError. See `Backend.ended`."""
         self.forgotten.remove(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
