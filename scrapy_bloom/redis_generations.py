@@ -58,7 +58,6 @@ class SharedGenerations:
         self._clock = clock or self._server_clock
         self._clock_offset = 0.0
         self._changed = changed
-        self._void: list[RedisGeneration] = []  # what was live before `begin_anew`
 
     # Taking part.
 
@@ -87,9 +86,7 @@ class SharedGenerations:
             if stored.generations:
                 break
             created = self._create_first(stored.info, importable)
-        if self._void:
-            self.recovery.replace(self._void, stored, was_gone=was_gone)
-            self._void = []
+        self.recovery.replace_void(stored, was_gone=was_gone)
         self._adopt(stored)
         self._patience.restore()
         if tell and not created:
@@ -285,7 +282,7 @@ class SharedGenerations:
         The queue is as old, or as empty: what is known here may be of requests that are in no
         queue any more.
         """
-        self._void = self._void or self._known.live  # the first, if the server is away in between
+        self.recovery.note_void()
         self._forget()
         self.join()
 

@@ -1,4 +1,24 @@
-"""What is stored about a filter in Redis, as text in the fields of its hash."""
+"""What a filter in Redis or Valkey is: its hash, and all of its keys.
+
+    <key>                   a hash that says what the filter is:
+      filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
+      <epoch>:<n>             JSON: generation n: its id, geometry, capacity, error rate, times
+      <epoch>:<n>:count       requests recorded in it
+      reset                   when the filter was last removed on purpose
+      draft:<id>              JSON: keys that belong to no generation, not yet or no more
+    <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
+                            one byte whose first two bits are marks
+    <key>:lock              held by the crawler that is making a generation
+
+Names of block keys have no hash tag, so a Cluster spreads them over its masters. 127 blocks and
+the marks fill an allocation of 1 MiB.
+
+The marks: "alive" is set when the key is made, so whoever reads 0 knows that the key was lost.
+"Sealed" is set in all keys of a generation before the next one is published: whoever still
+records in a sealed one sees that in the same answer, and goes on to the next.
+
+A new epoch is a new filter under the same name. What bears another epoch is left over.
+"""
 
 import json
 import secrets

@@ -3,7 +3,6 @@
 import logging
 import math
 import time
-from collections.abc import Iterable
 
 from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_meta import RedisGeneration, Stored
@@ -30,6 +29,7 @@ class Recovery:
         self._store = store
         self._known = known
         self._told_at = -math.inf
+        self._void: list[RedisGeneration] = []
 
     def is_lost(self, stored: Stored) -> bool:
         """Check whether all is gone, or a crawler that knew less has written back what was lost.
@@ -54,7 +54,6 @@ class Recovery:
                 # Another crawler has gone another way from there.
                 self._store.discard(each.id, each.num_chunks)
                 break
-            self._store.set_count(info.epoch, each)
             number += each.num_chunks
         self.log_loss(number)
 
@@ -72,22 +71,28 @@ class Recovery:
             " with what this crawl knows of them" if self._known.mirrors else ", empty",
         )
 
-    def replace(self, void: Iterable[RedisGeneration], stored: Stored, *, was_gone: bool) -> None:
-        """Tell that all that was known is void, and remove what was recorded on top of it.
+    def note_void(self) -> None:
+        """Note that the server lost what is known, and nothing is to be written back."""
+        self._void = self._void or self._known.live  # the first, if the server is away in between
+
+    def replace_void(self, stored: Stored, *, was_gone: bool) -> None:
+        """Tell that all that was known is void, if so; remove what was recorded on top of it.
 
         Args:
-            void: the generations that were known.
-            stored: those that there are.
+            stored: the generations that there are.
             was_gone: the server had lost all of the filter.
         """
+        if not self._void:
+            return
         kept = {each.id for each in stored.generations}
-        for each in void:
+        for each in self._void:
             if each.id in kept:
                 continue
             if was_gone:
                 self._store.blocks.unlink(each.id, each.num_chunks)
             else:  # it may have been set aside, with all of its keys
                 self._store.blocks.unlink_strays(each)
+        self._void = []
         place = self._store.place
         if self._known.are_of(stored):
             logger.info(

@@ -1,24 +1,6 @@
-"""What a filter in Redis or Valkey is: its hash, and all of its keys.
+"""The keys of a filter in Redis or Valkey: reading, defining, making, removing them.
 
-    <key>                   a hash that says what the filter is:
-      filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
-      <epoch>:<n>             JSON: generation n: its id, geometry, capacity, error rate, times
-      <epoch>:<n>:count       requests recorded in it
-      reset                   when the filter was last removed on purpose
-      draft:<id>              JSON: keys that belong to no generation, not yet or no more
-    <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
-                            one byte whose first two bits are marks. Of a generation that
-                            counts 31 blocks, of four times the size
-    <key>:lock              held by the crawler that is making a generation
-
-Names of block keys have no hash tag, so a Cluster spreads them over its masters. 127 blocks and
-the marks fill an allocation of 1 MiB.
-
-The marks: "alive" is set when the key is made, so whoever reads 0 knows that the key was lost.
-"Sealed" is set in all keys of a generation before the next one is published: whoever still
-records in a sealed one sees that in the same answer, and goes on to the next.
-
-A new epoch is a new filter under the same name. What bears another epoch is left over.
+What they hold is said in `scrapy_bloom.redis_meta`.
 """
 
 import json
@@ -185,7 +167,11 @@ class RedisStore:
             self._remove_definition(expiry=_RESET_SECS)
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
-        """Make a generation part of the filter; False if there is another of that number."""
+        """Make a generation part of the filter, with its count as it is known here.
+
+        Returns:
+            False if there is another of that number.
+        """
         name, value = field_name(epoch, generation), generation_text(generation)
 
         def do(client: Any) -> bool:
@@ -195,6 +181,8 @@ class RedisStore:
             if there is None or json.loads(there)["id"] != generation.id:
                 return False
             client.hdel(self.key, _draft(generation.id))
+            if generation.count:
+                client.hset(self.key, f"{name}:count", generation.count)
             return True
 
         return self.server.call(do)
@@ -242,11 +230,6 @@ class RedisStore:
             return None
 
         return self.server.call(do, patient=patient)
-
-    def set_count(self, epoch: str, generation: RedisGeneration) -> None:
-        """Write a generation's count as it is known here."""
-        name = f"{field_name(epoch, generation)}:count"
-        self.server.call(lambda client: client.hset(self.key, name, generation.count))
 
     # Generations as keys.
 
@@ -307,12 +290,10 @@ class RedisStore:
                 # Sealing makes keys, too, if they were removed meanwhile: nobody knows of them.
                 self.discard(after.id, after.num_chunks)
             new.created_at = now()  # meanwhile others may have recorded in that one
-        if not self.publish(epoch, new):
-            self.discard(new.id, new.num_chunks)
-            return False
-        if new.count:
-            self.set_count(epoch, new)
-        return True
+        if self.publish(epoch, new):
+            return True
+        self.discard(new.id, new.num_chunks)
+        return False
 
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove the keys of what is no generation (any more)."""
