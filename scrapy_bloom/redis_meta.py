@@ -157,6 +157,11 @@ def field_name(epoch: str, generation: Generation) -> str:
     return f"{epoch}:{generation.number}"
 
 
+def draft_name(generation_id: str) -> str:
+    """The name of the field that names keys of no generation."""
+    return f"draft:{generation_id}"
+
+
 def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> dict[str, str]:
     """All fields of a filter's hash, but drafts."""
     fields = {"filter": info_text(info)}

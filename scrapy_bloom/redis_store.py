@@ -1,113 +1,50 @@
-"""The keys of a filter in Redis or Valkey: reading, defining, making, removing them.
+"""All keys of a filter in Redis or Valkey: making and removing them.
 
 What they hold is said in `scrapy_bloom.redis_meta`.
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_forgotten import remove_forgotten
+from scrapy_bloom.redis_hash import FilterHash
 from scrapy_bloom.redis_lock import RedisLock
 from scrapy_bloom.redis_meta import (
-    RESET,
     FilterInfo,
     RedisGeneration,
     Stored,
+    draft_name,
     field_name,
     filter_fields,
-    generation_text,
     info_text,
 )
-from scrapy_bloom.redis_parsing import parsed
 from scrapy_bloom.redis_server import RedisServer, ReplacedError
 
 _DRAFT_SECS = 3600  # after which nobody is still making it
-_RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 _BATCH = 64  # keys made at once, before the lock is prolonged
 
 
-class RedisStore:
-    """The keys of one filter.
+class RedisStore(FilterHash):
+    """The hash and the blocks of one filter.
 
     Args:
         server: where they are.
         key: the name of the hash, and the beginning of the others'.
 
     Attributes:
-        place: where it is, for people.
         blocks: the keys of the blocks.
         lock: held by the crawler that is making a generation.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        self.key = key
-        self.server = server
-        self.place = f"the filter {key!r} in {server.address}"
+        super().__init__(server, key)
         self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
         self.lock = RedisLock(server, key)
-
-    # What the filter is.
-
-    def read(self, *, patient: bool = True) -> Stored:
-        """What is there now.
-
-        Args:
-            patient: wait out an outage.
-
-        Raises:
-            RefusedError: the key holds something else, or a filter of a newer format.
-        """
-        raw: Mapping[bytes, bytes] = self.server.call(
-            lambda client: client.hgetall(self.key), patient=patient
-        )
-        place = f"the key {self.key!r} of {self.server.address}"
-        try:
-            return parsed(raw)
-        except StorageError as error:
-            raise RefusedError(f"{place}: {error}") from None
-        except ValueError as error:
-            raise RefusedError(
-                f"{place} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
-                "it is: set BLOOM_REDIS_KEY to another name"
-            ) from None
-
-    def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:
-        """The filter that is there, with at least one generation.
-
-        Raises:
-            StorageError: there is none; see `read` for more.
-        """
-        stored = self.read()
-        if stored.info is None or not stored.generations:
-            raise StorageError(
-                f"{self.server.address} has no filter {self.key!r}; check BLOOM_REDIS_KEY, with "
-                "the spider's name in it"
-            )
-        return stored.info, stored.generations
-
-    def define(self, info: FilterInfo) -> None:
-        """Define the filter, unless there is one."""
-
-        def do(client: Any) -> None:
-            client.hsetnx(self.key, "filter", info_text(info))
-            client.persist(self.key)  # see undefine()
-
-        self.server.call(do)
-
-    def redefine(self, info: FilterInfo) -> None:
-        """Begin a new epoch: from now on, the generations there are left over."""
-
-        def do(client: Any) -> None:
-            client.hset(self.key, "filter", info_text(info))
-            client.persist(self.key)
-
-        self.server.call(do)
 
     def reset(self) -> None:
         """Remove the filter, for all crawlers: those that knew it begin a new one.
@@ -117,20 +54,6 @@ class RedisStore:
         """
         self._remove_definition()
         self.remove_left_over(self.read())
-
-    def _remove_definition(self, *, expiry: float = 0.0) -> None:
-        """On purpose, and so that it is seen: else others take it for lost, and write it back."""
-        when = self.server.now()
-
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=True)
-            pipeline.hset(self.key, RESET, when)
-            pipeline.hdel(self.key, "filter")
-            if expiry:
-                pipeline.pexpire(self.key, round(1000 * expiry))
-            pipeline.execute()
-
-        self.server.call(do)
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
         """Keep a filter under another name, and begin a new epoch under this one.
@@ -160,37 +83,10 @@ class RedisStore:
             self.blocks.seal(each)  # whoever still records there is told to look for another
         return name
 
-    def undefine(self, info: FilterInfo) -> None:
-        """Remove the definition of a filter without generations; in an hour nothing is left."""
-        stored = self.read()
-        if stored.info == info and not stored.generations:
-            self._remove_definition(expiry=_RESET_SECS)
-
-    def publish(self, epoch: str, generation: RedisGeneration) -> bool:
-        """Make a generation part of the filter, with its count as it is known here.
-
-        Returns:
-            False if there is another of that number.
-        """
-        name, value = field_name(epoch, generation), generation_text(generation)
-
-        def do(client: Any) -> bool:
-            client.hsetnx(self.key, name, value)
-            # Not the answer of HSETNX: its reply may have been lost the first time.
-            there = client.hget(self.key, name)
-            if there is None or json.loads(there)["id"] != generation.id:
-                return False
-            client.hdel(self.key, _draft(generation.id))
-            if generation.count:
-                client.hset(self.key, f"{name}:count", generation.count)
-            return True
-
-        return self.server.call(do)
-
     def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
         """Make a whole filter known at once; False if there is one already."""
         fields = filter_fields(info, generations)
-        drafts = [_draft(each.id) for each in generations]
+        drafts = [draft_name(each.id) for each in generations]
 
         def do(client: Any) -> bool:
             there = client.hget(self.key, "filter")
@@ -211,28 +107,6 @@ class RedisStore:
         finally:
             self.lock.release()
 
-    def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
-        """Write a published generation's figures anew."""
-        name, value = field_name(epoch, generation), generation_text(generation)
-        self.server.call(lambda client: client.hset(self.key, name, value))
-
-    def add_count(
-        self, epoch: str, generation: RedisGeneration, number: int, *, patient: bool = True
-    ) -> int | None:
-        """Add to a generation's count; the sum of all crawlers, None if it is not there."""
-        name = field_name(epoch, generation)
-
-        def do(client: Any) -> int | None:
-            count: int = client.hincrby(self.key, f"{name}:count", number)
-            if client.hexists(self.key, name):
-                return count
-            client.hdel(self.key, f"{name}:count")
-            return None
-
-        return self.server.call(do, patient=patient)
-
-    # Generations as keys.
-
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
 
@@ -244,7 +118,7 @@ class RedisStore:
             NoRoomError: the server's memory is full; what was made is removed.
         """
         draft = json.dumps([generation.num_chunks, self.server.now()])
-        self.server.call(lambda client: client.hset(self.key, _draft(generation.id), draft))
+        self.server.call(lambda client: client.hset(self.key, draft_name(generation.id), draft))
         try:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
@@ -298,7 +172,7 @@ class RedisStore:
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove the keys of what is no generation (any more)."""
         self.blocks.unlink(generation_id, num_chunks)
-        self.server.call(lambda client: client.hdel(self.key, _draft(generation_id)))
+        self._drop(draft_name(generation_id))
 
     def expire(self, epoch: str, generation: RedisGeneration) -> None:
         """Remove a generation that does not count any more. Any number of crawlers may do it."""
@@ -306,7 +180,7 @@ class RedisStore:
         draft = json.dumps([generation.num_chunks, 0])
 
         def do(client: Any) -> None:
-            client.hset(self.key, _draft(generation.id), draft)
+            client.hset(self.key, draft_name(generation.id), draft)
             client.hdel(self.key, name, f"{name}:count")
 
         self.server.call(do)
@@ -318,18 +192,11 @@ class RedisStore:
             remove_forgotten(self.server, self.key, epoch)
         for name, generation in stored.left_over.items():
             self.blocks.unlink(generation.id, generation.num_chunks)
-            self._forget(name, f"{name}:count")
+            self._drop(name, f"{name}:count")
         live = {generation.id for generation in stored.generations}
         now = self.server.now() if stored.drafts else 0.0
         for generation_id, (num_chunks, since) in stored.drafts.items():
             if generation_id in live:
-                self._forget(_draft(generation_id))
+                self._drop(draft_name(generation_id))
             elif now - since > _DRAFT_SECS:
                 self.discard(generation_id, num_chunks)
-
-    def _forget(self, *names: str) -> None:
-        self.server.call(lambda client: client.hdel(self.key, *names))
-
-
-def _draft(generation_id: str) -> str:
-    return f"draft:{generation_id}"
