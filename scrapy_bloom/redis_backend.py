@@ -4,18 +4,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from scrapy_bloom.backoff import next_attempt
-from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.job import Job
-from scrapy_bloom.locks import Lock
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
+from scrapy_bloom.redis_job import SharedJob
 from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_lookup import SharedLookup
 from scrapy_bloom.redis_meta import RedisGeneration, Stored
@@ -96,7 +94,7 @@ class RedisBackend:
         )
         self._flush = flush
         self._job = job or Job(None, "keep")
-        self._lock: Lock | None = None
+        self._job_dir = SharedJob(self._job, self._store, self._set_aside)
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
         self.forgotten = Forgotten(
@@ -125,12 +123,11 @@ class RedisBackend:
                 by another crawl, or was killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        if self._job.path is not None:
-            self._lock = lock_directory(self._job.path / "bloom")
+        self._job_dir.lock()
         try:
             self._open()
         except BaseException:
-            self._unlock()
+            self._job_dir.unlock()
             raise
 
     def _open(self) -> None:
@@ -141,43 +138,14 @@ class RedisBackend:
                 self._server.address,
                 policy,
             )
-        importable = self._job.importable()
-        stored = self._store.read()
-        there = stored.info is not None and bool(stored.generations)
-        if not there:
-            self._tell_of_a_local_one()
-        if self._job.was_killed(stored.info.created_at if stored.info and there else None):
-            importable = self._after_a_kill(stored, importable)
-        elif any(each.count for each in stored.generations):
-            self._job.check_queue()
-        self._shared.join(importable, tell=True)
+        self._shared.join(self._job_dir.prepare(), tell=True)
         # What the server refuses is better known now than at the first request.
         self._store.blocks.look(self._known.newest, self._known.locate(b""))
-
-    def _after_a_kill(self, stored: Stored, importable: Path | None) -> Path | None:
-        """Deal with a job that was killed; what is still to be imported."""
-        if stored.info is not None and stored.generations:
-            if not self._job.used(stored.info.epoch):
-                self._job.drop_queue()
-                return None
-            is_away = self._job.recover(
-                f"the job with the filter {self._store.key!r}",
-                sum(each.count for each in stored.generations),
-                lambda: [self._set_aside(stored)],
-            )
-        else:
-            is_away = self._job.recover(None, None, list)
-        return None if is_away else importable
 
     def _set_aside(self, stored: Stored) -> str:
         name = self._shared.set_aside(stored)
         time.sleep(self._trust_secs)  # as in clear()
         return name
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
     def begin(self) -> None:
         """The crawl begins: mark the job as in use."""
@@ -281,7 +249,7 @@ class RedisBackend:
         finally:
             # Scrapy has closed the queue, and it fits what was recorded.
             self._job.end()
-            self._unlock()
+            self._job_dir.unlock()
             self._server.close()
 
     def idle(self) -> None:
@@ -319,12 +287,3 @@ class RedisBackend:
                 "redis/lost_keys": self._shared.recovery.lost_keys,
             },
         )
-
-    def _tell_of_a_local_one(self) -> None:
-        if self._job.path is not None and filter_files(path := self._job.path / "bloom"):
-            logger.warning(
-                '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
-                "recorded is crawled again. To go on with it, upload it first, as docs/scaling.md "
-                "says",
-                path,
-            )
