@@ -87,18 +87,16 @@ class RedisForgotten:
             batch = fingerprints[start : start + _BATCH]
             scores = dict.fromkeys(batch, self._now())
 
-            def do(
-                client: Any,
+            def fill(
+                pipeline: Any,
                 scores: dict[bytes, float] = scores,
                 claimed: Sequence[bytes] = [each for each in batch if each in self._claimed],
             ) -> None:
-                pipeline = client.pipeline(transaction=True)
                 pipeline.zadd(self._keys.forgotten, scores)
                 if claimed:
                     pipeline.zrem(self._keys.claimed(self._run), *claimed)
-                pipeline.execute()
 
-            self._server.call(do)
+            self._server.transaction(fill)
             self._claimed.difference_update(batch)
 
     def take(self, fingerprint: bytes) -> bool:
@@ -108,13 +106,11 @@ class RedisForgotten:
         if self.claims and not self._claimed:
             self._stay_alive()
         retries = self._server.retries
-        removed = self._server.call(
-            lambda client: (
-                self._claim(client, fingerprint)
-                if self.claims
-                else client.zrem(self._keys.forgotten, fingerprint)
-            )
-        )
+        if self.claims:
+            removed = self._claim(fingerprint)
+        else:
+            forgotten = self._keys.forgotten
+            removed = self._server.call(lambda client: client.zrem(forgotten, fingerprint))
         if not removed and self._server.retries == retries:
             if self.claims:  # another run was faster
                 run = self._keys.claimed(self._run)
@@ -124,12 +120,13 @@ class RedisForgotten:
             self._claimed.add(fingerprint)
         return True
 
-    def _claim(self, client: Any, fingerprint: bytes) -> int:
-        pipeline = client.pipeline(transaction=True)
-        pipeline.zadd(self._keys.claimed(self._run), {fingerprint: self._now()})
-        pipeline.zrem(self._keys.forgotten, fingerprint)
-        removed: int = pipeline.execute()[-1]
-        return removed
+    def _claim(self, fingerprint: bytes) -> int:
+        def fill(pipeline: Any) -> None:
+            pipeline.zadd(self._keys.claimed(self._run), {fingerprint: self._now()})
+            pipeline.zrem(self._keys.forgotten, fingerprint)
+
+        _, removed = self._server.transaction(fill)
+        return int(removed)
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
@@ -160,13 +157,11 @@ class RedisForgotten:
         if fingerprint in self._claimed:
             keys.append(self._keys.claimed(self._run))
 
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=True)
+        def fill(pipeline: Any) -> None:
             for key in keys:
                 pipeline.zrem(key, fingerprint)
-            pipeline.execute()
 
-        self._server.call(do)
+        self._server.transaction(fill)
         self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:
@@ -185,13 +180,11 @@ class RedisForgotten:
     def _stay_alive(self) -> None:
         """Tell other runs that this one lives, and has claims."""
 
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=True)
+        def fill(pipeline: Any) -> None:
             pipeline.sadd(self._keys.runs, self._run)
             pipeline.set(self._keys.alive(self._run), 1, ex=_ALIVE_SECS)
-            pipeline.execute()
 
-        self._server.call(do)
+        self._server.transaction(fill)
 
     def _bury_the_dead(self) -> bool:
         """Give back what runs had claimed that were killed; whether there was one."""
@@ -216,15 +209,13 @@ class RedisForgotten:
         """Put what a run has claimed back; nothing happens if that was done before."""
         claimed, forgotten = self._keys.claimed(name), self._keys.forgotten
 
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=True)
+        def fill(pipeline: Any) -> None:
             pipeline.zunionstore(forgotten, [forgotten, claimed], aggregate="MAX")
             pipeline.unlink(claimed)
             pipeline.unlink(self._keys.alive(name))
             pipeline.srem(self._keys.runs, name)
-            pipeline.execute()
 
-        self._server.call(do)
+        self._server.transaction(fill)
 
 
 class Keys:

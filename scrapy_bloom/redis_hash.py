@@ -102,15 +102,13 @@ class FilterHash:
         """On purpose, and so that it is seen: else others take it for lost, and write it back."""
         when = self.server.now()
 
-        def do(client: Any) -> None:
-            pipeline = client.pipeline(transaction=True)
+        def fill(pipeline: Any) -> None:
             pipeline.hset(self.key, RESET, when)
             pipeline.hdel(self.key, "filter")
             if expiry:
                 pipeline.pexpire(self.key, round(1000 * expiry))
-            pipeline.execute()
 
-        self.server.call(do)
+        self.server.transaction(fill)
 
     def publish(self, epoch: str, generation: RedisGeneration) -> bool:
         """Make a generation part of the filter, with its count as it is known here.

@@ -44,15 +44,12 @@ class RedisLock:
     def take(self) -> bool:
         """Try to take it; whether we hold it."""
 
-        def do(client: Any) -> tuple[bytes | None, int]:
-            pipeline = client.pipeline(transaction=True)
+        def fill(pipeline: Any) -> None:
             pipeline.set(self._name, self._own, nx=True, px=_milliseconds(LEASE_SECS))
             pipeline.get(self._name)
             pipeline.pttl(self._name)
-            _, holder, left = pipeline.execute()
-            return holder, left
 
-        holder, left = self._server.call(do)
+        _, holder, left = self._server.transaction(fill)
         if holder == self._own:
             return True
         if holder is not None and not 0 <= left <= _milliseconds(_LONGEST_LEASE_SECS):

@@ -148,6 +148,23 @@ class RedisServer:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def transaction(self, fill: Callable[[Any], object]) -> list[Any]:
+        """Send commands as one transaction; see `call`.
+
+        Args:
+            fill: gives the commands to redis-py's pipeline.
+
+        Returns:
+            Their answers.
+        """
+
+        def do(client: Any) -> list[Any]:
+            pipeline = client.pipeline(transaction=True)
+            fill(pipeline)
+            return list(pipeline.execute())
+
+        return self.call(do)
+
     def was_replaced(self) -> bool:
         """Whether another server answers than before, since this was last asked."""
         if self._identity is None:
