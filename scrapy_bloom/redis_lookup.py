@@ -5,23 +5,22 @@ import time
 from collections.abc import Callable, Sequence
 
 from scrapy_bloom.backoff import next_attempt
-from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.hashing import Hashed, block_of
+from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.hashing import Hashed
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_known import KnownGenerations
-from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis_recording import MOST_CHANGES, Recorder, always_changing
 from scrapy_bloom.redis_server import ReplacedError
 from scrapy_bloom.redis_store import RedisStore
 
 _BATCH = 256  # fingerprints recorded at once
-_MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 _MOST_UNCONFIRMED = 1000  # answers of the mirrors, where these may turn out to be wrong
 
 
 class SharedLookup:
-    """Asking and recording over all live generations of a shared filter, oldest first.
+    """Asking and recording over all live generations of a shared filter.
 
     Args:
         store: the keys.
@@ -49,8 +48,8 @@ class SharedLookup:
         self.mirror_hits = self.unconfirmed = 0
         self._queue_is_shared = queue_is_shared
         self._most_unconfirmed = _MOST_UNCONFIRMED if queue_is_shared else math.inf
-        self._blocks = store.blocks
-        self._key = store.key
+        self._recorder = Recorder(store, known, shared, growth)
+        self._store = store
         self._server = store.server
         self._known = known
         self._shared = shared
@@ -70,7 +69,7 @@ class SharedLookup:
         replaced = server.was_replaced()
         server.is_watched = True
         try:
-            for _ in range(_MOST_CHANGES):
+            for _ in range(MOST_CHANGES):
                 try:
                     if replaced:
                         self._shared.begin_anew()
@@ -80,13 +79,13 @@ class SharedLookup:
                     server.retries += 1  # it may have been done
         finally:
             server.is_watched = False
-        raise self._changing()
+        raise always_changing(self._store)
 
     def _add(self, fingerprint: bytes, retries: int) -> bool:
         hashed = self._unless_known(fingerprint)
         if hashed is None:
             return False
-        new = self._recorded(fingerprint, hashed)
+        new = self._recorder.record(fingerprint, hashed)
         self._is_confirmed()
         if not new and self._server.retries == retries:
             return False
@@ -95,7 +94,7 @@ class SharedLookup:
 
     def record_anew(self, fingerprint: bytes) -> None:
         """Record a fingerprint that an older generation has in the newest one, too."""
-        if self._blocks.record(self._known.newest, self._known.locate(fingerprint))[0]:
+        if self._store.blocks.record(self._known.newest, self._known.locate(fingerprint))[0]:
             self._shared.count()
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -120,21 +119,11 @@ class SharedLookup:
         pending = []
         for fingerprint in fingerprints:
             hashed = self._unless_known(fingerprint)
-            if hashed is not None and not self._is_in_older(hashed, set()):
+            if hashed is not None and not self._recorder.is_in_older(hashed, set()):
                 pending.append((fingerprint, hashed))
         if self._known.newest is not newest or not pending:
             return sum(self.add(fingerprint) for fingerprint, _ in pending)
-        added = 0
-        answers = self._blocks.record_many(newest, [hashed for _, hashed in pending])
-        for (fingerprint, hashed), answer in zip(pending, answers, strict=True):
-            is_new = self._settled(newest, hashed, answer)
-            if is_new is None:
-                again = self._known.locate(fingerprint)  # perhaps with another salt
-                is_new = self._recorded(fingerprint, again, {newest.id})
-            if is_new:
-                added += 1
-                self._shared.count()
-        return added
+        return self._recorder.record_batch(pending)
 
     def __contains__(self, fingerprint: bytes) -> bool:
         return self._unless_replaced(self._has, fingerprint)
@@ -143,7 +132,7 @@ class SharedLookup:
         hashed = self._unless_known(fingerprint)
         if hashed is None:
             return True
-        found = self._is_recorded(fingerprint, hashed, set())
+        found = self._recorder.has(fingerprint, hashed)
         self._is_confirmed()
         return found
 
@@ -211,7 +200,7 @@ class SharedLookup:
         self._confirm_at = begun + self._trust_secs
         newest = self._known.newest
         try:
-            _, marks = self._blocks.look(newest, hashed, patient=patient)
+            _, marks = self._store.blocks.look(newest, hashed, patient=patient)
             if marks == SEALED:
                 self._shared.refresh()
             elif marks != ALIVE:
@@ -222,101 +211,3 @@ class SharedLookup:
                 raise
             # What is new will wait for the server, and tell.
             self._confirm_at = next_attempt(begun, self._trust_secs)
-
-    def _recorded(self, fingerprint: bytes, hashed: Hashed, done: set[str] | None = None) -> bool:
-        """Set the bits where they belong; False if they were set before.
-
-        Args:
-            fingerprint: what to record.
-            hashed: the same, hashed.
-            done: sealed generations that did not have it: bits that were set there since tell
-                nothing, be they our own or of another crawler that came too late.
-        """
-        done = done or set()
-        for _ in range(_MOST_CHANGES):
-            live, newest = self._known.live, self._known.newest
-            if self._growth.is_full():
-                if self._is_recorded(fingerprint, hashed, done):
-                    return False
-                if self._known.newest is newest:  # else another crawler has just made the next
-                    self._growth.grow()
-            elif self._known.older and self._is_in_older(hashed, done):
-                return False
-            if self._known.live is live:
-                new = self._settled(newest, hashed, self._blocks.record(newest, hashed))
-                if new is not None:
-                    return new
-                done.add(newest.id)
-            # Other generations, and perhaps another salt.
-            hashed = self._known.locate(fingerprint)
-        raise self._changing()
-
-    def _settled(
-        self, newest: RedisGeneration, hashed: Hashed, answer: tuple[bool, int]
-    ) -> bool | None:
-        """What the server's answer to `record` means; None if it is to be recorded elsewhere."""
-        new, marks = answer
-        if marks == SEALED:
-            # In what is sealed, others do not look for it any more.
-            if self._known.newest is newest:
-                if new:
-                    self._growth.go_on(newest)
-                else:
-                    self._shared.refresh()
-            return None if new else False
-        if marks != ALIVE:
-            self._shared.lost(newest, hashed)
-            if self._known.newest is not newest:
-                return None
-        if newest.mirror is not None:
-            block_hash, positions = hashed
-            newest.mirror.add_hashed(block_hash, positions[: newest.geometry.num_hashes])
-        return new
-
-    def _is_recorded(self, fingerprint: bytes, hashed: Hashed, done: set[str]) -> bool:
-        for _ in range(_MOST_CHANGES):
-            live, newest = self._known.live, self._known.newest
-            if self._is_in_older(hashed, done):
-                return True
-            if self._known.live is live:
-                seen, marks = self._blocks.look(newest, hashed)
-                if marks == SEALED and not seen:
-                    self._shared.refresh()
-                elif marks not in {ALIVE, SEALED}:
-                    self._shared.lost(newest, hashed)
-                if self._known.newest is newest:
-                    return seen
-            hashed = self._known.locate(fingerprint)
-        raise self._changing()
-
-    def _is_in_older(self, hashed: Hashed, done: set[str]) -> bool:
-        """Whether a generation before the newest has it; False too if they turn out to change."""
-        live = self._known.live
-        for each in self._known.older:
-            if each.id in done:
-                continue
-            marks = ALIVE
-            if each.mirror is None:
-                seen, marks = self._blocks.look(each, hashed)
-            else:
-                block = block_of(hashed[0], each.geometry.num_blocks)
-                if not each.complete[block]:
-                    # It is sealed, so what is there now is all there will ever be.
-                    data, marks = self._blocks.fetch(each, block)
-                    each.mirror.add_blocks(block, data)
-                    each.complete[block] = 1
-                seen = each.mirror.has_hashed(*hashed)
-            if marks not in {ALIVE, SEALED}:
-                self._shared.lost(each, hashed)
-                if self._known.live is not live:
-                    return False
-            if seen:
-                return True
-            # It was sealed before we asked: what others set there since tells nothing, either.
-            done.add(each.id)
-        return False
-
-    def _changing(self) -> StorageError:
-        return StorageError(
-            f"{self._server.address}: the generations of {self._key!r} change all the time"
-        )
