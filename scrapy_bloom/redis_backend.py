@@ -14,7 +14,6 @@ from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
 from scrapy_bloom.redis_job import SharedJob
-from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_lookup import SharedLookup
 from scrapy_bloom.redis_meta import RedisGeneration, Stored
 from scrapy_bloom.redis_server import RedisServer
@@ -83,15 +82,15 @@ class RedisBackend:
         )
         self._server = server
         self._store = RedisStore(server, key)
-        self._known = KnownGenerations(self._policy, mirror=mirror)
         self._shared = SharedGenerations(
             self._store,
-            self._known,
             Wanted(policy=self._policy, salt=salt, fingerprinter=fingerprinter, spider=spider),
+            mirror=mirror,
             queue_is_shared=queue_is_shared,
             clock=clock,
             changed=self._changed,
         )
+        self._known = self._shared.known
         self._flush = flush
         self._job = job or Job(None, "keep")
         self._job_dir = SharedJob(self._job, self._store, self._set_aside)
@@ -103,15 +102,8 @@ class RedisBackend:
             ),
             is_shared=True,
         )
-        self._growth = SharedGrowth(self._known, self._shared, self._policy, self.forgotten)
-        self._lookup = SharedLookup(
-            self._store,
-            self._known,
-            self._shared,
-            self._growth,
-            trust_secs,
-            queue_is_shared=queue_is_shared,
-        )
+        self._growth = SharedGrowth(self._shared, self.forgotten)
+        self._lookup = SharedLookup(self._shared, self._growth, trust_secs)
         self._epoch = ""
 
     def open(self) -> None:

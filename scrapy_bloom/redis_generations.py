@@ -27,13 +27,14 @@ class SharedGenerations:
 
     Args:
         store: the keys.
-        known: the generations, as far as they are known here.
         wanted: what the settings ask of the filter.
+        mirror: whether to keep a mirror of each generation.
         queue_is_shared: see `RedisBackend`.
         clock: seconds since 1970; None: the server's.
         changed: called when the generations are others than before.
 
     Attributes:
+        known: the generations, as far as they are known here.
         counts: how many requests they hold.
         recovery: makes lost keys anew.
     """
@@ -41,20 +42,20 @@ class SharedGenerations:
     def __init__(
         self,
         store: RedisStore,
-        known: KnownGenerations,
         wanted: Wanted,
         *,
+        mirror: bool,
         queue_is_shared: bool = False,
         clock: Callable[[], float] | None,
         changed: Callable[[], None],
     ) -> None:
-        self.counts = SharedCounts(store, known)
-        self.recovery = Recovery(store, known)
-        self._store = store
-        self._known = known
-        self._wanted = wanted
+        self.store = store
+        self.wanted = wanted
+        self.queue_is_shared = queue_is_shared
+        self.known = KnownGenerations(wanted.policy, mirror=mirror)
+        self.counts = SharedCounts(store, self.known)
+        self.recovery = Recovery(store, self.known)
         self._patience = Patience(store.server, store.lock, store.place)
-        self._queue_is_shared = queue_is_shared
         self._clock = clock or self._server_clock
         self._clock_offset = 0.0
         self._changed = changed
@@ -74,15 +75,15 @@ class SharedGenerations:
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
                 raise StorageError(
-                    f"{self._store.place} is removed each time it is made; start again"
+                    f"{self.store.place} is removed each time it is made; start again"
                 )
-            stored = self._store.read()
+            stored = self.store.read()
             if stored.info is None:
                 was_gone = was_gone or not stored.was_reset
-                self._store.define(self._new_info())
+                self.store.define(self._new_info())
                 continue
-            self._wanted.check(stored.info, self._store.place)
-            self._store.remove_left_over(stored)
+            self.wanted.check(stored.info, self.store.place)
+            self.store.remove_left_over(stored)
             if stored.generations:
                 break
             created = self._create_first(stored.info, importable)
@@ -90,11 +91,11 @@ class SharedGenerations:
         self._adopt(stored)
         self._patience.restore()
         if tell and not created:
-            self._wanted.log_differences(stored.info, self._known.live, self._store.place)
+            self.wanted.log_differences(stored.info, self.known.live, self.store.place)
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; whether we made it."""
-        policy = self._wanted.policy
+        policy = self.wanted.policy
         size, content, count = policy.first(), None, 0
         if importable is not None:
             seen = open_seen(importable)
@@ -103,33 +104,33 @@ class SharedGenerations:
             count = import_seen(seen, content)
         try:
             with self._locked():
-                stored = self._store.read()
+                stored = self.store.read()
                 if stored.info != info or stored.generations:
                     return False
                 new = self._sized(size, 1, count=count)
-                return self._store.add(info.epoch, new, self.now, content=content)
+                return self.store.add(info.epoch, new, self.now, content=content)
         except NoRoomError as error:
             raise StorageError(
-                f"{self._store.server.address}: {error}; give it more, or lower "
+                f"{self.store.server.address}: {error}; give it more, or lower "
                 "BLOOM_EXPECTED_REQUESTS"
             ) from error
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Wait until no other crawler makes generations; the lock of a dead one ends by itself."""
-        self._patience.wait_until(self._store.lock.take)
+        self._patience.wait_until(self.store.lock.take)
         try:
             yield
         finally:
-            self._store.lock.release()
+            self.store.lock.release()
 
     def _adopt(self, stored: Stored) -> None:
-        self._known.adopt(stored)
+        self.known.adopt(stored)
         self.counts.plan()
         self._changed()
 
     def _forget(self) -> None:
-        self._known.forget()
+        self.known.forget()
         self.counts.drop()
 
     def clear(self, *, and_wait: float = 0.0) -> None:
@@ -140,30 +141,30 @@ class SharedGenerations:
                 new one in that time.
         """
         if and_wait:
-            self._patience.wait_until(self._store.lock.take)
-        self._known.info = self._new_info()
-        self._store.redefine(self._known.info)
-        self._store.remove_left_over(self._store.read())
+            self._patience.wait_until(self.store.lock.take)
+        self.known.info = self._new_info()
+        self.store.redefine(self.known.info)
+        self.store.remove_left_over(self.store.read())
         self._forget()
         if and_wait:
             time.sleep(and_wait)
-            self._store.lock.release(after=and_wait)
+            self.store.lock.release(after=and_wait)
 
     @property
     def epoch(self) -> str:
         """Of the filter that is used now."""
-        return self._known.info.epoch
+        return self.known.info.epoch
 
     def set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
-        name = self._store.set_aside(stored, self._new_info())
-        return f"the key {name!r} of {self._store.server.address}"
+        name = self.store.set_aside(stored, self._new_info())
+        return f"the key {name!r} of {self.store.server.address}"
 
     def leave(self) -> None:
         """Leave nothing behind of a filter that was cleared."""
-        if not self._known.live:
-            self._store.undefine(self._known.info)
-            self._store.lock.release()
+        if not self.known.live:
+            self.store.undefine(self.known.info)
+            self.store.lock.release()
 
     def count(self) -> None:
         """One more was recorded in the newest generation."""
@@ -175,9 +176,9 @@ class SharedGenerations:
     def refresh(self) -> None:
         """Look at the generations that there are, and take part in these."""
         self.counts.tell()  # before the newest one is left
-        stored = self._store.read()
+        stored = self.store.read()
         if self.recovery.is_lost(stored):
-            if self._queue_is_shared:
+            if self.queue_is_shared:
                 self.begin_anew()
                 return
             stored = self._written_back()
@@ -192,11 +193,11 @@ class SharedGenerations:
     def _written_back(self) -> Stored:
         """Write back what is known here, unless another was first; what there is then."""
         with self._locked():
-            self._store.define(self._known.info)
-            if self._known.are_of(self._store.read()):
+            self.store.define(self.known.info)
+            if self.known.are_of(self.store.read()):
                 self.recovery.write_back()
                 self.counts.drop()
-        return self._store.read()
+        return self.store.read()
 
     def follow(self, ended: RedisGeneration, size: Size, open_until: float) -> None:
         """Go on to the generation after one that is over; make it, unless another crawler does.
@@ -213,7 +214,7 @@ class SharedGenerations:
         def is_followed() -> bool:
             if not self.append(size, open_until):
                 self.refresh()
-            return self._known.newest is not ended
+            return self.known.newest is not ended
 
         self._patience.wait_until(is_followed)
 
@@ -223,49 +224,49 @@ class SharedGenerations:
         Raises:
             NoRoomError: the server's memory is full.
         """
-        ended = self._known.newest
-        if not self._store.lock.take():
+        ended = self.known.newest
+        if not self.store.lock.take():
             return False
         try:
             self.refresh()
-            if self._known.newest is not ended:
+            if self.known.newest is not ended:
                 return True
             new = self._sized(size, ended.number + 1, open_until)
-            self._store.add(self.epoch, new, self.now, after=ended)
+            self.store.add(self.epoch, new, self.now, after=ended)
         finally:
-            self._store.lock.release()
+            self.store.lock.release()
         self.refresh()
-        return self._known.newest is not ended
+        return self.known.newest is not ended
 
     def _sized(
         self, size: Size, number: int, open_until: float = 0.0, count: int = 0
     ) -> RedisGeneration:
         now = self.now()
-        open_until = open_until or self._wanted.policy.open_until(now)
+        open_until = open_until or self.wanted.policy.open_until(now)
         return RedisGeneration.of(size, number, now, open_until=open_until, count=count)
 
     def extend(self, open_until: float) -> None:
         """Keep the newest generation open for longer, for all crawlers."""
-        self._known.newest.open_until = open_until
-        self._store.rewrite(self.epoch, self._known.newest)
+        self.known.newest.open_until = open_until
+        self.store.rewrite(self.epoch, self.known.newest)
 
     def expire(self, number: int) -> int:
         """Remove so many of the oldest generations; how many requests were in them."""
-        gone = self._known.live[:number]
+        gone = self.known.live[:number]
         for each in gone:
-            self._store.expire(self.epoch, each)
+            self.store.expire(self.epoch, each)
         self.refresh()
         return sum(each.count for each in gone)
 
     def lost(self, generation: RedisGeneration, hashed: Hashed) -> None:
         """A fingerprint's key is not what we left there: evicted, or removed, or all is gone."""
-        stored, blocks = self._store.read(), self._store.blocks
+        stored, blocks = self.store.read(), self.store.blocks
         ids = [each.id for each in stored.generations]
         chunk = block_of(hashed[0], generation.geometry.num_blocks) // CHUNK_BLOCKS
         if not self.recovery.is_lost(stored):
             if generation.id in ids:
                 blocks.restore(generation, chunk, sealed=generation.id != ids[-1])
-                if self._queue_is_shared and self.recovery.is_lost(self._store.read()):
+                if self.queue_is_shared and self.recovery.is_lost(self.store.read()):
                     # All has gone meanwhile: a key that looks alive would hide that.
                     blocks.drop(generation, chunk)
                     self.begin_anew()
@@ -273,7 +274,7 @@ class SharedGenerations:
                 self.recovery.log_loss(1)
             else:  # the filter was cleared, or the generation has expired
                 blocks.drop(generation, chunk)
-        if ids != [each.id for each in self._known.live]:
+        if ids != [each.id for each in self.known.live]:
             self.refresh()
 
     def begin_anew(self) -> None:
@@ -289,17 +290,17 @@ class SharedGenerations:
     # Small helpers.
 
     def _new_info(self) -> FilterInfo:
-        return self._wanted.info(self.now())
+        return self.wanted.info(self.now())
 
     def now(self) -> float:
         """The time for all crawlers, seconds since 1970; never before the newest generation's."""
-        newest = self._known.live[-1].created_at if self._known.live else 0.0
+        newest = self.known.live[-1].created_at if self.known.live else 0.0
         return max(self._clock(), newest)
 
     def set_clock(self) -> None:
         """Ask the server for the time."""
         # One clock for all: a crawler's own may be wrong. Monotonic time goes on from there.
-        self._clock_offset = self._store.server.now() - time.monotonic()
+        self._clock_offset = self.store.server.now() - time.monotonic()
 
     def _server_clock(self) -> float:
         return time.monotonic() + self._clock_offset

@@ -4,10 +4,8 @@ import math
 
 from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.generation_log import GenerationLog
-from scrapy_bloom.generations import Policy
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_meta import RedisGeneration
 
 
@@ -15,26 +13,18 @@ class SharedGrowth:
     """Growing, turning and expiring, for all crawlers: whoever is first does it.
 
     Args:
-        known: the generations.
-        shared: takes part in them.
-        policy: sizes, ends and times.
+        shared: the generations.
         forgotten: the forgotten requests, which expire, too.
 
     Attributes:
         log: what was told.
     """
 
-    def __init__(
-        self,
-        known: KnownGenerations,
-        shared: SharedGenerations,
-        policy: Policy,
-        forgotten: Forgotten,
-    ) -> None:
+    def __init__(self, shared: SharedGenerations, forgotten: Forgotten) -> None:
         self.log = GenerationLog()
-        self._known = known
         self._shared = shared
-        self._policy = policy
+        self._known = shared.known
+        self._policy = shared.wanted.policy
         self._forgotten = forgotten
         self._grow_at: float = math.inf  # at this count, a new request needs a new generation
         self._due: float = math.inf  # at this time, a generation ends or expires

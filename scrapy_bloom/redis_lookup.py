@@ -10,10 +10,8 @@ from scrapy_bloom.hashing import Hashed
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
-from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_recording import MOST_CHANGES, Recorder, always_changing
 from scrapy_bloom.redis_server import ReplacedError
-from scrapy_bloom.redis_store import RedisStore
 
 _BATCH = 256  # fingerprints recorded at once
 _MOST_UNCONFIRMED = 1000  # answers of the mirrors, where these may turn out to be wrong
@@ -23,35 +21,22 @@ class SharedLookup:
     """Asking and recording over all live generations of a shared filter.
 
     Args:
-        store: the keys.
-        known: the generations.
-        shared: takes part in them.
+        shared: the generations.
         growth: makes the next one.
         trust_secs: how long the mirrors are trusted without a word from the server.
-        queue_is_shared: see `RedisBackend`.
 
     Attributes:
         mirror_hits: how often a mirror knew the answer.
         unconfirmed: how often it did since the server's last word.
     """
 
-    def __init__(
-        self,
-        store: RedisStore,
-        known: KnownGenerations,
-        shared: SharedGenerations,
-        growth: SharedGrowth,
-        trust_secs: float,
-        *,
-        queue_is_shared: bool = False,
-    ) -> None:
+    def __init__(self, shared: SharedGenerations, growth: SharedGrowth, trust_secs: float) -> None:
         self.mirror_hits = self.unconfirmed = 0
-        self._queue_is_shared = queue_is_shared
-        self._most_unconfirmed = _MOST_UNCONFIRMED if queue_is_shared else math.inf
-        self._recorder = Recorder(store, known, shared, growth)
-        self._store = store
-        self._server = store.server
-        self._known = known
+        self._most_unconfirmed = _MOST_UNCONFIRMED if shared.queue_is_shared else math.inf
+        self._recorder = Recorder(shared, growth)
+        self._store = shared.store
+        self._server = shared.store.server
+        self._known = shared.known
         self._shared = shared
         self._growth = growth
         self._trust_secs = trust_secs
@@ -63,7 +48,7 @@ class SharedLookup:
 
     def _unless_replaced(self, operation: Callable[..., bool], *args: object) -> bool:
         """Do something; if another server answers than before, forget all and do it again."""
-        if not self._queue_is_shared:
+        if not self._shared.queue_is_shared:
             return operation(*args)
         server = self._server
         replaced = server.was_replaced()

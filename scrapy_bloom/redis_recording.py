@@ -7,7 +7,6 @@ from scrapy_bloom.hashing import Hashed, block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth
-from scrapy_bloom.redis_known import KnownGenerations
 from scrapy_bloom.redis_meta import RedisGeneration
 from scrapy_bloom.redis_store import RedisStore
 
@@ -18,21 +17,13 @@ class Recorder:
     """Asks the older generations, and records in the newest one.
 
     Args:
-        store: the keys.
-        known: the generations.
-        shared: takes part in them.
+        shared: the generations.
         growth: makes the next one.
     """
 
-    def __init__(
-        self,
-        store: RedisStore,
-        known: KnownGenerations,
-        shared: SharedGenerations,
-        growth: SharedGrowth,
-    ) -> None:
-        self._store = store
-        self._known = known
+    def __init__(self, shared: SharedGenerations, growth: SharedGrowth) -> None:
+        self._store = shared.store
+        self._known = shared.known
         self._shared = shared
         self._growth = growth
 
