@@ -140,13 +140,13 @@ class RedisBackend:
         return name
 
     def begin(self) -> None:
-        """The crawl begins: mark the job as in use."""
+        """Begin the crawl: mark the job as in use."""
         self._job.begin(self._shared.epoch)
         self._growth.begin()
         self._known.begin_run(self._shared.now())
 
     def _changed(self) -> None:
-        """The generations are others than before."""
+        """Note that the generations are others than before."""
         self._job.goes_on_with(self._shared.epoch)
         self._growth.plan()
         if self._epoch != self._shared.epoch:
@@ -196,12 +196,12 @@ class RedisBackend:
 
     @property
     def unconfirmed(self) -> int:
-        """How many answers came from the mirror since the server's last word."""
+        """Return how many answers came from the mirror since the server's last word."""
         return self._lookup.unconfirmed
 
     @property
     def voided(self) -> int:
-        """How often the answers of the mirror that were not confirmed turned out to be void."""
+        """Return how often unconfirmed answers of the mirror turned out to be void."""
         return self._known.voided
 
     def confirm(self) -> None:

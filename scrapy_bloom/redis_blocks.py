@@ -27,12 +27,7 @@ class NoRoomError(StorageError):
 
 
 class RedisBlocks:
-    """The keys of the blocks of one filter.
-
-    Args:
-        server: where they are.
-        key: the beginning of their names.
-    """
+    """The keys of the blocks of one filter."""
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server
@@ -79,7 +74,7 @@ class RedisBlocks:
         self._in_batches(strays, lambda pipeline, key: pipeline.unlink(key))
 
     def seal(self, generation: RedisGeneration) -> None:
-        """From now on, whoever records in the generation is told that it is over."""
+        """Tell whoever records in the generation from now on that it is over."""
         self._in_batches(
             range(generation.num_chunks),
             lambda pipeline, chunk: pipeline.setbit(
@@ -157,7 +152,7 @@ class RedisBlocks:
         return self._server.call(do, patient=patient)
 
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
-        """A block's bytes, and the marks of its key."""
+        """Return a block's bytes, and the marks of its key."""
         size = generation.geometry.block_bytes
         chunk, place = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
@@ -173,7 +168,7 @@ class RedisBlocks:
         return self._server.call(do)
 
     def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
-        """All blocks of one key, None if it was lost."""
+        """Return all blocks of one key, None if it was lost."""
         data = self._server.call(lambda client: client.get(self.chunk_key(generation, chunk)))
         size = generation.marks_at(chunk) // 8
         if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
@@ -206,7 +201,7 @@ class RedisBlocks:
         self._server.call(lambda client: client.unlink(self.chunk_key(generation, chunk)))
 
     def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """The name of the key of 127 blocks."""
+        """Return the name of the key of 127 blocks."""
         return f"{self._key}:{generation.id}:{chunk}"
 
     def _content(self, generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:

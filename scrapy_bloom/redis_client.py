@@ -91,7 +91,7 @@ def connect(
     socket_secs: float,
     connected: Callable[[Any], None] | None = None,
 ) -> tuple[Any, Callable[[], None]]:
-    """A client of redis-py, and what closes it. Most kinds connect with the first command.
+    """Make a client of redis-py, and what closes it. Most kinds connect with the first command.
 
     Args:
         url: see `scrapy_bloom.redis_server.RedisServer`, as the next three.
@@ -189,7 +189,7 @@ def _master(
 
 
 def import_redis() -> Any:
-    """The module redis, with all that is used of it.
+    """Return the module redis, with all that is used of it.
 
     Raises:
         SettingError: it is missing.

@@ -13,12 +13,7 @@ _LONGEST_SECS = 1.0  # likewise: a small crawl has no whole batch
 
 
 class SharedCounts:
-    """Counts what this crawl records in the newest generation.
-
-    Args:
-        store: the keys.
-        known: the generations.
-    """
+    """Counts what this crawl records in the newest generation."""
 
     def __init__(self, store: RedisStore, known: KnownGenerations) -> None:
         self._store = store

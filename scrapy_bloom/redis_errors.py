@@ -32,14 +32,14 @@ _HINTS = {
 
 
 def hint(error: Exception) -> str:
-    """What to do about a refusal, as an appendix to its text; empty if we don't know."""
+    """Return what to do about a refusal, as an appendix to its text; empty if we don't know."""
     text = f"{type(error).__name__}: {short_text(error)}"
     hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
     return "".join(f"; {each}" for each in hints[:1])
 
 
 def reason(error: Exception) -> Exception:
-    """What is behind an error of a Cluster's client: it wraps what a node answered."""
+    """Return what is behind an error of a Cluster's client, which wraps what a node answered."""
     redis = import_redis()
     inner = error.__cause__ or error.__context__
     if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(
@@ -50,7 +50,7 @@ def reason(error: Exception) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether the same command may well succeed a little later."""
+    """Check whether the same command may well succeed a little later."""
     error = reason(error)
     about = f"{type(error).__name__} {error}"
     if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
@@ -73,7 +73,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def short_text(error: Exception) -> str:
-    """What an error says, in one line, without the command that it concerns."""
+    """Return what an error says, in one line, without the command that it concerns."""
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
     text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
     text, _, _ = text.partition(", with args beginning with")  # which may be a password

@@ -219,12 +219,7 @@ class RedisForgotten:
 
 
 class Keys:
-    """The names of the keys of a filter's forgotten requests.
-
-    Args:
-        key: of the filter.
-        epoch: of the filter.
-    """
+    """The names of the keys of a filter's forgotten requests."""
 
     def __init__(self, key: str, epoch: str) -> None:
         key = key.partition(SET_ASIDE)[0]  # what is set aside keeps its keys

@@ -152,7 +152,7 @@ class SharedGenerations:
 
     @property
     def epoch(self) -> str:
-        """Of the filter that is used now."""
+        """Return the epoch of the filter that is used now."""
         return self.known.info.epoch
 
     def set_aside(self, stored: Stored) -> str:
@@ -167,7 +167,7 @@ class SharedGenerations:
             self.store.lock.release()
 
     def count(self) -> None:
-        """One more was recorded in the newest generation."""
+        """Count one more in the newest generation."""
         if not self.counts.add_one():
             self.refresh()
 
@@ -259,7 +259,7 @@ class SharedGenerations:
         return sum(each.count for each in gone)
 
     def lost(self, generation: RedisGeneration, hashed: Hashed) -> None:
-        """A fingerprint's key is not what we left there: evicted, or removed, or all is gone."""
+        """Mend a fingerprint's key that was evicted or removed, or find that all is gone."""
         stored, blocks = self.store.read(), self.store.blocks
         ids = [each.id for each in stored.generations]
         chunk = block_of(hashed[0], generation.geometry.num_blocks) // CHUNK_BLOCKS
@@ -293,7 +293,7 @@ class SharedGenerations:
         return self.wanted.info(self.now())
 
     def now(self) -> float:
-        """The time for all crawlers, seconds since 1970; never before the newest generation's."""
+        """Return the time for all crawlers; never before the newest generation's."""
         newest = self.known.live[-1].created_at if self.known.live else 0.0
         return max(self._clock(), newest)
 

@@ -30,14 +30,14 @@ class SharedGrowth:
         self._due: float = math.inf  # at this time, a generation ends or expires
 
     def plan(self) -> None:
-        """The generations are others than before: when is it time for the next one?"""
+        """Plan when it is time for the next generation."""
         live = self._known.live
         self._grow_at = self._policy.grow_at(live)
         if self._policy.window:
             self._due = min(self._ends(live[-1]), self._policy.next_expiry(live))
 
     def is_full(self) -> bool:
-        """Whether the newest generation is to be followed by another before a new request."""
+        """Check whether a new request needs another generation."""
         return self._known.newest.count >= self._grow_at
 
     def grow(self) -> None:
@@ -65,7 +65,7 @@ class SharedGrowth:
         self._shared.follow(sealed, size, sealed.open_until)
 
     def begin(self) -> None:
-        """The crawl begins: make what its settings ask for and the newest generation is not."""
+        """Begin the crawl: make what its settings ask for and the newest generation is not."""
         if not self._known.live:
             return
         newest = self._known.newest

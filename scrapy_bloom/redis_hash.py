@@ -24,10 +24,6 @@ _RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 class FilterHash:
     """The hash of one filter.
 
-    Args:
-        server: where it is.
-        key: its name.
-
     Attributes:
         place: where the filter is, for people.
     """
@@ -38,7 +34,7 @@ class FilterHash:
         self.place = f"the filter {key!r} in {server.address}"
 
     def read(self, *, patient: bool = True) -> Stored:
-        """What is there now.
+        """Return what is there now.
 
         Args:
             patient: wait out an outage.
@@ -61,7 +57,7 @@ class FilterHash:
             ) from None
 
     def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:
-        """The filter that is there, with at least one generation.
+        """Return the filter that is there, with at least one generation.
 
         Raises:
             StorageError: there is none; see `read` for more.
@@ -99,7 +95,7 @@ class FilterHash:
             self._remove_definition(expiry=_RESET_SECS)
 
     def _remove_definition(self, *, expiry: float = 0.0) -> None:
-        """On purpose, and so that it is seen: else others take it for lost, and write it back."""
+        """Remove it so that others see the purpose: else they write back what looks lost."""
         when = self.server.now()
 
         def fill(pipeline: Any) -> None:

@@ -44,12 +44,12 @@ class KnownGenerations:
 
     @property
     def newest(self) -> RedisGeneration:
-        """The generation that takes what is new."""
+        """Return the generation that takes what is new."""
         return self.live[-1]
 
     @property
     def older(self) -> list[RedisGeneration]:
-        """The other live ones, newest first."""
+        """Return the other live ones, newest first."""
         return self.live[-2::-1]
 
     def are_of(self, stored: Stored) -> bool:
@@ -57,7 +57,7 @@ class KnownGenerations:
         return stored.info is not None and stored.info.epoch == self.info.epoch
 
     def adopt(self, stored: Stored) -> None:
-        """From now on, the generations are these: at least one, of this filter or another one."""
+        """Go on with these generations: at least one, of this filter or another one."""
         assert stored.info is not None
         if self.live and not self.are_of(stored):
             self.forget()

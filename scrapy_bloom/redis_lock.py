@@ -28,12 +28,7 @@ _SILENT_SECS = 5.0  # that we wait without a word
 
 
 class RedisLock:
-    """Held by one crawler at a time; a dead one's ends by itself.
-
-    Args:
-        server: where it is.
-        key: of the filter.
-    """
+    """Held by one crawler at a time; a dead one's ends by itself."""
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self._server = server

@@ -175,12 +175,12 @@ class SharedLookup:
         return False
 
     def _is_confirmed(self) -> None:
-        """The server has just answered: all that was said until now was right."""
+        """Note that the server has answered: all that was said until now was right."""
         self._confirm_at = time.monotonic() + self._trust_secs
         self.unconfirmed = 0
 
     def _confirm(self, hashed: Hashed, *, patient: bool) -> None:
-        """Every now and then: is it still the filter that the mirrors are of?"""
+        """Ask the server whether it is still the filter that the mirrors are of."""
         begun = time.monotonic()
         self._confirm_at = begun + self._trust_secs
         newest = self._known.newest

@@ -98,16 +98,16 @@ class RedisGeneration(Generation):
 
     @property
     def num_chunks(self) -> int:
-        """How many keys hold its blocks."""
+        """Return how many keys hold its blocks."""
         return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
 
     def blocks(self, chunk: int) -> range:
-        """The blocks in one of its keys."""
+        """Return the blocks in one of its keys."""
         start = chunk * CHUNK_BLOCKS
         return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
 
     def marks_at(self, chunk: int) -> int:
-        """The number of the first mark's bit in one of its keys."""
+        """Return the number of the first mark's bit in one of its keys."""
         return len(self.blocks(chunk)) * self.geometry.block_bytes * 8
 
 
@@ -132,12 +132,12 @@ class Stored:
 
 
 def info_text(info: FilterInfo) -> str:
-    """The field `filter`."""
+    """Return the field `filter`."""
     return json.dumps(asdict(info))
 
 
 def generation_text(generation: RedisGeneration) -> str:
-    """The field of a generation; its count has a field of its own."""
+    """Return the field of a generation; its count has a field of its own."""
     return json.dumps(
         {
             "id": generation.id,
@@ -153,17 +153,17 @@ def generation_text(generation: RedisGeneration) -> str:
 
 
 def field_name(epoch: str, generation: Generation) -> str:
-    """The name of a generation's field; that of its count ends with `:count`."""
+    """Return the name of a generation's field; that of its count ends with `:count`."""
     return f"{epoch}:{generation.number}"
 
 
 def draft_name(generation_id: str) -> str:
-    """The name of the field that names keys of no generation."""
+    """Return the name of the field for keys of no generation."""
     return f"draft:{generation_id}"
 
 
 def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> dict[str, str]:
-    """All fields of a filter's hash, but drafts."""
+    """Return all fields of a filter's hash, but drafts."""
     fields = {"filter": info_text(info)}
     for each in generations:
         name = field_name(info.epoch, each)

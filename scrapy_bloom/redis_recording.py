@@ -14,12 +14,7 @@ MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 
 
 class Recorder:
-    """Asks the older generations, and records in the newest one.
-
-    Args:
-        shared: the generations.
-        growth: makes the next one.
-    """
+    """Asks the older generations, and records in the newest one."""
 
     def __init__(self, shared: SharedGenerations, growth: SharedGrowth) -> None:
         self._store = shared.store

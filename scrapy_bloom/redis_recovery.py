@@ -16,10 +16,6 @@ _TELL_AGAIN_SECS = 600.0  # of lost keys
 class Recovery:
     """Makes lost keys anew with what the mirrors know of them, or removes what is void.
 
-    Args:
-        store: the keys.
-        known: the generations.
-
     Attributes:
         lost_keys: keys that were found lost.
     """

@@ -166,7 +166,7 @@ class RedisServer:
         return self.call(do)
 
     def was_replaced(self) -> bool:
-        """Whether another server answers than before, since this was last asked."""
+        """Check whether another server answers than when this was last asked."""
         if self._identity is None:
             return False
         has_changed, self._identity.has_changed = self._identity.has_changed, False
@@ -204,12 +204,12 @@ class RedisServer:
             logger.info("%s is back after %.0f seconds", self.address, time.monotonic() - since)
 
     def now(self) -> float:
-        """The server's time, seconds since 1970: one clock for all crawlers."""
+        """Return the server's time, seconds since 1970: one clock for all crawlers."""
         seconds, microseconds = self.call(lambda client: client.time(**self._at_one(client)))
         return float(seconds + microseconds / 1e6)
 
     def eviction_policy(self) -> str | None:
-        """The maxmemory-policy that may remove our keys, None if there is none or it is hidden."""
+        """Return the maxmemory-policy that may remove our keys, None without one or if hidden."""
 
         def ask(client: Any) -> str | None:
             info = client.info("memory", **self._at_one(client))

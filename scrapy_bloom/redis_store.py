@@ -32,10 +32,6 @@ _BATCH = 64  # keys made at once, before the lock is prolonged
 class RedisStore(FilterHash):
     """The hash and the blocks of one filter.
 
-    Args:
-        server: where they are.
-        key: the name of the hash, and the beginning of the others'.
-
     Attributes:
         blocks: the keys of the blocks.
         lock: held by the crawler that is making a generation.

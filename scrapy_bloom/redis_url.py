@@ -16,7 +16,7 @@ _ALLOWED = (
 
 
 def without_secrets(url: str) -> str:
-    """A URL without user, password and options.
+    """Return a URL without user, password and options.
 
     >>> without_secrets("rediss://me:secret@host:6380/1?ssl_password=secret")
     'rediss://host:6380/1'
@@ -31,7 +31,7 @@ def without_secrets(url: str) -> str:
 
 
 def places(address: str) -> list[tuple[str, int | None]]:
-    """Host and port of each server in an address without secrets.
+    """Return host and port of each server in an address without secrets.
 
     >>> places("redis://one:26379,two/0")
     [('one', 26379), ('two', None)]
@@ -44,7 +44,7 @@ def places(address: str) -> list[tuple[str, int | None]]:
 
 
 def first_only(url: str) -> str:
-    """The URL with the first of several servers, as redis-py can read it.
+    """Return the URL with the first of several servers, as redis-py can read it.
 
     >>> first_only("redis://:secret@one:26379,two:26379/0")
     'redis://:secret@one:26379/0'
