@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _KEPT = 500  # new requests, until there are newer ones
-_MAY_MISS = (
-    5  # of those that the filter still has: where exactly the server was cut off is not known
-)
+# Of those that the filter still has: where exactly the server was cut off is not known.
+_MAY_MISS = 5
 
 
 class Unconfirmed:
