@@ -157,6 +157,7 @@ class SharedGenerations:
 
     def set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
+        self.set_clock()  # it is not joined yet
         name = self.store.set_aside(stored, self._new_info())
         return f"the key {name!r} of {self.store.server.address}"
 

@@ -433,6 +433,19 @@ class TestClear:
         assert len(client.keys(f"{key}:*")) == 1
         again.close()
 
+    def test_what_takes_the_place_of_a_filter_set_aside_is_of_now(self, key: str) -> None:
+        first = opened("valkey", key)
+        assert first.add(b"page")
+        first.close()
+        second = make("valkey", key, trust_secs=0)
+        second._set_aside(second._store.read())
+        info = second._store.read().info
+        assert info is not None
+        assert abs(info.created_at - time.time()) < 60
+        second.open()
+        assert second.add(b"page")
+        second.close()
+
     def test_growing_while_another_clears_leaves_no_keys(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
         for fingerprint in fps(99):
