@@ -36,19 +36,13 @@ class RedisBackend:
         server: the connection.
         key: the name of the filter's hash, and the beginning of the names of its blocks' keys.
         capacity: requests that all crawlers together are expected to record.
-        error_rate: the highest false-positive rate, over all generations.
-        on_full: "grow" by a further generation, or stay as it is: "warn", "close".
-        window_secs: how long a request is remembered, 0: for ever.
-        salt: 16 bytes for a new filter; None: random.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: the spider's name, kept with the filter for information.
+        error_rate, on_full, window_secs, salt, fingerprinter, spider, claims: see `LocalBackend`.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         queue_is_shared: the crawlers' queue is in Redis, too. Should the server lose something, the
             queue has lost as much: then nothing is written back, and what the mirror knew is void.
             Else the queue survived, and so what the mirror knows is right.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
-        claims: see `LocalBackend`.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
     """
