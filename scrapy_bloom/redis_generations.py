@@ -60,8 +60,6 @@ class SharedGenerations:
         self._clock_offset = 0.0
         self._changed = changed
 
-    # Taking part.
-
     def join(self, importable: Path | None = None, *, tell: bool = False) -> None:
         """Take part in the filter; create what is missing of it.
 
@@ -70,19 +68,17 @@ class SharedGenerations:
             tell: log how the filter differs from the settings.
         """
         self.set_clock()
-        created = was_gone = False
+        place, created, was_gone = self.store.place, False, False
         end = time.monotonic() + LEASE_SECS + self._patience.secs
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
-                raise StorageError(
-                    f"{self.store.place} is removed each time it is made; start again"
-                )
+                raise StorageError(f"{place} is removed each time it is made; start again")
             stored = self.store.read()
             if stored.info is None:
                 was_gone = was_gone or not stored.was_reset
                 self.store.define(self._new_info())
                 continue
-            self.wanted.check(stored.info, self.store.place)
+            self.wanted.check(stored.info, place)
             self.store.remove_left_over(stored)
             if stored.generations:
                 break
@@ -91,7 +87,7 @@ class SharedGenerations:
         self._adopt(stored)
         self._patience.restore()
         if tell and not created:
-            self.wanted.log_differences(stored.info, self.known.live, self.store.place)
+            self.wanted.log_differences(stored.info, self.known.live, place)
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; whether we made it."""
@@ -172,8 +168,6 @@ class SharedGenerations:
         if not self.counts.add_one():
             self.refresh()
 
-    # Other generations than before.
-
     def refresh(self) -> None:
         """Look at the generations that there are, and take part in these."""
         self.counts.tell()  # before the newest one is left
@@ -206,7 +200,7 @@ class SharedGenerations:
         Args:
             ended: the newest as far as we know.
             size: of the next one, if we make it.
-            open_until: of the next one; see `Generation`.
+            open_until: likewise.
 
         Raises:
             NoRoomError: the server's memory is full.
@@ -287,8 +281,6 @@ class SharedGenerations:
         self.recovery.note_void()
         self._forget()
         self.join()
-
-    # Small helpers.
 
     def _new_info(self) -> FilterInfo:
         return self.wanted.info(self.now())
