@@ -56,11 +56,7 @@ class SharedGrowth:
             self.log.grown(self._known.live)
 
     def go_on(self, sealed: RedisGeneration) -> None:
-        """Another crawler has sealed the newest generation: go on to the next, or make it.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
+        """Go on to the generation after one that another crawler has sealed, or make it."""
         size = self._policy.next(self._known.live)
         self._shared.follow(sealed, size, sealed.open_until)
 

@@ -122,12 +122,7 @@ class SharedLookup:
         return found
 
     def confirm(self) -> None:
-        """Ask the server whether the filter is still the one that the mirrors are of.
-
-        Raises:
-            OutageError: the server is out of reach.
-            StorageError: it refuses.
-        """
+        """Ask the server whether the filter is still the one that the mirrors are of."""
         self._unless_replaced(self._confirmed)
 
     def _confirmed(self) -> bool:

@@ -43,11 +43,7 @@ class RedisStore(FilterHash):
         self.lock = RedisLock(server, key)
 
     def reset(self) -> None:
-        """Remove the filter, for all crawlers: those that knew it begin a new one.
-
-        Raises:
-            StorageError: the server failed.
-        """
+        """Remove the filter, for all crawlers: those that knew it begin a new one."""
         self._remove_definition()
         self.remove_left_over(self.read())
 
@@ -143,13 +139,10 @@ class RedisStore(FilterHash):
             new: the generation.
             now: returns the time for all crawlers.
             after: the one before it.
-            content: what its blocks shall hold; None: nothing.
+            content: see `create`, whose errors are raised.
 
         Returns:
             False if there is another of that number: then nothing is left of it.
-
-        Raises:
-            NoRoomError: the server's memory is full.
         """
         self.create(new, content)
         if after is not None:
