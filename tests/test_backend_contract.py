@@ -284,10 +284,13 @@ class BackendAgainstSet(RuleBasedStateMachine):
     def ask(self, fingerprint: bytes) -> None:
         assert (fingerprint in self.backend) == (fingerprint in self.model)
 
+    def some_recorded(self, data: st.DataObject) -> list[bytes]:
+        return data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+
     @precondition(lambda self: self.recorded)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        some = data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+        some = self.some_recorded(data)
         self.backend.forget(some)
         self.model.difference_update(some)
         self.forgotten.update(some)
@@ -296,7 +299,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @precondition(lambda self: self.recorded)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        some = data.draw(st.lists(st.sampled_from(sorted(self.recorded)), max_size=20))
+        some = self.some_recorded(data)
         self.backend.ended(some)
         self.model.update(some)
         self.forgotten.difference_update(some)

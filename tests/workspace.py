@@ -53,6 +53,12 @@ def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
     return directory
 
 
+def in_redis(key: str, **settings: object) -> dict[str, object]:
+    """The settings of a crawl whose filter has that key on the server of all tests."""
+    url = servers.shared("valkey").url
+    return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
+
+
 def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:
     """Run commands of `scrapy bloom` one after the other, where all that they need is there."""
     url = prepare(path)
