@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 
@@ -22,6 +23,8 @@ REAL_SITES = ["python3-doc"] if sites.PYTHON_DOC.exists() else []
 REQUIRED = os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",")
 if "python3-doc" in REQUIRED and not REAL_SITES:
     raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
+if "strace" in REQUIRED and shutil.which("strace") is None:
+    raise RuntimeError("strace is missing: apt-get install strace")
 if "redis-server" in REQUIRED and "redis" not in servers.PROGRAMS:
     raise RuntimeError("redis-server is missing: apt-get install redis-server")
 
@@ -42,6 +45,14 @@ def _no_crawl_outlives_its_test() -> Iterator[None]:
 def reactor() -> None:
     """Scrapy 2.13 makes no crawler without one."""
     install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    """A server of one test alone."""
+    server = servers.Server()
+    yield server
+    server.end()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from matplotlib import image
 
 from cli import bloom
+from conftest import REQUIRED
 from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.generations import Generation, Policy
@@ -35,7 +36,7 @@ FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-if "chromium" in os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",") and not CHROMIUM:
+if "chromium" in REQUIRED and not CHROMIUM:
     raise RuntimeError("chromium is missing: apt-get install chromium")
 
 
