@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sites import LIMIT, Site
+
 SPIDER = Path(__file__).with_name("link_spider.py")
 SHARED_SPIDER = Path(__file__).with_name("shared_spider.py")
 BLOOM = "scrapy_bloom.BloomDupeFilter"
-LIMIT = 120.0  # seconds that any single wait may take
 
 BASE_SETTINGS: dict[str, Any] = {
     "TELNETCONSOLE_ENABLED": False,
@@ -20,6 +21,12 @@ BASE_SETTINGS: dict[str, Any] = {
     "DOWNLOAD_DELAY": 0,
     "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
     "LOG_LEVEL": "INFO",
+}
+# Of crawlers that share their queue, too: for SHARED_SPIDER.
+SCRAPY_REDIS: dict[str, Any] = {
+    "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+    "SCHEDULER_PERSIST": True,
+    "BLOOM_BACKEND": "redis",
 }
 
 
@@ -72,6 +79,26 @@ class Crawl:
                 stderr=subprocess.STDOUT,
             )
         _started.append(self._process)
+        self._held_by: Site | None = None
+
+    @classmethod
+    def held(
+        cls,
+        site: Site,
+        answers: int,
+        work_dir: Path,
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> "Crawl":
+        """A crawl that has got so many answers, and waits for others: it cannot end meanwhile.
+
+        The site gives them when the crawl is interrupted or killed, at the latest.
+        """
+        site.hold_after(answers)
+        crawl = cls(site.url, work_dir, settings, **options)
+        crawl._held_by = site
+        crawl.wait_until(site.is_holding)
+        return crawl
 
     @property
     def output(self) -> str:
@@ -90,8 +117,11 @@ class Crawl:
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that the running crawl brings about."""
         end = time.monotonic() + LIMIT
-        while not condition():
-            assert self.running(), f"the crawl ended too early:\n{self.output}"
+        while True:
+            is_running = self.running()  # before a look: what it did last counts, too
+            if condition():
+                return
+            assert is_running, f"the crawl ended too early:\n{self.output}"
             assert time.monotonic() < end, f"waited in vain:\n{self.output}"
             time.sleep(0.01)
 
@@ -107,10 +137,21 @@ class Crawl:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
+    def stop(self) -> None:
+        """Stop it as a debugger does: SIGCONT lets it go on."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
     def interrupt(self) -> int:
-        self._process.send_signal(signal.SIGINT)
+        """Pause it: what is under way is finished."""
+        self.send(signal.SIGINT)
+        if self._held_by:
+            self.wait_until(lambda: "Received SIGINT" in self.output)
+            self._held_by.release()
         return self.finish()
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        if self._held_by:
+            self._held_by.settle()

@@ -1,6 +1,7 @@
 """The spider of crawls that share their queue: each page once, the start page too."""
 
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import redis
@@ -32,6 +33,8 @@ class SharedSpider(LinkSpider):
     def from_crawler(cls, crawler, *args, **kwargs):
         spider = super().from_crawler(crawler, *args, **kwargs)
         spider.busy_at = time.monotonic()
+        # While there is this file, it waits for what others find.
+        spider.stays = Path(crawler.settings.get("STAYS_WHILE") or "/nowhere")
         crawler.signals.connect(spider.busy, signals.response_received)
         crawler.signals.connect(spider.idle, signals.spider_idle)
         return spider
@@ -40,5 +43,5 @@ class SharedSpider(LinkSpider):
         self.busy_at = time.monotonic()
 
     def idle(self):
-        if time.monotonic() - self.busy_at < self.idle_secs:
+        if time.monotonic() - self.busy_at < self.idle_secs or self.stays.exists():
             raise DontCloseSpider

@@ -1,19 +1,29 @@
 """Web sites on loopback that tell which of their pages were asked for."""
 
+import math
 import os
+import socket
 import threading
 import time
 from collections import Counter
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 PYTHON_DOC = Path("/usr/share/doc/python3-doc/html")
+LIMIT = 120.0  # seconds that any single wait may take
 
 
 class Site(ThreadingHTTPServer):
-    """A running site; `hits` counts the requests for each path that it answered with 200."""
+    """A running site.
+
+    Attributes:
+        hits: requests for each path that it answered with 200.
+        delay: seconds before each answer.
+        under_way: requests that are not answered yet.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -22,8 +32,11 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
         self.hits: Counter[str] = Counter()
         self.delay = 0.0
-        self._lock = threading.Lock()
         self.under_way = 0
+        self._held = 0
+        self._left = math.inf  # answers, until it holds back the others
+        self._connections = 0
+        self._changed = threading.Condition()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -31,22 +44,62 @@ class Site(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def hit(self, path: str) -> None:
-        with self._lock:
+        with self._changed:
             self.under_way += 1
+            self._held += 1
+            self._changed.wait_for(lambda: self._left > 0, LIMIT)
+            self._held -= 1
+            self._left -= 1
         time.sleep(self.delay)
-        with self._lock:
+        with self._changed:
             self.under_way -= 1
             self.hits[path] += 1
+
+    def hold_after(self, answers: float) -> None:
+        """Give so many more answers, and hold back all others until `release`."""
+        with self._changed:
+            self._left = answers
+            self._changed.notify_all()
+
+    def is_holding(self) -> bool:
+        """Return whether all is answered but what is held back, and something is."""
+        with self._changed:
+            return 0 < self._held == self.under_way and self._left <= 0
+
+    def release(self) -> None:
+        """Answer what was held back, and all that comes."""
+        self.hold_after(math.inf)
 
     def total(self) -> int:
         return sum(self.hits.values())
 
+    def settle(self) -> None:
+        """Wait until all is answered that crawls asked for which have ended, or were killed."""
+        self.release()
+        # Connections are accepted in their order: those of the crawls are, when this one is.
+        with socket.create_connection(self.server_address, LIMIT) as last:
+            last.shutdown(socket.SHUT_WR)
+            last.recv(1)
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._connections, LIMIT), "a crawl goes on"
+
     def forget(self) -> None:
         """Start counting anew, once what a killed crawl had asked for is answered."""
-        end = time.monotonic() + 10
-        while self.under_way and time.monotonic() < end:
-            time.sleep(0.01)
+        self.settle()
         self.hits.clear()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._connections += 1
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._changed:
+                self._connections -= 1
+                self._changed.notify_all()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A killed crawl drops its connections: no news."""
@@ -168,10 +221,7 @@ class _FailingExample(_Quiet, BaseHTTPRequestHandler):
             self._send(503, b"", ("Content-Type", "text/html"))
             return
         if path not in self.server.failing:
-            if self.server.waited_at_the_gate():
-                self.close_connection = True  # the crawl was killed meanwhile
-            else:
-                super().do_GET()  # type: ignore[misc] - the example's
+            super().do_GET()  # type: ignore[misc] - the example's
             return
         self.server.failures[path] += 1
         match int(path[3:]) % 4:
@@ -191,20 +241,9 @@ class _FailingExample(_Quiet, BaseHTTPRequestHandler):
 
 
 class FailingExample(Site):
-    """Counts in `failures` how often each of the failing paths was asked for.
-
-    Once so many `hits` as `gate` says are reached, further pages wait until it is opened.
-    """
+    """Counts in `failures` how often each of the failing paths was asked for."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(type("FailingExample", (_FailingExample, handler), {}))
         self.failing: set[str] = set()
         self.failures: Counter[str] = Counter()
-        self.gate: int | None = None
-
-    def waited_at_the_gate(self) -> bool:
-        begun, waited = time.monotonic(), False
-        while self.gate is not None and self.total() >= self.gate and time.monotonic() < begun + 60:
-            waited = True
-            time.sleep(0.01)
-        return waited

@@ -26,11 +26,8 @@ def site() -> Iterator[Site]:
 def paused(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a crawl that was paused."""
     path = tmp_path_factory.mktemp("paused")
-    site.delay = 0.02
-    crawl = Crawl(site.url, path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: site.total() >= 15)
+    crawl = Crawl.held(site, 15, path, {"JOBDIR": "job"})
     assert crawl.interrupt() == 0
-    site.delay = 0
     assert (path / FILTER).exists()
     return path
 
@@ -157,26 +154,21 @@ def test_other_fingerprinter(
 
 def test_directory_in_use_by_a_running_crawl(site: Site, job: Path) -> None:
     site.forget()
-    site.delay = 1.0
-    running = Crawl(site.url, job, {"JOBDIR": "job", "CONCURRENT_REQUESTS": 1})
-    running.wait_until(lambda: site.total() >= 1)
+    running = Crawl.held(site, 1, job, {"JOBDIR": "job", "CONCURRENT_REQUESTS": 1})
     second = Crawl(site.url, job, {"JOBDIR": "job"})
     assert second.finish() != 0
     (line,) = second.told("ERROR")
     assert "job/bloom is in use by another running crawl" in line
     # The first one's queue and filter are untouched: it ends well, with every page crawled.
-    site.delay = 0
+    site.release()
     assert running.finish() == 0, running.output
     assert not running.lines("ERROR") + running.lines("WARNING")
 
 
 def test_unclean_shutdown_with_stop(site: Site, job: Path) -> None:
     site.forget()
-    site.delay = 0.1
-    crawl = Crawl(site.url, job, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: site.total() >= 5)
+    crawl = Crawl.held(site, 5, job, {"JOBDIR": "job"})
     crawl.kill()
-    site.delay = 0
     line = refused(site, job, {"BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
     assert "did not close" in line
     assert '"reset"' in line

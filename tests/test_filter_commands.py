@@ -93,9 +93,7 @@ def test_info_counts_the_bits(tmp_path: Path) -> None:
 
 
 def test_info_of_a_running_and_of_a_killed_crawl(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 1.0
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) > 10)
+    crawl = Crawl.held(tree, 10, tmp_path, {"JOBDIR": "job"})
     figures = bloom("info", "job", "--json", cwd=tmp_path).json
     shown = bloom("info", "job", cwd=tmp_path).out
     assert crawl.running()
@@ -167,15 +165,13 @@ def test_check(tmp_path: Path) -> None:
     "scheduler", ["scrapy.core.scheduler.Scheduler", "scrapy_bloom.CrashSafeScheduler"]
 )
 def test_check_a_running_crawls_filter(scheduler: str, tree: Site, tmp_path: Path) -> None:
-    tree.delay = 1.0
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job", "SCHEDULER": scheduler})
-    crawl.wait_until(lambda: len(tree.hits) > 10)
+    crawl = Crawl.held(tree, 10, tmp_path, {"JOBDIR": "job", "SCHEDULER": scheduler})
     crawled = [path for path in tree.hits if path != "/p/0"]  # the start page is not recorded
     write_urls(tmp_path / "urls.txt", [f"{tree.url.rstrip('/')}{path}?a=2&b=1" for path in crawled])
     figures = bloom("check", "job", "urls.txt", "--json", cwd=tmp_path).json
     assert (figures["new"], figures["seen"]) == (0, len(crawled))
     assert crawl.running()
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0
     assert len(tree.hits) == 150
 
@@ -345,9 +341,7 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
 
 
 def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) > 40)
+    crawl = Crawl.held(tree, 40, tmp_path, {"JOBDIR": "job"})
     crawl.interrupt()
     key = ("--key", f"{tmp_path.name}:bloom")
     for command in (
@@ -447,14 +441,11 @@ def test_reset_asks(tmp_path: Path) -> None:
 
 
 def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.05
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) > 20)
-    tree.delay = 2  # it must not end before the command has begun
+    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
     assert (
         "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
     )
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0
     assert len(tree.hits) == 150
     assert bloom("reset", "job", "--yes", cwd=tmp_path).status == 0

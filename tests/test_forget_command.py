@@ -63,12 +63,12 @@ def test_a_crawl_that_runs_notices(site: ScriptedSite, tmp_path: Path) -> None:
     """Pages in a row, each of which links to the first ones."""
     site.answers = {f"/{n}": [(f"/{n + 1}", "/0", "/1")] for n in range(60)}
     site.answers["/"] = [("/0",)]
-    site.delay = 0.1
+    site.delay = 0.1  # so that the crawl takes longer than the second within which it notices
     settings = {**OPTIONS, "JOBDIR": "job", "CONCURRENT_REQUESTS": 1}
-    run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
-    run.wait_until(lambda: site.hits["/5"] == 1)
+    run = Crawl.held(site, 7, tmp_path, settings, spider=FAILING_SPIDER)
     ran = bloom("forget", "job", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
     assert ran.status == 0, ran
+    site.release()
     run.wait_until(lambda: site.hits["/0"] == site.hits["/1"] == 2)
     site.delay = 0.0
     assert run.finish() == 0, run.output
@@ -132,11 +132,9 @@ def test_a_run_that_is_killed_leaves_it_forgotten(site: ScriptedSite, tmp_path: 
     crawled(site, tmp_path, settings)
     bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
     site.forget()
-    site.delay = 1.0
-    run = Crawl(site.url, tmp_path, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
+    run = Crawl.held(site, 1, tmp_path, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
     run.wait_until(lambda: site.under_way == 2)  # "/0" and "/1"
     run.kill()
-    site.delay = 0.0
     assert crawled(site, tmp_path, settings) == {"/0": 1, "/1": 1}
     assert crawled(site, tmp_path, settings) == {}
 
@@ -145,14 +143,11 @@ def test_redirects_share_the_fate_of_their_target_across_a_pause(tmp_path: Path)
     """One was queued before the pause; of the other, the target was."""
     site = ScriptedSite({"/": [("/0", "/moved", "/dead")], "/0": [("/late", "/1")]})
     site.answers |= {"/moved": ["/target"], "/target": [500], "/late": ["/dead"], "/dead": [500]}
-    site.delay = 0.3
     settings = {**OPTIONS, "JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "CONCURRENT_REQUESTS": 1}
     try:
-        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
-        run.wait_until(lambda: site.hits["/"] == 1 and site.under_way == 1)
+        run = Crawl.held(site, 1, tmp_path, settings, spider=FAILING_SPIDER)
         run.interrupt()
         assert not {"/moved", "/dead"} <= set(site.hits), run.output
-        site.delay = 0.0
         run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
         assert run.finish() == 0, run.output
         site.forget()

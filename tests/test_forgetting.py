@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from cli import bloom
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom import StorageError
 from scrapy_bloom.forgetting import Forgetting
@@ -98,15 +99,21 @@ def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(
     example: FailingExample, tmp_path: Path
 ) -> None:
     settings = {"BLOOM_DIR": tmp_path / "filter", "BLOOM_RECORD_ON": "crawled"}
-    example.failing, example.gate = FAILING, 1500
-    first = shop(example, tmp_path, **settings)
+    example.failing = FAILING
+    first = Crawl.held(example, 1500, tmp_path, settings, spider=SHOP_SPIDER)
     done = tmp_path / "done.txt"
-    first.wait_until(lambda: example.total() >= 1500 and len(lines(done)) >= example.total())
-    time.sleep(0.5)  # nothing is being handled any more: all that was asked for since waits
-    first.kill()
+    first.wait_until(lambda: len(lines(done)) >= example.total())
     crawled = {path for path in lines(done) if path.startswith("/a/")}
+    urls = "".join(f"{example.url}{path[1:]}\n" for path in crawled)
+
+    def are_recorded() -> bool:
+        ran = bloom("check", "filter", "-", "--json", cwd=tmp_path, stdin=urls)
+        return bool(ran.json["new"] == 0)
+
+    first.wait_until(are_recorded)  # it was, but for the last ones, which were just handled
+    first.kill()
     assert 500 < len(crawled) < len(DETAILS) - 500
-    example.gate, example.failing = None, set()
+    example.failing = set()
     example.forget()
     second = shop(example, tmp_path, **settings)
     assert second.finish() == 0, second.output
@@ -182,7 +189,8 @@ def test_what_failed_during_an_outage_is_forgotten_after_it(
     server = servers.Server("valkey", "--appendonly", "yes")
     settings = {
         "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": server.url,
+        # A server that is only slow is not away.
+        "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=10",
         **FORGET,
         "BLOOM_REDIS_DEADLINE_SECS": 1,
         "BLOOM_REDIS_ON_OUTAGE": "pass",
@@ -194,12 +202,13 @@ def test_what_failed_during_an_outage_is_forgotten_after_it(
     looping.answers["/15"] = looping.answers["/16"] = [500]
     looping.delay = 0.3
     try:
-        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-        run.wait_until(lambda: looping.hits["/"] == 1 and looping.total() >= 3)
+        run = Crawl.held(looping, 3, tmp_path, settings, spider=FAILING_SPIDER)
         server.kill()
+        looping.release()
         run.wait_until(lambda: "/15" in looping.hits and "/16" in looping.hits)
-        time.sleep(0.1)
+        looping.hold_after(1)  # it cannot end before the server is back
         server.start()
+        looping.release()
         assert run.finish() == 0, run.output
         assert "'bloom/forgotten': 2," in run.output
         looping.hits.clear()
@@ -278,10 +287,8 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     looping.answers["/"] = [("/0", "/moved")]
     for number in range(10):
         looping.answers[f"/{number}"] = [(f"/{number + 1}",)]
-    looping.delay = 0.3
     settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    run.wait_until(lambda: looping.hits["/"] == 1 and looping.under_way == 1)
+    run = Crawl.held(looping, 2, tmp_path, settings, spider=FAILING_SPIDER)  # with robots.txt
     run.interrupt()  # while it waits for the answer
     assert (looping.hits["/moved"], looping.hits["/dead"]) == (1, 0), run.output
     run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
@@ -293,10 +300,8 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
 
 def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path: Path) -> None:
     """Started without, resumed with it: what fails from then on is forgotten."""
-    looping.delay = 0.2
     settings = {"RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    run.wait_until(lambda: looping.hits["/3"] == 1)
+    run = Crawl.held(looping, 7, tmp_path, settings, spider=FAILING_SPIDER)
     run.interrupt()
     looping.answers["/9"] = [("/late",)]
     looping.answers["/late"] = [500]

@@ -17,7 +17,8 @@ from test_outcomes import SPIDER as FAILING_SPIDER
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]
 CONCURRENT = 4
-# While these are downloaded, as many answers may be with the spider. CrashSafeScheduler promises 8.
+# docs/jobs.md: CrashSafeScheduler has at most max(CONCURRENT_REQUESTS, 8) in flight. With Scrapy's
+# scheduler, as many answers may be with the spider as are downloaded meanwhile.
 IN_FLIGHT = 2 * CONCURRENT
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
@@ -52,14 +53,10 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
     }
 
 
-def crawl(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> Crawl:
-    return Crawl(site.url, directory, settings, spider=FAILING_SPIDER)
-
-
 def finished(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> dict[str, int]:
     """The pages that a run crawls which ends well, but the first one."""
     site.forget()
-    run = crawl(site, directory, settings)
+    run = Crawl(site.url, directory, settings, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
     assert not run.told("ERROR"), run.output
     return {path: count for path, count in site.hits.items() if path != "/"}
@@ -72,11 +69,11 @@ def forgotten(settings: dict[str, object], directory: Path) -> int:
     return bloom("info", *map(str, where + key), "--json", cwd=directory).json["forgotten"]
 
 
-def killed(run: Crawl, site: ScriptedSite, number: int) -> set[str]:
+def killed(
+    site: ScriptedSite, number: int, directory: Path, settings: dict[str, object]
+) -> set[str]:
     """Kill a run once so many pages have been answered; the pages that it asked for."""
-    run.wait_until(lambda: site.total() >= number)
-    run.kill()
-    time.sleep(2 * site.delay)
+    Crawl.held(site, number, directory, settings, spider=FAILING_SPIDER).kill()
     return set(site.hits) - {"/"}
 
 
@@ -88,10 +85,8 @@ def test_a_kill_while_pages_are_crawled_again(
     assert forgotten(settings, tmp_path) == len(FAILING)
     site.answers = {"/": [tuple(PAGES)]}  # the site is mended
     site.hits.clear()
-    site.delay = 0.1
-    asked = killed(crawl(site, tmp_path, settings), site, 10)
+    asked = killed(site, 10, tmp_path, settings)
     assert 5 < len(asked) < len(FAILING)
-    site.delay = 0.0
     last = finished(site, tmp_path, settings)
     assert set(last) | asked == set(FAILING)  # none was lost, and no other was crawled
     assert len(set(last) & asked) <= IN_FLIGHT
@@ -104,9 +99,8 @@ def test_a_kill_while_pages_fail(
     site: ScriptedSite, settings: dict[str, object], tmp_path: Path
 ) -> None:
     site.answers |= {page: [500] for page in PAGES}
-    site.delay = 0.1
-    asked = killed(crawl(site, tmp_path, settings), site, 20)
-    site.delay, site.answers = 0.0, {"/": [tuple(PAGES)]}
+    asked = killed(site, 20, tmp_path, settings)
+    site.answers = {"/": [tuple(PAGES)]}
     second = finished(site, tmp_path, settings)
     # Those that have failed; and with a queue that survives, what was queued.
     wanted = set(PAGES) if "JOBDIR" in settings else asked
@@ -121,7 +115,8 @@ def test_what_is_forgotten_in_memory_is_crawled_by_a_later_link(
 ) -> None:
     site.answers |= {"/1": [("/2",)], "/2": [500, ()]}
     options = {"BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
-    run = crawl(site, tmp_path, {**options, "DEPTH_PRIORITY": 1})
+    options["DEPTH_PRIORITY"] = 1
+    run = Crawl(site.url, tmp_path, options, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
     assert site.hits["/2"] == 2
 
@@ -152,7 +147,7 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
     with closing(ForgottenFile(tmp_path / "job/bloom" / NAME, readonly=True)) as file:
         assert len(file) == 1
     site.answers["/dead"] = [()]
-    run = crawl(site, tmp_path, {**options, "SCHEDULER": SAFE})
+    run = Crawl(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
     assert site.hits["/dead"] == 2
     site.end()

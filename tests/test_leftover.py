@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-import servers
 from cli import bloom
 from crawls import SPIDER, Crawl
 from sites import ScriptedSite, Site
+from workspace import in_redis
 
 PAGES = 150  # of the tree
 LOST = re.compile(
@@ -20,24 +20,11 @@ RISK = "There is no JOBDIR: should this crawl end early, what it has queued then
 WAITS = "What is queued waits in the JOBDIR, and looks seen in "
 
 
-def in_redis(tmp_path: Path, **settings: Any) -> dict[str, Any]:
-    url = servers.shared("valkey").url
-    return {
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": url,
-        "BLOOM_REDIS_KEY": tmp_path.name,
-        **settings,
-    }
-
-
 def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
-    site.delay = 0.05
-    crawl = Crawl(site.url, path, settings)
-    crawl.wait_until(lambda: len(site.hits) >= 20)
+    crawl = Crawl.held(site, 20, path, settings)
     assert crawl.interrupt() == 0, crawl.output
     assert "'finish_reason': 'shutdown'" in crawl.output
     assert len(site.hits) < PAGES
-    site.delay = 0
     return crawl
 
 
@@ -50,7 +37,7 @@ def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SP
 
 @pytest.mark.parametrize("place", ["file", "redis"])
 def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path: Path) -> None:
-    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path)
+    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, settings)
     assert RISK in "".join(crawl.told("INFO"))
     (warning,) = crawl.told("WARNING")
@@ -82,9 +69,7 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     tree: Site, tmp_path: Path
 ) -> None:
     stats = "scrapy.statscollectors.DummyStatsCollector"
-    tree.delay = 0.05
-    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats})
-    crawl.wait_until(lambda: len(tree.hits) >= 20)
+    crawl = Crawl.held(tree, 20, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats})
     crawl.interrupt()
     (warning,) = crawl.told("WARNING")
     recorded = re.search(r"closed: ([\d,]+) requests recorded", crawl.output)
@@ -108,7 +93,7 @@ def test_nothing_is_told_where_the_next_run_crawls_it(
     settings: dict[str, Any], tree: Site, tmp_path: Path
 ) -> None:
     if "BLOOM_REDIS_FLUSH" in settings:
-        settings = in_redis(tmp_path, **settings)
+        settings = in_redis(tmp_path.name, **settings)
     crawl = ended_early(tree, tmp_path, settings)
     assert not crawl.told("WARNING")
     assert "JOBDIR" not in "".join(crawl.told("INFO"))
@@ -153,7 +138,7 @@ def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["file", "redis"])
 def test_a_filter_outside_the_jobdir(place: str, tree: Site, tmp_path: Path) -> None:
     """The same job crawls the rest; another one, for which it looks seen, does not."""
-    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path)
+    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
     assert not crawl.told("WARNING")
     assert WAITS in "".join(crawl.told("INFO"))

@@ -83,16 +83,27 @@ def server() -> Iterator[servers.Server]:
     server.end()
 
 
+def with_two_lines(site: Site, path: Path, settings: dict[str, object]) -> Crawl:
+    """A crawl that has told of what was new twice, and waits for the site."""
+    crawl = Crawl.held(site, 40, path, settings)
+    for number in (1, 2):
+        crawl.wait_until(lambda number=number: len(figures(crawl.output)) >= number)
+        if number == 1:
+            site.hold_after(40)
+    return crawl
+
+
 def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> None:
     periodic = {
         "EXTENSIONS": '{"scrapy.extensions.periodic_log.PeriodicLog": 1}',
         "PERIODIC_LOG_STATS": '{"include": ["bloom/added"]}',
     }
-    crawl = Crawl(site.url, tmp_path, {**OFTEN, **periodic})
-    crawl.wait_until(lambda: len(figures(crawl.output)) >= 2)
-    site.delay = 1.5  # nothing is answered for some intervals
+    crawl = with_two_lines(site, tmp_path, {**OFTEN, **periodic})
+    # Nothing is answered for some intervals.
     crawl.wait_until(lambda: re.split(LINE, crawl.output)[-1].count("(at 0 pages/min)") >= 3)
-    site.delay = 0.05
+    site.hold_after(40)
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= 3)
+    site.release()
     assert crawl.finish() == 0, crawl.output
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
     lines = checked(crawl.output)
@@ -208,9 +219,9 @@ def test_a_filter_in_redis_through_an_outage(
         "DEPTH_PRIORITY": 1,
         "SCHEDULER_MEMORY_QUEUE": "scrapy.squeues.FifoMemoryQueue",
     }
-    crawl = Crawl(site.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(figures(crawl.output)) >= 2)
+    crawl = with_two_lines(site, tmp_path, settings)
     server.kill()
+    site.release()
     # What is known here is filtered meanwhile; telling so must not need the server.
     told = "crawled unfiltered until"
     crawl.wait_until(lambda: len(figures(crawl.output.partition(told)[2])) >= 2)
@@ -302,7 +313,7 @@ process.start()
 
 def test_two_spiders_in_a_process_have_a_line_each(site: Site) -> None:
     short = tree_site(60)  # and with stats that are not kept
-    short.delay = 0.1
+    short.delay, site.delay = 0.2, 0.3
     output = subprocess.check_output(
         [sys.executable, "-c", TWO_SPIDERS, Path(__file__).parent, short.url, site.url],
         text=True,

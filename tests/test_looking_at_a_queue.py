@@ -25,10 +25,7 @@ def waiting(path: Path) -> int:
 
 
 def crawled_for_a_while(site: Site, path: Path) -> Crawl:
-    site.delay = 0.1
-    crawl = Crawl(site.url, path, SAFE)
-    crawl.wait_until(lambda: len(site.hits) >= 30)
-    return crawl
+    return Crawl.held(site, 30, path, SAFE)
 
 
 @pytest.mark.parametrize("parts", [("-wal", "-shm"), ("-wal",)])
@@ -60,10 +57,9 @@ def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: P
 
 def test_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
     crawl = crawled_for_a_while(tree, tmp_path)
-    tree.delay = 5  # so that it does not end meanwhile
     assert waiting(tmp_path) > 0
     assert crawl.running()
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0
     assert len(tree.hits) == 150
     assert waiting(tmp_path) == 0

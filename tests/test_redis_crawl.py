@@ -1,5 +1,6 @@
 """Real crawls whose filter is in Redis: two workers, scrapy-redis, outages, job directories."""
 
+import math
 import re
 import shutil
 import time
@@ -10,15 +11,11 @@ from typing import Any
 import pytest
 
 import servers
-from crawls import SHARED_SPIDER, Crawl
+from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
 from scrapy_bloom.jobdir import marked_filter
 from sites import ScriptedSite, Site, tree_site
 
-SCRAPY_REDIS = {
-    "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
-    "SCHEDULER_PERSIST": True,
-    "BLOOM_BACKEND": "redis",
-}
+AT_ONCE = 16  # CONCURRENT_REQUESTS
 
 
 @pytest.fixture
@@ -58,9 +55,17 @@ def test_two_workers_crawl_each_page_once_between_them(
     site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     pages = all_pages(site, tmp_path / "default")
-    # An idle worker looks into the queue every 5 seconds: long enough for both to take part.
-    site.delay = 0.25
-    workers = [shared(site.url, tmp_path / name, REDIS_URL=server.url) for name in "ab"]
+    # They begin with some pages of the queue each, so that both take part.
+    site.hold_after(60)
+    site.delay = 0.1
+    together = tmp_path / "together"
+    together.touch()
+    settings = {"REDIS_URL": server.url, "STAYS_WHILE": together}
+    workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
+    servers.wait_for(lambda: site.under_way > AT_ONCE, lambda: "one of them has nothing")
+    site.release()
+    servers.wait_for(lambda: set(site.hits) == pages, lambda: "not all pages")
+    together.unlink()
     for worker in workers:
         assert worker.finish() == 0, worker.output
     assert set(site.hits) == pages
@@ -79,15 +84,16 @@ def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
     scheduler: str, server: servers.Server, tmp_path: Path
 ) -> None:
     site = tree_site(pages=600)
-    site.delay = 0.02
+    site.hold_after(100)
     settings = {"BLOOM_REDIS_URL": server.url, "REDIS_URL": server.url, "BLOOM_BACKEND": "redis"}
     if scheduler == "scrapy's":
         workers = [Crawl(site.url, tmp_path / name, settings) for name in "ab"]
     else:
         workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
-    for killed_at in (100, 300):
-        servers.wait_for(lambda killed_at=killed_at: site.total() >= killed_at, str)
+    for further in (200, math.inf):
+        servers.wait_for(site.is_holding, str)
         server.kill()
+        site.hold_after(further)
         time.sleep(0.5)
         server.start()
     for worker in workers:
@@ -216,7 +222,8 @@ def test_an_outage_that_lasts(
 ) -> None:
     settings = {
         "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": server.url,
+        # A server that is only slow is not away.
+        "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=10",
         "BLOOM_REDIS_DEADLINE_SECS": 1,
         "BLOOM_REDIS_ON_OUTAGE": policy,
         "JOBDIR": "job",
@@ -230,9 +237,9 @@ def test_an_outage_that_lasts(
             for kind, name in (("DISK", "PickleFifoDiskQueue"), ("MEMORY", "FifoMemoryQueue"))
         }
     tree.delay = 0.02
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: tree.total() >= 30)
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     server.kill()
+    tree.release()
     if policy == "pass":
         crawl.wait_until(lambda: "crawled unfiltered until" in crawl.output)
         server.start()
@@ -251,14 +258,10 @@ def test_an_outage_that_lasts(
 
 
 def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
-    tree.delay = 0.02
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: tree.total() >= 40)
+    crawl = Crawl.held(tree, 40, tmp_path, settings)
     assert crawl.interrupt() == 0
-    paused = tree.total()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: tree.total() >= paused + 40)
+    crawl = Crawl.held(tree, 40, tmp_path, settings)
     crawl.kill()
     assert len(tree.hits) < 150
     crawl = Crawl(tree.url, tmp_path, settings)
@@ -278,15 +281,12 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """Two workers with jobs of their own are killed: the filter is set aside once, not twice."""
-    tree.delay = 0.5
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    first = Crawl(tree.url, tmp_path / "a", settings)
-    first.wait_until(lambda: tree.total() >= 20)
+    first = Crawl.held(tree, 20, tmp_path / "a", settings)
     second = Crawl(tree.url, tmp_path / "b", settings)
     second.wait_until(lambda: bool(marked_filter(tmp_path / "b/job")))  # written to its end
     second.kill()
     first.kill()
-    tree.delay = 0
     tree.forget()
     for name, told in (("a", "starts over with an empty filter"), ("b", "is used as it is")):
         crawl = Crawl(tree.url, tmp_path / name, settings)
@@ -300,13 +300,11 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
 def test_one_crawl_at_a_time_in_a_job_directory(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    tree.delay = 1.0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    first = Crawl(tree.url, tmp_path, settings)
-    first.wait_until(lambda: tree.total() >= 10)
+    first = Crawl.held(tree, 10, tmp_path, settings)
     second = Crawl(tree.url, tmp_path, settings)
     assert second.finish() != 0
-    tree.delay = 0
+    tree.release()
     assert "in use by another running crawl" in second.told("ERROR")[0]
     assert first.finish() == 0
     assert len(tree.hits) == 150
@@ -315,10 +313,8 @@ def test_one_crawl_at_a_time_in_a_job_directory(
 def test_a_job_paused_under_scrapys_own_filter_goes_on(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    tree.delay = 0.02
     default = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "job"}
-    crawl = Crawl(tree.url, tmp_path, default)
-    crawl.wait_until(lambda: tree.total() >= 60)
+    crawl = Crawl.held(tree, 60, tmp_path, default)
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl(tree.url, tmp_path, settings)
@@ -332,9 +328,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
 def test_a_local_filter_that_is_left_behind_is_told_of(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    tree.delay = 0.02
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: tree.total() >= 60)
+    crawl = Crawl.held(tree, 60, tmp_path, {"JOBDIR": "job"})
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl(tree.url, tmp_path, settings)

@@ -9,12 +9,12 @@ import pytest
 import scrapy
 from scrapy.settings import default_settings
 
-import servers
 from cli import bloom
 from crawls import SPIDER, Crawl
 from scrapy_bloom.jobdir import database_path
 from scrapy_bloom.requestdb import read_counts
 from sites import ScriptedSite, Site, tree_site
+from workspace import in_redis
 
 PAGES = 150
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
@@ -30,23 +30,21 @@ def crawled_twice(site: Site) -> int:
     return sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
 
 
-def end(crawl: Crawl, how: str) -> None:
+def end(crawl: Crawl, how: str, site: Site) -> None:
     """End a crawl as `how` says; it has died when this returns."""
     if how == "SIGTERM twice":
-        crawl._process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        crawl._process.send_signal(signal.SIGTERM)
+        crawl.send(signal.SIGTERM)
+        crawl.wait_until(lambda: "Received SIGTERM" in crawl.output)
+        crawl.send(signal.SIGTERM)
     else:
-        crawl._process.send_signal(getattr(signal, how))
+        crawl.send(getattr(signal, how))
     crawl.finish()
+    site.settle()
 
 
 def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) -> Crawl:
-    """A crawl that has asked for 50 pages, and is slow enough to be disturbed now."""
-    site.delay = 0.1
-    crawl = Crawl(site.url, path, settings, spider=spider)
-    crawl.wait_until(lambda: len(site.hits) >= 50)
-    return crawl
+    """A crawl that has got 50 pages, and waits for others."""
+    return Crawl.held(site, 50, path, settings, spider=spider)
 
 
 def finished(site: Site, path: Path, settings: dict) -> Crawl:
@@ -64,12 +62,9 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM twice", "SIGHUP"])
 @pytest.mark.parametrize("hits", [5, 60, 110])
 def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    crawl.wait_until(lambda: tree.total() >= hits)
-    end(crawl, how)
+    crawl = Crawl.held(tree, hits, tmp_path, SAFE)
+    end(crawl, how, tree)
     assert len(tree.hits) < PAGES
-    tree.delay = 0
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
@@ -78,16 +73,13 @@ def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) 
 
 @pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
 def test_five_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None:
-    tree.delay = 0.1
     settings = {**SAFE, **queue}
-    for number in range(1, 6):
-        crawl = Crawl(tree.url, tmp_path, settings)
-        crawl.wait_until(lambda: len(tree.hits) >= 20 * number)  # noqa: B023 - waits here
+    for _ in range(5):
+        crawl = Crawl.held(tree, 20, tmp_path, settings)
         crawl.kill()
         queue_now = bloom("info", "job", "--json", cwd=tmp_path).json["queue"]
         assert queue_now["pending"] + queue_now["in_flight"] > 0
         assert 0 < queue_now["in_flight"] <= 2 * CONCURRENT
-    tree.delay = 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= 5 * CONCURRENT
@@ -95,6 +87,7 @@ def test_five_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None:
 
 def test_a_kill_while_it_is_opened(tree: Site, tmp_path: Path) -> None:
     for number in range(4):
+        tree.hold_after(0)
         crawl = Crawl(tree.url, tmp_path, SAFE)
         crawl.wait_until(lambda: database_path(tmp_path / "job").exists())
         time.sleep(0.02 * number)
@@ -124,7 +117,6 @@ def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
     crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
-    tree.delay = 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
@@ -135,11 +127,8 @@ def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
         pytest.skip("this version of Scrapy always has a reactor")
     settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
-    tree.delay = 1.0
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(tree.hits) >= 5)
-    end(crawl, "SIGTERM twice")
-    tree.delay = 0
+    crawl = Crawl.held(tree, 5, tmp_path, settings)
+    end(crawl, "SIGTERM twice", tree)
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
 
@@ -147,7 +136,6 @@ def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
 def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.kill()
-    tree.delay = 0
     tree.forget()
     for path in (tmp_path / "job").glob("requests.sqlite*"):
         path.unlink()
@@ -160,12 +148,7 @@ def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
 
 def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: Path) -> None:
     """Others may share the filter: it is not set aside, but the crawl refused."""
-    settings = {
-        **SAFE,
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": servers.shared("valkey").url,
-        "BLOOM_REDIS_KEY": tmp_path.name,
-    }
+    settings = in_redis(tmp_path.name, **SAFE)
     crawl = under_way(tree, tmp_path, settings)
     crawl.interrupt()
     database = database_path(tmp_path / "job")
@@ -177,25 +160,17 @@ def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: P
     assert "job/requests.sqlite is empty: the requests that waited there are lost" in line
     assert "another BLOOM_REDIS_KEY" in line
     database.write_bytes(good)
-    tree.delay = 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
 
 
 @pytest.mark.parametrize("forget_failed", [False, True])
 def test_with_a_filter_in_redis(forget_failed: bool, tree: Site, tmp_path: Path) -> None:
-    settings = {
-        **SAFE,
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": servers.shared("valkey").url,
-        "BLOOM_REDIS_KEY": tmp_path.name,
-        "BLOOM_FORGET_FAILED": forget_failed,
-    }
+    settings = in_redis(tmp_path.name, **SAFE, BLOOM_FORGET_FAILED=forget_failed)
     crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
     assert bloom("info", "job", "--json", cwd=tmp_path).json["queue"]["pending"] > 0
     assert "in flight" in bloom("info", "job", cwd=tmp_path).out
-    tree.delay = 0
     finished(tree, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
@@ -232,7 +207,6 @@ def test_a_pause(tree: Site, tmp_path: Path) -> None:
     pending, in_flight = read_counts(database_path(tmp_path / "job"))
     assert pending
     assert not in_flight
-    tree.delay = 0
     crawl = finished(tree, tmp_path, SAFE)
     assert f"Resuming crawl ({pending} requests scheduled)" in crawl.output
     assert len(tree.hits) == PAGES
@@ -334,7 +308,6 @@ def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> No
     assert "job is a job of Scrapy's own scheduler" in line
     assert "another JOBDIR" in line
     assert sorted((tmp_path / "job").rglob("*")) == before
-    tree.delay = 0
     finished(tree, tmp_path, {"JOBDIR": "job"})
     assert len(tree.hits) == PAGES
     # What is finished is no obstacle.
@@ -348,7 +321,6 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     assert refused.finish() != 0
     (line,) = refused.told("ERROR")
     assert f"requests of the job wait in {tmp_path}/job/requests.sqlite" in line
-    tree.delay = 0
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
 
@@ -367,19 +339,16 @@ def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
     )
     assert path.read_bytes() == b"x" * 5000
     path.write_bytes(good)
-    tree.delay = 0
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
 
 
 def test_one_crawl_at_a_time(tree: Site, tmp_path: Path) -> None:
-    tree.delay = 1.0
-    first = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    first.wait_until(lambda: tree.total() > 5)
+    first = Crawl.held(tree, 5, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
     second = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
     assert second.finish() != 0
     assert "is in use by another running crawl" in second.told("ERROR")[0]
-    tree.delay = 0
+    tree.release()
     assert first.finish() == 0
     assert len(tree.hits) == PAGES
 
@@ -394,7 +363,6 @@ def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
 def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.kill()
-    tree.delay = 0
     tree.forget()
     crawl = Crawl(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
     assert crawl.finish() == 0
@@ -414,7 +382,6 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
 def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, {"JOBDIR": "job"})
     crawl.kill()
-    tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
     assert crawl.finish() == 0
     (line,) = crawl.told("WARNING")
@@ -435,7 +402,6 @@ def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> N
     settings = {**SAFE, "DUPEFILTER_CLASS": None}
     crawl = under_way(tree, tmp_path, settings, spider=spider)
     crawl.kill()
-    tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
     assert crawl.finish() == 0, crawl.output
     assert not crawl.lines("ERROR")
@@ -460,7 +426,6 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider.write_text(code)
     crawl = under_way(tree, tmp_path, SAFE, spider=spider)
     crawl.kill()
-    tree.delay = 0
     spider.write_text(code.replace("parse_page", "parse_other"))
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()

@@ -1,31 +1,11 @@
 """The figures at the close of a crawl are those of the filter, whoever has recorded in it."""
 
 import re
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import servers
 from crawls import Crawl
 from sites import ScriptedSite, Site, tree_site
-
-PAGES = 60
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    site = tree_site(PAGES)
-    yield site
-    site.end()
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    server = servers.Server()
-    yield server
-    server.end()
 
 
 def figures(crawl: Crawl) -> tuple[int, int]:
@@ -39,22 +19,18 @@ def figures(crawl: Crawl) -> tuple[int, int]:
 
 
 def test_workers_with_queues_of_their_own(
-    site: Site, server: servers.Server, tmp_path: Path
+    tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     settings = {
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": server.url,
         "BLOOM_REDIS_KEY": "shared:bloom",
     }
-    site.delay = 0.1
-    first = Crawl(site.url, tmp_path / "first", settings)
-    first.wait_until(lambda: site.total() > 5)
-    gate, hit = threading.Event(), site.hit
-    site.hit = lambda path: (gate.wait(60), hit(path))  # type: ignore[method-assign]
+    first = Crawl.held(tree, 5, tmp_path / "first", settings)
     other = tree_site(10)
     second = Crawl(other.url, tmp_path / "second", settings)
     assert second.finish() == 0
-    gate.set()
+    tree.release()
     assert first.finish() == 0
     other.end()
     (a, in_all), (b, _) = map(figures, (first, second))
@@ -64,10 +40,11 @@ def test_workers_with_queues_of_their_own(
 def test_the_close_does_not_wait_long_for_a_server(server: servers.Server, tmp_path: Path) -> None:
     leaves = [f"/leaf/{number}" for number in range(5)]
     site = ScriptedSite({"/": [tuple(leaves)]})
-    site.delay = 2.0
-    crawl = Crawl(site.url, tmp_path, {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url})
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url}
+    crawl = Crawl.held(site, 1, tmp_path, settings)
     crawl.wait_until(lambda: site.under_way == len(leaves))
     server.kill()
+    site.release()
     assert crawl.finish() == 0
     site.end()
     assert figures(crawl) == (len(leaves), len(leaves))

@@ -17,13 +17,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import servers
-from crawls import LIMIT, Crawl
+from crawls import Crawl
 from proxies import DroppingProxy
 from sites import ScriptedSite, Site, tree_site
 
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
 KEY = "links:bloom"
 SHORT, LONG = 1, 60  # seconds: deadlines that a fault lasts for, or not
+# Seconds without an answer that tell of a stalled server: a busy machine stands still for less.
+STALLED = 4
 WAITED = (
     "(waited up to 1 seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server runs, has room, "
     "and that BLOOM_REDIS_URL is right"
@@ -41,26 +43,13 @@ class GatedSite:
         self.pages = pages
         self.site = site
         self._known_as = known_as  # so many addresses of the start page, which all are crawled
-        self._gate = gate
-        self._asked = 0
-        self._lock = threading.Lock()
-        self._is_open = threading.Event()
-        self._answer = site.hit
-        site.hit = self._hit
-
-    def _hit(self, path: str) -> None:
-        with self._lock:
-            self._asked += 1
-            held = self._asked > self._gate
-        if held:
-            self._is_open.wait(LIMIT)
-        self._answer(path)
+        site.hold_after(gate)
 
     def is_reached(self) -> bool:
-        return self._asked > self._gate
+        return self.site.is_holding()
 
     def open(self) -> None:
-        self._is_open.set()
+        self.site.release()
 
     def missing(self) -> set[str]:
         return self.pages - set(self.site.hits)
@@ -131,7 +120,7 @@ def admin(server: servers.Server) -> redis.Redis:
 def restarted_and_loading(server: servers.Server) -> Iterator[Callable[[], object]]:
     """Killed, with all its data saved, and started again: it loads until it is told to end that."""
     client = admin(server)
-    client.mset({f"other:{number}": "x" * 30 for number in range(4000)})
+    client.mset({f"other:{number}": "x" * 30 for number in range(16_000)})
     client.save()
     server.kill()
     restart = threading.Thread(target=server.start)
@@ -148,7 +137,7 @@ def restarted_and_loading(server: servers.Server) -> Iterator[Callable[[], objec
         restart.join()
 
 
-# It takes 8 seconds for what is put into it above, with a word to its clients twice a second.
+# It takes half a minute for what is put into it above, with a word to its clients twice a second.
 SLOW_TO_LOAD = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
 
 
@@ -162,6 +151,11 @@ def _is_loading(server: servers.Server) -> bool:
 def url_of(place: servers.Server | DroppingProxy | int, user: str = "") -> str:
     port = place if isinstance(place, int) else place.port
     return f"redis://{user}:{PASSWORD}@127.0.0.1:{port}/0"
+
+
+def patient_url_of(place: servers.Server | DroppingProxy) -> str:
+    """With a deadline of a second, only what is refused is an outage, or a stall of seconds."""
+    return f"{url_of(place)}?socket_timeout={STALLED}"
 
 
 def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:

@@ -301,13 +301,10 @@ def test_an_emptied_queue_of_a_paused_job_is_told_of(
     length: int, tree: Site, tmp_path: Path
 ) -> None:
     """What waited there looks seen: a run that only said "finished" would lose it silently."""
-    tree.delay = 0.1
     settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    crawl.wait_until(lambda: len(tree.hits) >= 30)
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     assert crawl.interrupt() == 0
     os.truncate(tmp_path / "job/requests.sqlite", length)
-    tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0
     (warning,) = crawl.told("WARNING")

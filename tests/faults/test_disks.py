@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import REQUIRED
 from crawls import Crawl
 from scrapy_bloom.header import read_header
 from sites import Site
@@ -86,7 +87,7 @@ def can_be_made(path: Path) -> bool:
 
 with tempfile.TemporaryDirectory() as _directory:
     CAN_MOUNT = can_be_made(Path(_directory, "disk"))
-if not CAN_MOUNT and "small-disk" in os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", ""):
+if not CAN_MOUNT and "small-disk" in REQUIRED:
     raise RuntimeError("no tmpfs can be mounted, neither as root nor in a user namespace")
 needs_a_mount = pytest.mark.skipif(
     not CAN_MOUNT, reason="no tmpfs can be mounted here: test_crawl.py has a full disk by a limit"
@@ -111,11 +112,9 @@ def test_a_disk_that_fills_up_in_mid_crawl_costs_no_page(
 ) -> None:
     """One error with what is missing; what was reserved goes on; later the filter grows again."""
     settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 30, "CONCURRENT_REQUESTS": 4}
-    tree.delay = 0.05
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=disk.prefix)
-    crawl.wait_until(lambda: tree.total() >= 5)
+    crawl = Crawl.held(tree, 5, tmp_path, settings, prefix=disk.prefix)
     disk.fill()
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0, crawl.output
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")
@@ -141,10 +140,9 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
 ) -> None:
     """The spider is closed, one error says what to do, and the same command ends the job."""
     settings = {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000}
-    tree.delay = 0.05
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=disk.prefix)
-    crawl.wait_until(lambda: tree.total() >= 5)
+    crawl = Crawl.held(tree, 5, tmp_path, settings, prefix=disk.prefix)
     disk.fill()
+    tree.release()
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     (error,) = crawl.told("ERROR")
@@ -152,7 +150,6 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert "make room, or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()
-    tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, settings, prefix=disk.prefix)
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
@@ -206,20 +203,17 @@ def test_no_room_for_the_filter_is_told_at_the_start(
 
 
 def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:
-    """A crawl that has only just begun, and goes on slowly."""
-    tree.delay = 0.2
+    """A crawl that has only just begun."""
     settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 40, **settings}
     prefix = settings.pop("prefix", ())
-    crawl = Crawl(tree.url, tmp_path, {**settings, "CONCURRENT_REQUESTS": 2}, prefix=prefix)
-    crawl.wait_until(lambda: tree.total() >= 2)
-    return crawl
+    return Crawl.held(tree, 2, tmp_path, {**settings, "CONCURRENT_REQUESTS": 2}, prefix=prefix)
 
 
 def test_a_directory_removed_under_a_crawl_costs_no_page(tree: Site, tmp_path: Path) -> None:
     """The open file is still filtered with; that it can't grow, and that it is gone, are told."""
     crawl = start(tree, tmp_path)
     shutil.rmtree(tmp_path / "kept")
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0, crawl.output
     assert all_pages(tree)
     assert all(count == 1 for path, count in tree.hits.items() if path != "/p/0")
@@ -239,7 +233,7 @@ def test_a_directory_made_read_only_under_a_crawl_costs_no_page(tree: Site, tmp_
     crawl = start(tree, tmp_path, prefix=root)
     (tmp_path / FILTER).chmod(0o444)
     (tmp_path / "kept").chmod(0o555)
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0, crawl.output
     (tmp_path / "kept").chmod(0o755)
     assert all_pages(tree)
@@ -260,7 +254,7 @@ def test_a_file_cut_off_under_a_crawl_is_told_of_by_the_next_run(
     """
     crawl = start(tree, tmp_path)
     os.truncate(tmp_path / FILTER, length)
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == -signal.SIGBUS, crawl.output
     before = (tmp_path / FILTER).read_bytes()
     tree.forget()
@@ -279,7 +273,7 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     other = tmp_path / "other"
     other.write_bytes(b"a backup")
     other.rename(tmp_path / FILTER)
-    tree.delay = 0
+    tree.release()
     assert crawl.finish() == 0, crawl.output
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")

@@ -74,7 +74,9 @@ class Sometimes(Broken):
 """
 
 
-def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
+def crawl_with(
+    name: str, site: Site, path: Path, *, held_after: int | None = None, **settings: object
+) -> Crawl:
     modules = path / "modules"
     modules.mkdir(exist_ok=True)
     (modules / "fingerprinters.py").write_text(FINGERPRINTERS)
@@ -85,7 +87,10 @@ def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
         **settings,
     }
     paths = with_modules(modules)["PYTHONPATH"]
-    return Crawl(site.url, path, settings, prefix=["env", f"PYTHONPATH={paths}"])
+    prefix = ["env", f"PYTHONPATH={paths}"]
+    if held_after is not None:
+        return Crawl.held(site, held_after, path, settings, prefix=prefix)
+    return Crawl(site.url, path, settings, prefix=prefix)
 
 
 @pytest.fixture
@@ -99,12 +104,9 @@ def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
     small: Site, tmp_path: Path
 ) -> None:
     """Every page is crawled, none twice, and nothing is told of."""
-    small.delay = 0.1
-    crawl = crawl_with("OfAnyLength", small, tmp_path)
-    crawl.wait_until(lambda: small.total() >= 10)
+    crawl = crawl_with("OfAnyLength", small, tmp_path, held_after=10)
     assert crawl.interrupt() == 0
     assert small.total() < PAGES
-    small.delay = 0
     crawl = crawl_with("OfAnyLength", small, tmp_path)
     assert crawl.finish() == 0, crawl.output
     assert set(small.hits) == {f"/p/{number}" for number in range(PAGES)}

@@ -140,7 +140,8 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
     settings = {"SCHEDULER": scheduler, "JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 30}
     killed = []
     for number in range(KILLS):
-        site.delay = 0.2  # it must not be done before it is killed
+        site.delay = 0.2
+        site.hold_after(60)  # it must not be done before it is killed
         before = site.total()
         crawl = Crawl(site.url, tmp_path, settings)
         # Either while it is opened, or somewhere in between; never when all is done.
@@ -155,6 +156,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
         time.sleep(moment)
         assert crawl.running(), f"seed {seed}: {crawl.output}"
         crawl.kill()
+        site.settle()
         killed.append((hits, round(moment, 3)))
     what = f"seed {seed}, killed after (hits, seconds more) {killed}"
     assert len(site.hits) < PAGES, what

@@ -34,14 +34,14 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_crawls(
     scheduler: str | None, tree: Site, tmp_path: Path
 ) -> None:
     """It crawls every page once; each of the others has one error, and another exit status."""
-    tree.delay = 2
+    tree.hold_after(0)
     settings = {"JOBDIR": "job", "SCHEDULER": scheduler}
     crawls = [Crawl(tree.url, tmp_path, settings) for _ in range(3)]
-    # Slow until the last one has tried: else it would come when the first is done.
+    # Held until the last one has tried: else it would come when the first is done.
     end = time.monotonic() + 100
     while sum(crawl.running() for crawl in crawls) > 1 and time.monotonic() < end:
         time.sleep(0.01)
-    tree.delay = 0
+    tree.release()
     (winner,) = [crawl for crawl in crawls if crawl.running()]
     assert winner.finish() == 0, winner.output
     assert not winner.lines("ERROR") + winner.told("WARNING")
@@ -59,15 +59,13 @@ def test_a_crawl_that_is_stopped_keeps_its_job_and_one_that_is_killed_does_not(
 ) -> None:
     """The lock is the kernel's: no file has to be removed by hand, and none is trusted."""
     settings = {"JOBDIR": "job", "SCHEDULER": SAFE}
-    tree.delay = 0.1
-    first = Crawl(tree.url, tmp_path, settings)
-    first.wait_until(lambda: tree.total() >= 10)
-    first._process.send_signal(signal.SIGSTOP)
+    first = Crawl.held(tree, 10, tmp_path, settings)
+    first.stop()
     check_refused(Crawl(tree.url, tmp_path, settings))
-    first._process.send_signal(signal.SIGCONT)
-    first.wait_until(lambda: tree.total() >= 40)
+    first.send(signal.SIGCONT)
+    tree.hold_after(30)
+    first.wait_until(lambda: tree.total() >= 40 and tree.is_holding())
     first.kill()
-    tree.delay = 0
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     assert len(tree.hits) == PAGES
