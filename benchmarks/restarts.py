@@ -7,7 +7,6 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from scrapy.exceptions import DontCloseSpider
 from scrapy.linkextractors import LinkExtractor
 
 from benchmarks.report import Section, Table, all_of, at_most
-from benchmarks.servers import programs
+from benchmarks.servers import free_port, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECS = 240.0  # that any single wait may take
@@ -153,9 +152,7 @@ class Server:
 
     def __init__(self, program: Path, directory: Path, *options: str) -> None:
         directory.mkdir(parents=True)
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = int(listener.getsockname()[1])
+        self.port = free_port()
         self.directory = directory
         self._command = [
             *(os.fspath(program), "--port", str(self.port), "--bind", "127.0.0.1"),

@@ -1,13 +1,14 @@
 """Redis and Valkey servers to measure with, on loopback, which store nothing on the disk."""
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def programs() -> Mapping[str, Path]:
 @contextmanager
 def running(program: Path) -> Iterator[Server]:
     """A new server on a free port; ended on leaving."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "server.log")
         options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", directory, "--save", ""]
@@ -77,10 +78,17 @@ def running(program: Path) -> Iterator[Server]:
                 process.wait()
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+def free_port() -> int:
+    """Choose a port that the kernel gives to no connection.
+
+    It stays free while a server is down: else a client that tries again and again may even be
+    connected to itself.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 22_000)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait_for(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:

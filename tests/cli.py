@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -47,7 +48,7 @@ def bloom(
 ) -> Ran:
     """Run `scrapy bloom` with these arguments."""
     ended = subprocess.run(
-        [os.fspath(SCRAPY), "bloom", *map(os.fspath, arguments)],
+        [os.fspath(SCRAPY), "bloom", *map(_patient, arguments)],
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -57,6 +58,16 @@ def bloom(
         env={key: value for key, value in os.environ.items() if key != "SCRAPY_SETTINGS_MODULE"},
     )
     return Ran(ended.returncode, ended.stdout, ended.stderr)
+
+
+def _patient(argument: str | os.PathLike[str]) -> str:
+    """Let a command wait for a server that is there, but has to wait for a processor.
+
+    Otherwise it is told after half a second without an answer that the server is away.
+    """
+    text = os.fspath(argument)
+    is_server = re.fullmatch(r"redis://127\.0\.0\.1:\d+/\d+", text)
+    return f"{text}?socket_timeout=30" if is_server else text
 
 
 def at_a_terminal(

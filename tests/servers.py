@@ -1,8 +1,10 @@
 """Real Redis and Valkey servers, each on a free port, in a temporary directory."""
 
 import atexit
+import contextlib
 import functools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -20,17 +22,21 @@ from proxies import TLSProxy
 PROGRAMS = {"valkey": os.fspath(get_binary_path())}
 if _found := shutil.which("redis-server"):
     PROGRAMS["redis"] = _found
-LIMIT = 30.0  # seconds that a server may take to start or to end
+_DICE = random.SystemRandom()  # not that of the tests, which some of them seed
+LIMIT = 60.0  # seconds that a server may take to start or to end
 SLOTS = 16_384
 AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is not for them
 
 
 def free_port() -> int:
+    """A port that the kernel gives to no connection, so that it stays free while a server is down.
+
+    Else a client that tries again and again might even be connected to itself.
+    """
     while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = int(listener.getsockname()[1])
-        if port < 55_000:  # the nodes of a Cluster need port + 10,000 as well
+        port = _DICE.randrange(10_000, 22_000)  # the nodes of a Cluster need port + 10,000 as well
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
             return port
 
 
@@ -161,8 +167,13 @@ class Service:
         if client.sentinel_masters():
             client.sentinel_remove("mymaster")
         client.sentinel_monitor("mymaster", "127.0.0.1", port, 1)
-        client.sentinel_set("mymaster", "down-after-milliseconds", 500)
+        # A master that is only slow to answer stays one.
+        client.sentinel_set("mymaster", "down-after-milliseconds", 120_000)
         client.sentinel_set("mymaster", "failover-timeout", 2000)
+
+    def notice_soon(self) -> None:
+        """From now on, a master that does not answer is replaced by its replica."""
+        self.sentinel.client.sentinel_set("mymaster", "down-after-milliseconds", 500)
 
     @property
     def url(self) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,14 +73,6 @@ def opened(place: str, key: str, **options: object) -> RedisBackend:
 @pytest.fixture
 def key(tmp_path: Path) -> str:
     return os.fspath(tmp_path)
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    """A server of one test alone."""
-    server = servers.Server()
-    yield server
-    server.end()
 
 
 def messages(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
@@ -312,19 +304,19 @@ class TestManyCrawlers:
             for fingerprint in fps(41, 200):
                 fast.add(fingerprint)  # the third one is made
             thread.start()  # it knows of the first one only
-            assert in_the_first.wait(10)
+            assert in_the_first.wait(60)
             return answer
 
         def follow_later(*args: object) -> object:
             in_the_first.set()
-            assert in_the_second.wait(10)
+            assert in_the_second.wait(60)
             return follow(*args)
 
         def record_in_the_second(*args: object) -> object:
             answer = record(*args)
             blocks.record = record
             in_the_second.set()
-            thread.join(10)
+            thread.join(60)
             return answer
 
         blocks.look = look_at_the_first
@@ -337,7 +329,7 @@ class TestManyCrawlers:
 
     def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
-        second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=2)
+        second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
         take = second._store.lock.take
 
         def after_the_first() -> bool:
@@ -359,8 +351,8 @@ def test_a_short_wait_for_another_crawler_is_no_warning(
     key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = servers.shared("valkey").client
-    client.set(f"{key}:lock", "web-1:4711:0123456789abcdef", px=3000)
     begun = time.monotonic()
+    client.set(f"{key}:lock", "web-1:4711:0123456789abcdef", px=3000)
     backend = opened("valkey", key)
     assert time.monotonic() - begun > 2
     assert not messages(caplog, WARNING)

@@ -38,6 +38,7 @@ from redis_faults import (
     ended,
     gated_tree,
     locked_server,
+    patient_url_of,
     restarted_and_loading,
     start,
     tells_of_one_outage,
@@ -144,7 +145,7 @@ def test_a_read_only_replica_is_refused_after_the_deadline(
     try:
         servers.wait_for(lambda: contents(replica) == contents(server), lambda: "no copy")
         line = refusal(
-            start(site, url_of(replica), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT), site
+            start(site, patient_url_of(replica), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT), site
         )
     finally:
         replica.end()
@@ -194,7 +195,7 @@ def test_a_server_without_any_room_is_refused_after_the_deadline(
     site: GatedSite, server: servers.Server, tmp_path: Path
 ) -> None:
     admin(server).config_set("maxmemory", 1)
-    crawl = start(site, url_of(server), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT)
+    crawl = start(site, patient_url_of(server), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT)
     assert refusal(crawl, site) == (
         f"SERVER cannot be used: command not allowed when used memory > 'maxmemory' {WAITED}"
     )

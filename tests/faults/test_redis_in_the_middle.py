@@ -41,6 +41,7 @@ from redis_faults import (
     gated_tree,
     is_quiet,
     locked_server,
+    patient_url_of,
     restarted_and_loading,
     start,
     start_until_the_middle,
@@ -172,9 +173,8 @@ def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     make, mend = PASSING[fault]
     proxy = WatchedProxy(saving_server)
     try:
-        # A stalled server answers nothing, and costs one of these time-outs each time.
-        url = f"{url_of(proxy)}?socket_timeout=0.3"
-        crawl = start_until_the_middle(site, url, tmp_path)
+        # A stalled server answers nothing, and costs one time-out each time.
+        crawl = start_until_the_middle(site, patient_url_of(proxy), tmp_path)
         make(saving_server)
         tries = proxy.tries()
         site.open()
@@ -243,7 +243,7 @@ def test_a_fault_longer_than_the_deadline_closes_the_spider_and_the_job_goes_on_
 ) -> None:
     make, mend, reason = LASTING[fault]
     settings = {"JOBDIR": "job", "BLOOM_REDIS_DEADLINE_SECS": SHORT}
-    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    crawl = start_until_the_middle(site, patient_url_of(server), tmp_path, **settings)
     make(server)
     site.open()
     stats = ended(crawl, "bloom_outage")
@@ -270,7 +270,7 @@ def test_a_server_that_never_comes_back_is_done_without_if_told_to_pass(
     """The crawl goes on without any filter, to its end; what was known is not crawled again."""
     site = gated_cascade()
     settings = {"BLOOM_REDIS_ON_OUTAGE": "pass", "BLOOM_REDIS_DEADLINE_SECS": SHORT}
-    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    crawl = start_until_the_middle(site, patient_url_of(server), tmp_path, **settings)
     known = set(site.site.hits)
     server.kill()
     site.open()
