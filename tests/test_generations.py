@@ -575,7 +575,7 @@ def test_any_sequence_of_uses(window: float) -> None:
 
 
 RECORDER = """
-import sys
+import signal, sys
 from pathlib import Path
 from scrapy_bloom.local import LocalBackend
 
@@ -593,6 +593,8 @@ while number < 150_000:
     number += 1
     if number % 50 == 0:
         print(number, flush=True)
+if sys.argv[3] == "killed":
+    signal.pause()
 backend.close()
 """
 
@@ -602,8 +604,9 @@ def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) ->
     targets = [*sorted(rng.sample(range(100, 149_000), 20)), 150_000]
     known = 0
     for target in targets:
+        end = "ends" if target == 150_000 else "killed"
         process = subprocess.Popen(
-            [sys.executable, "-c", RECORDER, os.fspath(tmp_path), str(known)],
+            [sys.executable, "-c", RECORDER, os.fspath(tmp_path), str(known), end],
             stdout=subprocess.PIPE,
             text=True,
         )

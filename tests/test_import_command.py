@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -117,9 +119,7 @@ def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
 
 def test_requests_seen_beside_the_queue_of_crash_safe_scheduler(tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-    tree.delay = 0.05
-    crawl = Crawl(tree.url, tmp_path, {**settings, "DUPEFILTER_CLASS": None})
-    crawl.wait_until(lambda: len(tree.hits) >= 20)
+    crawl = Crawl.held(tree, 20, tmp_path, {**settings, "DUPEFILTER_CLASS": None})
     crawl.interrupt()
     refused = bloom("import", "job", "filter", cwd=tmp_path)
     assert "and would look crawled" in refused.error
@@ -292,10 +292,7 @@ def test_a_filter_into_redis_is_pushed(tmp_path: Path) -> None:
 
 def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     write_urls(tmp_path / "urls.txt", urls(range(10)))
-    tree.delay = 1.0
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    crawl.wait_until(lambda: len(tree.hits) > 10)
-    tree.delay = 5.0
+    crawl = Crawl.held(tree, 10, tmp_path, {"JOBDIR": "job"})
     running = bloom("import", "urls.txt", "job", cwd=tmp_path)
     assert "is in use by another running crawl" in running.error
     crawl.kill()
@@ -304,10 +301,9 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     assert "was not closed by its last one" in killed.error
     assert {path: path.read_bytes() for path in before} == before
     # The same with Scrapy's own filter: its queue is broken, and there is no filter of ours yet.
-    tree.delay = 0.5
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
-    crawl.wait_until(lambda: len(tree.hits) > 30 and has_queued(tmp_path / "old"))
+    crawl = Crawl.held(tree, 30, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
+    crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
     assert "was killed: what its queue held would look crawled" in killed.error
@@ -317,22 +313,49 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
 # Interrupted.
 
 
+@contextmanager
+def half_given(fifo: Path) -> Iterator[Callable[[], None]]:
+    """Make a pipe that gives URLs, and others when the function is called: no import ends before.
+
+    The first ones fill a filter of 10,000 requests twice.
+    """
+    os.mkfifo(fifo)
+    is_over = threading.Event()
+
+    def give() -> None:
+        with suppress(BrokenPipeError), fifo.open("w") as file:
+            for start in (0, 30_000):
+                file.writelines(f"{url}\n" for url in urls(range(start, start + 30_000)))
+                file.flush()
+                is_over.wait(60)
+
+    thread = threading.Thread(target=give, daemon=True)
+    thread.start()
+    try:
+        yield is_over.set
+    finally:
+        is_over.set()
+        thread.join(10)
+        fifo.unlink()
+
+
 def interrupted(tmp_path: Path, signal_number: int) -> int:
     """Begin an import, and end it by a signal in the middle."""
-    process = subprocess.Popen(
-        [SCRAPY, "bloom", "import", "urls.txt", "filter", "-n", "10k"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell that starts us in the background lets us ignore it, and so would it.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
-    end = time.monotonic() + 60
-    while len(list(tmp_path.glob("filter/*.bloom"))) < 2 and time.monotonic() < end:
-        time.sleep(0.005)  # it has grown: it is under way
-    process.send_signal(signal_number)
-    out, err = process.communicate(timeout=60)
+    with half_given(tmp_path / "fifo"):
+        process = subprocess.Popen(
+            [SCRAPY, "bloom", "import", "fifo", "filter", "-n", "10k"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell that starts us in the background lets us ignore it, and so would it.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+        )
+        end = time.monotonic() + 60
+        while len(list(tmp_path.glob("filter/*.bloom"))) < 2 and time.monotonic() < end:
+            time.sleep(0.005)  # it has grown: it is under way
+        process.send_signal(signal_number)
+        out, err = process.communicate(timeout=60)
     if signal_number == signal.SIGINT:
         assert "requests are recorded; repeat the command to go on" in err
         assert "Traceback" not in err
@@ -420,19 +443,18 @@ def test_a_window_is_not_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_goes_away(tmp_path: Path) -> None:
     server, quick = servers.Server(), ("-s", "BLOOM_REDIS_DEADLINE_SECS=1")
-    write_urls(tmp_path / "urls.txt", urls(range(200_000)))
-    process = subprocess.Popen(
-        [SCRAPY, "bloom", "import", "urls.txt", server.url, "--key", "x", *quick],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    end = time.monotonic() + 60
-    while not server.client.exists("x") and time.monotonic() < end:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    server.end()
-    _, err = process.communicate(timeout=60)
+    with half_given(tmp_path / "fifo") as give_the_rest:
+        process = subprocess.Popen(
+            [SCRAPY, "bloom", "import", "fifo", server.url, "--key", "x", *quick],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        servers.wait_for(lambda: bool(server.client.exists("x")), lambda: "nothing is imported")
+        time.sleep(0.5)
+        server.end()
+        give_the_rest()
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.count("\n") == 1
     assert "cannot be used" in err
