@@ -130,7 +130,7 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
         "from scrapy_bloom import CrashSafeScheduler\n"
         "class Dying(CrashSafeScheduler):\n"
         "    def _done(self, row):\n"
-        "        if self.df._endings.forgotten:\n"
+        "        if self.df._endings._forgetting.forgotten:\n"
         "            os.kill(os.getpid(), 9)\n"
         "        super()._done(row)\n"
     )
