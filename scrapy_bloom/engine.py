@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, cast
 
 import scrapy
@@ -43,17 +43,28 @@ def command_without_crawl(crawler: Crawler) -> str | None:
     return "shell" if engine is not None and not crawler.crawling else None
 
 
-def check_methods(of: Any, names: Iterable[str], feature: str, way_out: str) -> None:
-    """That a part of the engine has the methods that a feature is built on.
+def wrap_methods(
+    part: Any, wrappers: Mapping[str, Callable[..., Any]], feature: str, way_out: str
+) -> None:
+    """Have functions called in place of methods of the scraper or downloader of one crawl.
+
+    Args:
+        part: whose methods they are.
+        wrappers: by the method's name; each gets the method, and then the method's arguments.
+        feature: for the error, for example "X does not work".
+        way_out: for the error: what to do then.
 
     Raises:
         SettingError: this version of Scrapy works in another way.
     """
-    if missing := [name for name in names if not hasattr(of, name)]:
+    if missing := [name for name in wrappers if not hasattr(part, name)]:
         raise SettingError(
             f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
-            f"{type(of).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or {way_out}"
+            f"{type(part).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or "
+            f"{way_out}"
         )
+    for name, wrapper in wrappers.items():
+        setattr(part, name, functools.partial(wrapper, getattr(part, name)))
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

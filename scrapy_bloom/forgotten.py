@@ -5,6 +5,7 @@ new once, though its bits are set. The set is asked only about what the filter t
 only if bits in memory say that the fingerprint may be in it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Protocol
@@ -15,9 +16,7 @@ from bitarray.util import zeros
 from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError
 
-_FIRST_ROOM = (
-    4096  # fingerprints in the first table of bits; each further one takes four times more
-)
+_FIRST_ROOM = 4096  # fingerprints in the first table of bits; in the next, four times as many
 _BITS_EACH = 16  # with two bits a fingerprint: 1.4 % of the others are asked for in vain
 _LOOK_SECS = 1.0  # between two looks at what others have forgotten
 
@@ -73,17 +72,15 @@ class Forgotten:
     def __init__(self, store: ForgottenStore, *, is_shared: bool) -> None:
         self.has_claims = False
         self._store = store
-        self._is_shared = is_shared
+        self._look_secs = _LOOK_SECS if is_shared else math.inf
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set
-        self._look_at = float("inf")  # on a monotonic clock
+        self._look_at = math.inf  # on a monotonic clock
 
     def open(self) -> None:
         """Read what is there; raises StorageError."""
         self._front = _Front()
         self._look()
-        if not self._is_shared:
-            self._look_at = float("inf")
 
     def take(self, fingerprint: bytes) -> bool:
         """Check that a fingerprint is forgotten: then it is not any more, or claimed.
@@ -135,11 +132,11 @@ class Forgotten:
 
     def _look(self) -> None:
         begun = monotonic()
-        self._look_at = begun + _LOOK_SECS
+        self._look_at = begun + self._look_secs
         try:
             self._front.add(self._store.news())
         except OutageError:  # what is forgotten waits for the server
-            self._look_at = next_attempt(begun, _LOOK_SECS)
+            self._look_at = next_attempt(begun, self._look_secs)
 
     def _missed(self) -> None:
         """Make the bits anew, once most questions are in vain."""
@@ -151,7 +148,11 @@ class Forgotten:
 
 
 class _Front:
-    """Bits in memory that tell what cannot be in the set; about two bytes a fingerprint."""
+    """Bits in memory that tell what cannot be in the set; about two bytes a fingerprint.
+
+    Not a `BloomFilter`, although it is one: each duplicate is asked for here, and a fingerprint's
+    hash() is known already. That takes 0.1 us; another MurmurHash3 and its positions take 0.6 us.
+    """
 
     def __init__(self) -> None:
         self._tables: list[tuple[bitarray, int]] = []
@@ -168,7 +169,7 @@ class _Front:
                 self._tables.append((zeros(_BITS_EACH * room), _BITS_EACH * room - 1))
             self._length += 1
             bits, mask = self._tables[-1]
-            # Python's own hash is salted, and kept in the object: a repeated link has it already.
+            # It is salted, and kept in the object: a repeated link has it already.
             value = hash(fingerprint)
             bits[value & mask] = bits[value >> 32 & mask] = 1
 

@@ -16,7 +16,7 @@ from scrapy import Request
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from scrapy_bloom.engine import call_soon, check_methods
+from scrapy_bloom.engine import call_soon, wrap_methods
 
 
 class InFlight:
@@ -36,31 +36,27 @@ class InFlight:
         self._rows: dict[int, tuple[Request, int]] = {}
         self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
-        scraper, downloader = engine.scraper, engine.downloader
-        for each, name in ((scraper, "enqueue_scrape"), (downloader, "fetch")):
-            check_methods(
-                each, [name], "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-            )
-        self._enqueue_scrape = scraper.enqueue_scrape
-        self._fetch = downloader.fetch
-        scraper.enqueue_scrape = self._scraped
-        downloader.fetch = self._fetched
+        unusable = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
+        wrap_methods(engine.scraper, {"enqueue_scrape": self._scraped}, *unusable)
+        wrap_methods(engine.downloader, {"fetch": self._fetched}, *unusable)
 
     def add(self, request: Request, row: int) -> None:
-        """A request was taken."""
+        """Note that a request was taken."""
         self._rows[id(request)] = (request, row)
         self._not_fetched.add(id(request))
 
-    def _scraped(self, result: Any, request: Request, *args: Any) -> Any:
-        ended = self._enqueue_scrape(result, request, *args)
+    def _scraped(
+        self, enqueue_scrape: Callable[..., Any], result: Any, request: Request, *args: Any
+    ) -> Any:
+        ended = enqueue_scrape(result, request, *args)
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop is ended, and with it what is being downloaded: nothing has failed.
             self._rows.pop(id(request), None)
             return ended
         return ended.addBoth(self._ended, request)
 
-    def _fetched(self, request: Request, *args: Any) -> Any:
-        fetched = self._fetch(request, *args)
+    def _fetched(self, fetch: Callable[..., Any], request: Request, *args: Any) -> Any:
+        fetched = fetch(request, *args)
         # A callback may fetch its own request once more: that is not this one's end.
         if id(request) in self._not_fetched:
             self._not_fetched.discard(id(request))
@@ -79,7 +75,7 @@ class InFlight:
         return len(self._rows)
 
     def settle(self) -> None:
-        """Those that were replaced are done: the others are scheduled by now."""
+        """End what was replaced: the other requests are scheduled by now."""
         while self._replaced:
             self._ended(None, self._replaced.pop())
 

@@ -19,10 +19,9 @@ from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
-from scrapy_bloom.engine import check_methods
+from scrapy_bloom.engine import wrap_methods
 from scrapy_bloom.marks import KEY
 
-_WRAPPED = ("enqueue_scrape", "call_spider_async", "handle_spider_error")
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
 
 
@@ -82,25 +81,24 @@ class Outcomes:
         self._done_statuses = done_statuses
         self._under_way: dict[int, _Handling] = {}
         assert crawler.engine is not None
-        scraper: Any = crawler.engine.scraper
-        check_methods(
-            scraper,
-            _WRAPPED,
+        wrap_methods(
+            crawler.engine.scraper,
+            {
+                "enqueue_scrape": self._handle,
+                "call_spider_async": self._called,
+                "handle_spider_error": self._spider_error,
+            },
             "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
             "do without these settings",
         )
-        self._enqueue_scrape = scraper.enqueue_scrape
-        self._call_spider = scraper.call_spider_async
-        self._handle_spider_error = scraper.handle_spider_error
-        scraper.enqueue_scrape = self._handle
-        scraper.call_spider_async = self._called
-        scraper.handle_spider_error = self._spider_error
         crawler.signals.connect(self._item_error, signals.item_error)
         crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
-    def _handle(self, result: Any, request: Request, *args: Any) -> Any:
+    def _handle(
+        self, enqueue_scrape: Callable[..., Any], result: Any, request: Request, *args: Any
+    ) -> Any:
         handling = self._under_way[id(request)] = _Handling(request, result)
-        return self._enqueue_scrape(result, request, *args).addBoth(self._handled, handling)
+        return enqueue_scrape(result, request, *args).addBoth(self._handled, handling)
 
     def _handled(self, result: Any, handling: _Handling) -> Any:
         self._under_way.pop(id(handling.request), None)
@@ -110,12 +108,12 @@ class Outcomes:
             self._ended(handling.request, handling.outcome)
         return result
 
-    async def _called(self, result: Any, request: Request) -> Any:
+    async def _called(self, call_spider: Callable[..., Any], result: Any, request: Request) -> Any:
         if isinstance(result, Failure):  # of the download, or of a spider middleware's input
             self._error(request, result.value)
         # Errors are seen here, too: a spider middleware may swallow them.
         try:
-            output = await self._call_spider(result, request)
+            output = await call_spider(result, request)
         except Exception as error:
             self._error(request, error)
             raise
@@ -138,9 +136,11 @@ class Outcomes:
             self._error(request, error)
             raise
 
-    def _spider_error(self, failure: Failure, request: Request, *args: Any) -> None:
+    def _spider_error(
+        self, handle: Callable[..., None], failure: Failure, request: Request, *args: Any
+    ) -> None:
         self._error(request, failure.value)
-        self._handle_spider_error(failure, request, *args)
+        handle(failure, request, *args)
 
     def _error(self, request: Request, error: BaseException | None) -> None:
         handling = self._under_way.get(id(request))
