@@ -3,19 +3,15 @@
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import scrapy
-from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 from scrapy.pqueues import ScrapyPriorityQueue
-from scrapy.settings import BaseSettings
-from scrapy.squeues import FifoMemoryQueue
 from scrapy.statscollectors import StatsCollector
 from scrapy.utils.job import job_dir
 from scrapy.utils.misc import build_from_crawler, load_object
@@ -25,10 +21,11 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom import jobdir
 from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
-from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.jobqueues import check_no_disk_queue
 from scrapy_bloom.locks import Lock, lock_file
+from scrapy_bloom.order import Order
 from scrapy_bloom.requestdb import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
@@ -70,11 +67,10 @@ class CrashSafeScheduler(BaseScheduler):
         self._job = job
         self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
         self._pqclass = load_object(settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._order = _order(settings)
+        self._order = Order.of(crawler)
         self._memory: Any = None
         self._database: RequestDatabase | None = None
         self._in_flight: InFlight | None = None
-        self._start_rank = 0
         self._active: Callable[[str], int] = lambda _: 0
         self._slot_of: Callable[[Request], str] = lambda _: ""
         self._has_failed = False
@@ -98,7 +94,7 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 check_no_disk_queue(job)
-            _order(crawler.settings)  # sooner than the filter is made
+            Order.of(crawler)  # sooner than the filter is made
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
@@ -139,7 +135,6 @@ class CrashSafeScheduler(BaseScheduler):
         by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
         database = jobdir.database_path(job)
         self._lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
-        self._start_rank = _start_rank(self.crawler)
         self._database = RequestDatabase(database, by_slot=by_slot)
         if by_slot:
             self._slot_of = engine.downloader.get_slot_key
@@ -180,7 +175,7 @@ class CrashSafeScheduler(BaseScheduler):
         return self.df.close(reason)
 
     def has_pending_requests(self) -> bool:
-        """Whether there is a request to take."""
+        """Return whether there is a request to take."""
         return len(self) > 0
 
     def __len__(self) -> int:
@@ -231,7 +226,7 @@ class CrashSafeScheduler(BaseScheduler):
         return not queue() or self.df.request_seen(request)
 
     def next_request(self) -> Request | None:
-        """The next request, which is in flight from now on; None if there is none."""
+        """Return the next request, which is in flight from now on; None if there is none."""
         request: Request | None = self._memory.pop()
         kind = "memory"
         if request is None and not self._has_failed:
@@ -267,13 +262,10 @@ class CrashSafeScheduler(BaseScheduler):
         return None
 
     def _push(self, request: Request) -> int | None:
-        """The row of a request that was stored; None if it is for the memory."""
+        """Return the row of a request that was stored; None if it is for the memory."""
         if self._database is None:
             return None
-        is_start = bool(request.meta.get("is_start_request")) and (
-            self._order.start_newest_first is not None
-        )
-        newest_first = self._order.start_newest_first if is_start else self._order.newest_first
+        rank, newest_first = self._order.place(request)
         try:
             data = request.to_dict(spider=self.spider)
             row: int | None = self._attempt(
@@ -281,8 +273,8 @@ class CrashSafeScheduler(BaseScheduler):
                 data,
                 slot=self._slot_of(request),
                 priority=request.priority,
-                rank=self._start_rank if is_start else 0,
-                newest_first=bool(newest_first),
+                rank=rank,
+                newest_first=newest_first,
             )
         except ValueError as error:
             self._tell_of_unserializable(request, error)
@@ -290,7 +282,7 @@ class CrashSafeScheduler(BaseScheduler):
         return row
 
     def _done(self, row: int) -> None:
-        """All that a request led to is scheduled."""
+        """Remove a request: all that it led to is scheduled."""
         # If something was not, it has to be in flight for the next run.
         if not self._has_failed:
             assert self._database is not None
@@ -336,46 +328,3 @@ class CrashSafeScheduler(BaseScheduler):
             key="",
             start_queue_cls=load_object(start) if start else None,
         )
-
-
-@dataclass(frozen=True)
-class _Order:
-    """In which requests of one priority are taken.
-
-    Attributes:
-        newest_first: or oldest first.
-        start_newest_first: of start requests; None if they have no queue of their own.
-    """
-
-    newest_first: bool
-    start_newest_first: bool | None
-
-
-def _order(settings: BaseSettings) -> _Order:
-    start = "SCHEDULER_START_DISK_QUEUE"
-    return _Order(
-        _is_lifo(settings, "SCHEDULER_DISK_QUEUE"),
-        _is_lifo(settings, start) if settings[start] else None,
-    )
-
-
-def _is_lifo(settings: BaseSettings, name: str) -> bool:
-    path = settings[name]
-    queue = load_object(path)
-    for kind, is_lifo in ((LifoDiskQueue, True), (FifoDiskQueue, False)):
-        if isinstance(queue, type) and issubclass(queue, kind):
-            return is_lifo
-    raise SettingError(
-        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
-        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
-        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and what is made of them'
-    )
-
-
-def _start_rank(crawler: Crawler) -> int:
-    """1 if start requests go after others of their priority, -1 if before: Scrapy changed it."""
-    queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
-    queue.push(Request("data:,other"))
-    queue.push(Request("data:,start", meta={"is_start_request": True}))
-    first = queue.pop()
-    return -1 if first is not None and first.url == "data:,start" else 1
