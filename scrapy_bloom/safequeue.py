@@ -1,0 +1,193 @@
+"""The queue of CrashSafeScheduler in a job directory: a request stays in it until it is done."""
+
+import logging
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import scrapy
+from scrapy import Request, Spider
+from scrapy.crawler import Crawler
+from scrapy.utils.request import request_from_dict
+
+from scrapy_bloom import jobdir
+from scrapy_bloom.engine import close_spider_soon
+from scrapy_bloom.inflight import InFlight
+from scrapy_bloom.locks import lock_file
+from scrapy_bloom.order import Order
+from scrapy_bloom.requestdb import RequestDatabase, unpacked
+
+logger = logging.getLogger(__name__)
+
+# Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
+# order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
+_FEW_IN_FLIGHT = 8
+
+
+class SafeQueue:
+    """Requests of a job, pending or in flight, in a SQLite database that no other crawl uses.
+
+    Args:
+        crawler: with its engine.
+        spider: whose callbacks the requests name.
+        job: the job directory.
+        order: in which requests of one priority are taken.
+        by_slot: the least busy slot of the downloader is served first.
+
+    Attributes:
+        has_failed: the disk has failed, and the spider is closed. What is in the queue stays.
+
+    Raises:
+        StorageError: the database cannot be used, or another crawl uses it.
+        SettingError: this version of Scrapy works in another way.
+    """
+
+    def __init__(
+        self, crawler: Crawler, spider: Spider, job: Path, order: Order, *, by_slot: bool
+    ) -> None:
+        self.has_failed = False
+        self._crawler = crawler
+        self._spider = spider
+        self._order = order
+        settings = crawler.settings
+        self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
+        self._most_in_flight = settings.getint("CONCURRENT_REQUESTS")
+        if 0 < self._most_in_flight < _FEW_IN_FLIGHT:
+            self._most_in_flight = _FEW_IN_FLIGHT
+        if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
+            self._most_in_flight *= 2
+        engine: Any = crawler.engine
+        self._active: Callable[[str], int] = lambda _: 0
+        self._slot_of: Callable[[Request], str] = lambda _: ""
+        if by_slot:
+            slots = engine.downloader.slots
+            self._active = lambda slot: len(slots[slot].active) if slot in slots else 0
+            self._slot_of = engine.downloader.get_slot_key
+        self._in_flight = InFlight(engine, self._done)
+        path = jobdir.database_path(job)
+        self._lock = lock_file(Path(f"{path}.lock"), path, "JOBDIR")
+        try:
+            self._database = RequestDatabase(path, by_slot=by_slot)
+        except BaseException:
+            self._lock.release()
+            raise
+        if self._database.resumed:
+            self._log_resumed(self._database.resumed, self._database.were_in_flight)
+
+    def _log_resumed(self, number: int, were_in_flight: int) -> None:
+        again = f", {were_in_flight:,} of them in flight when the last run was killed"
+        logger.info(
+            "Resuming crawl (%s requests scheduled%s)",
+            f"{number:d}",
+            again if were_in_flight else "",
+            extra={"spider": self._spider},
+        )
+
+    def __len__(self) -> int:
+        # What can't be read any more must not keep the spider open.
+        return 0 if self.has_failed else self._database.pending
+
+    def newest(self) -> Request | None:
+        """Return the request that was added last, if it is there and can be made again."""
+        data = self._database.newest()
+        try:
+            return None if data is None else self._unpacked(data)
+        except Exception:  # noqa: BLE001 - it will be told of when it is taken
+            return None
+
+    def push(self, request: Request) -> int | None:
+        """Store a request.
+
+        Returns:
+            Its row; None if it cannot be serialized, or if the disk has failed.
+        """
+        rank, newest_first = self._order.place(request)
+        try:
+            row: int | None = self._attempt(
+                self._database.push,
+                request.to_dict(spider=self._spider),
+                slot=self._slot_of(request),
+                priority=request.priority,
+                rank=rank,
+                newest_first=newest_first,
+            )
+        except ValueError as error:
+            self._tell_of_unserializable(request, error)
+            return None
+        return row
+
+    def take_back(self, row: int) -> None:
+        """Remove a request that was stored just now."""
+        if not self.has_failed:
+            self._attempt(self._database.remove, row, was_pending=True)
+
+    def take(self) -> Request | None:
+        """Return the next request, which is in flight from now on; None if none is to be taken."""
+        # What is in flight is crawled twice after a crash: that is kept to what is promised, also
+        # while responses wait to be scraped.
+        if 0 < self._most_in_flight <= len(self._in_flight):
+            return None
+        while len(self):
+            taken = self._attempt(self._database.take, self._active)
+            if taken is None:
+                return None
+            try:
+                request = self._unpacked(taken.data)
+            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+                logger.error(  # noqa: TRY400 - one line
+                    "A request of the job cannot be made again, and is left in %s: %s: %s",
+                    self._database.path,
+                    type(error).__name__,
+                    error,
+                    extra={"spider": self._spider},
+                )
+                continue
+            self._in_flight.add(request, taken.id)
+            return request
+        return None
+
+    def close(self) -> None:
+        """Leave the queue as it is to the next run."""
+        self._in_flight.settle()
+        self._database.close()
+        self._lock.release()
+
+    def _unpacked(self, data: bytes) -> Request:
+        return request_from_dict(dict(unpacked(data)), spider=self._spider)
+
+    def _done(self, row: int) -> None:
+        """Remove a request: all that it led to is scheduled."""
+        # If something was not, it has to be in flight for the next run.
+        if not self.has_failed:
+            self._attempt(self._database.remove, row)
+
+    def _attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Change the database; if that fails, the crawl is over. None then."""
+        try:
+            return function(*args, **options)
+        except sqlite3.Error as error:
+            self.has_failed = True
+            logger.error(  # noqa: TRY400 - one line
+                "The queue in %s cannot be written or read: %s. The spider is closed (reason "
+                "bloom_queue_failed), and nothing is lost: make room, or repair the disk, and "
+                "start the crawl again",
+                self._database.path,
+                error,
+                extra={"spider": self._spider},
+            )
+            close_spider_soon(self._crawler, "bloom_queue_failed")
+            return None
+
+    def _tell_of_unserializable(self, request: Request, error: ValueError) -> None:
+        if self._logs_unserializable:
+            logger.warning(
+                "Unable to serialize request: %(request)s - reason: %(reason)s - no more "
+                "unserializable requests will be logged (stats being collected)",
+                {"request": request, "reason": error},
+                exc_info=error,
+                extra={"spider": self._spider},
+            )
+            self._logs_unserializable = False
+        assert self._crawler.stats is not None
+        self._crawler.stats.inc_value("scheduler/unserializable")
