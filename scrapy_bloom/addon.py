@@ -25,11 +25,11 @@ class Addon:
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "Addon":
-        """Scrapy's constructor."""
+        """Build it, for Scrapy."""
         return cls(crawler)
 
     def update_settings(self, settings: BaseSettings) -> None:
-        """Scrapy's hook.
+        """Check the settings, and set DUPEFILTER_CLASS.
 
         Raises:
             SettingError: a BLOOM_* setting is not valid.

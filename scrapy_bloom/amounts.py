@@ -9,7 +9,7 @@ _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,5 may mean 15 to some, and 1.5
 
 
 def number(text: str) -> float:
-    """The number that a text says; NaN if none.
+    """Return the number that a text says; NaN if none.
 
     >>> [number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1,000", "1e-6")]
     [10000, 2500000.0, 1000000000.0, 1000, 1000, 1e-06]
@@ -18,7 +18,7 @@ def number(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """The seconds of a duration; NaN if it is none.
+    """Return the seconds of a duration; NaN if it is none.
 
     >>> [seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
     [90, 90, 90.0, 43200, 604800, 1209600]

@@ -33,7 +33,7 @@ class RecordCrawled:
         self._stored.open()
 
     def begin(self) -> None:
-        """The crawl begins."""
+        """Begin the crawl."""
         self._stored.begin()
 
     def add(self, fingerprint: bytes) -> bool:
@@ -67,7 +67,7 @@ class RecordCrawled:
         return fingerprint in self._stored
 
     def status(self) -> FilterStatus:
-        """The figures of what is stored; the error rate is that of both."""
+        """Return the figures of what is stored, with the error rate of both."""
         stored, volatile = self._stored.status(), self._volatile.status()
         return replace(
             stored,

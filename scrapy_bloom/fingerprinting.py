@@ -29,7 +29,7 @@ LONGEST_REMEMBERED = 1024
 
 
 def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerprint:
-    """The function that fingerprints the requests of a crawl.
+    """Return the function that fingerprints the requests of a crawl.
 
     Args:
         fingerprinter: the crawler's, as REQUEST_FINGERPRINTER_CLASS makes it.
@@ -50,15 +50,15 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
 
 
 def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
-    """Whether somebody has put another function into Scrapy's class or its object."""
+    """Return whether somebody has put another function into Scrapy's class or its object."""
     functions = [RequestFingerprinter.fingerprint, *vars(fingerprinter).values()]
     return any(getattr(each, "__module__", "") != scrapy_request.__name__ for each in functions)
 
 
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
-    """SHA-1 of the JSON object of a request's body, method and canonical URL, keys in order.
+    """Return a function that computes what Scrapy's own does, and remembers plain GETs.
 
-    These three, and `verbatim_url`, are all that it depends on: so of a plain GET, the URL alone.
+    It depends on body, method, URL and `verbatim_url` alone: so for a plain GET, on the URL.
     """
     of_get = lru_cache(REMEMBERED_URLS)(_of_get)
 
@@ -68,7 +68,7 @@ def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
             return own(request)
         url, body = request.url, request.body
         if body or method != "GET":
-            return _sha1(body.hex() if body else "", method, url)
+            return _sha1(body.hex(), method, url)
         return of_get(url) if len(url) <= LONGEST_REMEMBERED else _of_get(url)
 
     return fingerprint
@@ -78,9 +78,10 @@ def _of_get(url: str) -> bytes:
     return _sha1("", "GET", url)
 
 
-def _sha1(body: str, method: str, url: str) -> bytes:
+def _sha1(body: str, method: str, url: str, headers: str = '"headers": {}, ') -> bytes:
+    """Return the SHA-1 of the JSON object of a request, its keys in order."""
     method, url = json_string(method), json_string(canonicalize_url(url))
-    text = f'{{"body": "{body}", "headers": {{}}, "method": {method}, "url": {url}}}'
+    text = f'{{"body": "{body}", {headers}"method": {method}, "url": {url}}}'
     return hashlib.sha1(text.encode()).digest()  # noqa: S324 - no secret
 
 
@@ -92,7 +93,7 @@ class ScrapyRedisFingerprinter:
     """
 
     def fingerprint(self, request: Request) -> bytes:
-        """SHA-1 of the JSON object of a request's body, method and canonical URL.
+        """Return the SHA-1 of the JSON object of a request's body, method and canonical URL.
 
         Args:
             request: any; its headers and meta do not count.
@@ -100,10 +101,7 @@ class ScrapyRedisFingerprinter:
         Returns:
             20 bytes.
         """
-        method, url = json_string(request.method), json_string(canonicalize_url(request.url))
-        body = request.body.hex() if request.body else ""
-        text = f'{{"body": "{body}", "method": {method}, "url": {url}}}'
-        return hashlib.sha1(text.encode()).digest()  # noqa: S324 - no secret
+        return _sha1(request.body.hex(), request.method, request.url, headers="")
 
 
 def _samples() -> list[Request]:

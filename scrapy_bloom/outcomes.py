@@ -157,7 +157,7 @@ class Outcomes:
                 handling.outcome = Outcome.OTHER
 
     def _scheduled(self, request: Request) -> None:
-        """A request is about to be asked for: does it go on with one that was recorded?
+        """Tell whether a request that is about to be asked for goes on with a recorded one.
 
         What comes from the downloader (a retry, a redirect, what a middleware made of a request)
         does. What comes from a callback is a request of its own, even if it has the meta of the

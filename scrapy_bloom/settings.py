@@ -243,7 +243,7 @@ class BloomSettings:
             )
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
-        """Where the filter's files go.
+        """Return the directory of the filter's files.
 
         Args:
             job_dir: Scrapy's job directory, if the crawl has one.
