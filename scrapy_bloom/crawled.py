@@ -1,6 +1,5 @@
 """Recording a request for later runs only when it has been crawled (BLOOM_RECORD_ON)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from scrapy_bloom.local import LocalBackend
@@ -24,17 +23,15 @@ class RecordCrawled:
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
         self.scheduled = 0
         self._stored = stored
-        self.forgotten = stored.forgotten
         self._volatile = volatile
+        self.forgotten = stored.forgotten
+        self.begin, self.forget, self.ended = stored.begin, stored.forget, stored.ended
+        self.record = stored.add  # for later runs; True if it was not yet
 
     def open(self) -> None:
         """Open both."""
         self._volatile.open()
         self._stored.open()
-
-    def begin(self) -> None:
-        """Begin the crawl."""
-        self._stored.begin()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
@@ -44,18 +41,6 @@ class RecordCrawled:
             return False
         self.scheduled += 1
         return True
-
-    def record(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint for later runs, whose page was crawled; True if it was not yet."""
-        return self._stored.add(fingerprint)
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let fingerprints be new once more; see `Backend.forget`."""
-        self._stored.forget(fingerprints)
-
-    def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled; see `Backend.ended`."""
-        self._stored.ended(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
         if fingerprint in self.forgotten:

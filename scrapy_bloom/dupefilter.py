@@ -13,7 +13,7 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.building import build
 from scrapy_bloom.endings import Endings, Watch
-from scrapy_bloom.engine import fail_at_the_start
+from scrapy_bloom.engine import Outlets, fail_at_the_start
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.figures import Figures
@@ -21,7 +21,6 @@ from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.marks import KEY
-from scrapy_bloom.outlets import Outlets
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import size_text
 from scrapy_bloom.this_run import ThisRun

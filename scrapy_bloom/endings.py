@@ -7,12 +7,12 @@ from scrapy import Request
 
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.crawled import RecordCrawled
+from scrapy_bloom.engine import Outlets
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.figures import Figures
 from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.marks import mark, marked
 from scrapy_bloom.outcomes import Outcome
-from scrapy_bloom.outlets import Outlets
 
 logger = logging.getLogger(__name__)
 

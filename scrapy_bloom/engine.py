@@ -6,11 +6,13 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 import scrapy
 from scrapy import signals
 from scrapy.crawler import Crawler
+from scrapy.statscollectors import StatsCollector
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
 from twisted.logger import globalLogBeginner
@@ -23,6 +25,21 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
     from twisted.internet import task
 
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Outlets:
+    """What the parts of a filter tell their crawl by: its stats, its log and its end.
+
+    Attributes:
+        stats: the crawler's.
+        extra: for the log records.
+        close_spider: closes the spider with the reason given.
+    """
+
+    stats: StatsCollector
+    extra: Mapping[str, Any]
+    close_spider: Callable[[str], None]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:

@@ -2,8 +2,8 @@
 
 import logging
 
+from scrapy_bloom.engine import Outlets
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
-from scrapy_bloom.outlets import Outlets
 
 logger = logging.getLogger(__name__)
 

@@ -3,19 +3,25 @@
 import logging
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import scrapy
+from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
+from scrapy.pqueues import ScrapyPriorityQueue
+from scrapy.settings import BaseSettings
+from scrapy.squeues import FifoMemoryQueue
+from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom import jobdir
 from scrapy_bloom.engine import close_spider_soon
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.locks import lock_file
-from scrapy_bloom.order import Order
 from scrapy_bloom.requestdb import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
@@ -23,6 +29,59 @@ logger = logging.getLogger(__name__)
 # Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
 # order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
 _FEW_IN_FLIGHT = 8
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of requests of one priority, which settings and version of Scrapy ask for.
+
+    Attributes:
+        newest_first: or oldest first.
+        start_newest_first: of start requests; None if they have no queue of their own.
+        start_rank: 1 if start requests go after others of their priority, -1 if before.
+    """
+
+    newest_first: bool
+    start_newest_first: bool | None
+    start_rank: int
+
+    @classmethod
+    def of(cls, crawler: Crawler) -> "Order":
+        """Return that of a crawler; raises SettingError if that of its disk queues is unknown."""
+        settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
+        return cls(
+            _is_lifo(settings, "SCHEDULER_DISK_QUEUE"),
+            _is_lifo(settings, start) if settings[start] else None,
+            _start_rank(crawler),
+        )
+
+    def place(self, request: Request) -> tuple[int, bool]:
+        """Return a request's rank among those of its priority, and whether the newest is first."""
+        if self.start_newest_first is None or not request.meta.get("is_start_request"):
+            return 0, self.newest_first
+        return self.start_rank, self.start_newest_first
+
+
+def _is_lifo(settings: BaseSettings, name: str) -> bool:
+    path = settings[name]
+    queue = load_object(path)
+    for kind, is_lifo in ((LifoDiskQueue, True), (FifoDiskQueue, False)):
+        if isinstance(queue, type) and issubclass(queue, kind):
+            return is_lifo
+    raise SettingError(
+        f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
+        '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and what is made of them'
+    )
+
+
+def _start_rank(crawler: Crawler) -> int:
+    """Try it out: Scrapy changed it."""
+    queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
+    queue.push(Request("data:,other"))
+    queue.push(Request("data:,start", meta={"is_start_request": True}))
+    first = queue.pop()
+    return -1 if first is not None and first.url == "data:,start" else 1
 
 
 class SafeQueue:

@@ -19,8 +19,7 @@ from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.jobqueues import check_no_disk_queue
-from scrapy_bloom.order import Order
-from scrapy_bloom.safequeue import SafeQueue
+from scrapy_bloom.safequeue import Order, SafeQueue
 
 logger = logging.getLogger(__name__)
 
