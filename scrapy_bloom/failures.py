@@ -34,9 +34,8 @@ class Failures:
         self._on_outage = on_outage
         self._fingerprinter = fingerprinter
         self._outlets = outlets
-        self._told = self._told_of_refusal = False
+        self._told: set[object] = set()  # kinds of failures
         self._unfingerprinted = 0
-        self._told_of_outage = 0.0  # when the one began that was told of last
 
     def add(
         self,
@@ -53,17 +52,15 @@ class Failures:
         """
         self.count += 1
         self.show()
-        if self._is_known(error):
+        if (kind := _kind(error)) in self._told:
             return
+        self._told.add(kind)
         if isinstance(error, OutageError):
-            self._told_of_outage = error.since
             self._give_up(error, error.until)
         elif isinstance(error, RefusedError):
             # Redis would refuse the next request, too; and unfiltered, links back would never end.
-            self._told_of_refusal = True
             self._give_up(error, "that is put right")
-        elif not self._told:
-            self._told = True
+        else:
             logger.error(
                 "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
                 "logged%s",
@@ -105,16 +102,8 @@ class Failures:
     def add_at_the_close(self, error: StorageError) -> None:
         """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
         self.count += 1
-        if not self._is_known(error):
+        if (kind := _kind(error)) is None or kind not in self._told:
             logger.error("%s", error, extra=self._outlets.extra)
-
-    def _is_known(self, error: Exception) -> bool:
-        """Return whether it is the outage, or the refusal, that was told of already."""
-        if isinstance(error, OutageError):
-            return error.since == self._told_of_outage
-        if isinstance(error, RefusedError):
-            return self._told_of_refusal
-        return False
 
     def _give_up(self, error: StorageError, when: str) -> None:
         if self._on_outage == "close":
@@ -126,3 +115,10 @@ class Failures:
         else:
             what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
         logger.error("%s. %s", error, what, extra=self._outlets.extra)
+
+
+def _kind(error: Exception) -> object:
+    """Return what tells an outage and a refusal apart from others; None of all else."""
+    if isinstance(error, OutageError):
+        return error.since
+    return RefusedError if isinstance(error, RefusedError) else None
