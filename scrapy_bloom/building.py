@@ -29,16 +29,7 @@ _Filter = TypeVar("_Filter", bound="BloomDupeFilter")
 
 
 def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = False) -> _Filter:
-    """Build a crawler's filter, with its files locked and verified.
-
-    Args:
-        cls: of the filter.
-        crawler: before its spider is opened.
-        queue_is_shared: scrapy-redis's scheduler keeps the queue.
-
-    Raises:
-        BloomError: it is logged, and ends the crawl.
-    """
+    """Build a crawler's filter; raises BloomError, which is logged, and ends the crawl."""
     fingerprinter = crawler.request_fingerprinter
     assert fingerprinter is not None
     assert crawler.stats is not None

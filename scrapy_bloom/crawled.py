@@ -11,18 +11,15 @@ class RecordCrawled:
 
     A run that is killed, and a page that fails, leave nothing behind in what later runs will see.
 
-    Args:
-        stored: what later runs will see. Not yet opened.
-        volatile: a filter in memory, for this run.
-
     Attributes:
+        stored: what later runs will see.
         scheduled: new requests in this run.
         forgotten: see `Backend`.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
         self.scheduled = 0
-        self._stored = stored
+        self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
         self.begin, self.forget, self.ended = stored.begin, stored.forget, stored.ended
@@ -31,13 +28,13 @@ class RecordCrawled:
     def open(self) -> None:
         """Open both."""
         self._volatile.open()
-        self._stored.open()
+        self.stored.open()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
         if self.forgotten.take(fingerprint):
             self._volatile.add(fingerprint)  # if it is not there
-        elif fingerprint in self._stored or not self._volatile.add(fingerprint):
+        elif fingerprint in self.stored or not self._volatile.add(fingerprint):
             return False
         self.scheduled += 1
         return True
@@ -45,15 +42,11 @@ class RecordCrawled:
     def __contains__(self, fingerprint: bytes) -> bool:
         if fingerprint in self.forgotten:
             return False
-        return fingerprint in self._stored or fingerprint in self._volatile
-
-    def is_stored(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is recorded for later runs."""
-        return fingerprint in self._stored
+        return fingerprint in self.stored or fingerprint in self._volatile
 
     def status(self) -> FilterStatus:
         """Return the figures of what is stored, with the error rate of both."""
-        stored, volatile = self._stored.status(), self._volatile.status()
+        stored, volatile = self.stored.status(), self._volatile.status()
         return replace(
             stored,
             volatile=[*stored.volatile, *volatile.volatile, *volatile.generations],
@@ -63,4 +56,4 @@ class RecordCrawled:
     def close(self) -> None:
         """Close both; raises BloomError."""
         self._volatile.close()
-        self._stored.close()
+        self.stored.close()

@@ -25,13 +25,8 @@ class Endings:
     BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask for it, and so do forgotten requests that are
     crawled again in a run whose queue dies with it.
 
-    Args:
-        backend: the filter. If it is a `RecordCrawled`, what was crawled is recorded in it.
-        forgetting: forgets what failed for good; None: nothing is forgotten.
-        figures: counts what is recorded.
-        failures: is told if the filter fails at the end of a request.
-        outlets: of the crawl.
-        watch: has a function called at the end of each request: see `Outcomes`.
+    If the backend is a `RecordCrawled`, what was crawled is recorded in it. `watch` has a function
+    called at the end of each request: see `Outcomes`.
 
     Attributes:
         is_dead: tells whether a request has failed so often that this run shall not crawl it again.
@@ -91,7 +86,7 @@ class Endings:
             self._forgetting.followed(fingerprint, redirected)
         else:
             self._backend.ended(redirected)
-        if self._recorder is not None and self._recorder.is_stored(fingerprint):
+        if self._recorder is not None and fingerprint in self._recorder.stored:
             self._record(redirected)
 
     def ended(self, request: Request, outcome: Outcome) -> None:

@@ -65,14 +65,11 @@ def wrap_methods(
 ) -> None:
     """Have functions called in place of methods of the scraper or downloader of one crawl.
 
-    Args:
-        part: whose methods they are.
-        wrappers: by the method's name; each gets the method, and then the method's arguments.
-        feature: for the error, for example "X does not work".
-        way_out: for the error: what to do then.
+    Each is called with the method, and then the method's arguments.
 
     Raises:
-        SettingError: this version of Scrapy works in another way.
+        SettingError: this version of Scrapy works in another way. It says which feature does not
+            work then, and the way out.
     """
     if missing := [name for name in wrappers if not hasattr(part, name)]:
         raise SettingError(

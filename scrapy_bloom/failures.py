@@ -15,11 +15,6 @@ _HOPELESS = 100
 class Failures:
     """Counts the failures of one crawl's filter, and tells of them.
 
-    Args:
-        on_outage: BLOOM_REDIS_ON_OUTAGE: close the spider, or go on without a filter.
-        fingerprinter: import path of the class that makes the fingerprints.
-        outlets: of the crawl.
-
     Attributes:
         count: how many there were.
     """

@@ -26,14 +26,6 @@ _STATS_EVERY = 1000
 class Figures:
     """Counts what becomes of a run's requests, and shows it with the figures of the filter.
 
-    Args:
-        backend: the filter.
-        this_run: what is remembered beside it.
-        forgetting: counts what is forgotten; None if nothing ever is.
-        failures: counts the errors.
-        outlets: of the crawl.
-        on_full: BLOOM_ON_FULL.
-
     Attributes:
         added: requests recorded.
         filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
@@ -141,12 +133,7 @@ class Figures:
 
 
 class _Fullness:
-    """Watches how full a filter is: tells at its capacity, and at each doubling of that.
-
-    Args:
-        on_full: BLOOM_ON_FULL. With "grow" that is the backend's business alone.
-        outlets: of the crawl.
-    """
+    """Watches how full a filter is: tells at its capacity, and at each doubling of that."""
 
     def __init__(self, on_full: str, outlets: Outlets) -> None:
         self._on_full = on_full

@@ -44,11 +44,7 @@ def log_risk(
 ) -> None:
     """Say at the start what becomes of the queue, while there is time to change that.
 
-    Args:
-        leftover: see there.
-        shared_queue: the URL of the Redis server of a shared queue, without secrets.
-        location: of the filter, for people.
-        extra: for the log records.
+    A shared queue is given by the URL of its Redis server, without secrets.
     """
     if leftover is Leftover.LOST:
         logger.info(
@@ -76,22 +72,9 @@ def log_risk(
 
 
 def log_end(
-    leftover: Leftover,
-    reason: str,
-    location: str,
-    outlets: Outlets,
-    *,
-    recorded: int,
+    leftover: Leftover, reason: str, location: str, outlets: Outlets, *, recorded: int
 ) -> None:
-    """Say at the close of a crawl that has not finished what was left behind.
-
-    Args:
-        leftover: see there.
-        reason: why the spider was closed.
-        location: of the filter, for people.
-        outlets: of the crawl; the scheduler's stats count what was queued.
-        recorded: how many requests this crawl has recorded.
-    """
+    """Say at the close of a crawl that has not finished what was left behind."""
     if leftover is Leftover.JOB:
         logger.info(
             "What is queued waits in the JOBDIR, and looks seen in %s: only a crawl with both goes "
@@ -122,11 +105,6 @@ def log_that_all_was_seen(filtered: int, location: str, outlets: Outlets) -> Non
     """Tell at the close of a run that nothing has passed the filter, since all was seen.
 
     That is a WARNING if nothing was crawled at all, also no start page that is never filtered.
-
-    Args:
-        filtered: how many requests were filtered.
-        location: of the filter, for people.
-        outlets: of the crawl; the scheduler's stats count what was taken from it.
     """
     if not filtered:
         return

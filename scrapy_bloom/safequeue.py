@@ -3,7 +3,6 @@
 import logging
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,35 +30,25 @@ logger = logging.getLogger(__name__)
 _FEW_IN_FLIGHT = 8
 
 
-@dataclass(frozen=True)
-class Order:
-    """The order of requests of one priority, which settings and version of Scrapy ask for.
+Order = Callable[[Request], tuple[int, bool]]
 
-    Attributes:
-        newest_first: or oldest first.
-        start_newest_first: of start requests; None if they have no queue of their own.
-        start_rank: 1 if start requests go after others of their priority, -1 if before.
+
+def order_of(crawler: Crawler) -> Order:
+    """Return how Scrapy would order requests of one priority.
+
+    Returns:
+        A function that gives a request's rank (the lowest is taken first), and whether the newest
+        of its rank is taken first.
+
+    Raises:
+        SettingError: the order of the disk queues that are set is unknown.
     """
-
-    newest_first: bool
-    start_newest_first: bool | None
-    start_rank: int
-
-    @classmethod
-    def of(cls, crawler: Crawler) -> "Order":
-        """Return that of a crawler; raises SettingError if that of its disk queues is unknown."""
-        settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
-        return cls(
-            _is_lifo(settings, "SCHEDULER_DISK_QUEUE"),
-            _is_lifo(settings, start) if settings[start] else None,
-            _start_rank(crawler),
-        )
-
-    def place(self, request: Request) -> tuple[int, bool]:
-        """Return a request's rank among those of its priority, and whether the newest is first."""
-        if self.start_newest_first is None or not request.meta.get("is_start_request"):
-            return 0, self.newest_first
-        return self.start_rank, self.start_newest_first
+    settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
+    others = 0, _is_lifo(settings, "SCHEDULER_DISK_QUEUE")
+    if not settings[start]:
+        return lambda _: others
+    starts = _start_rank(crawler), _is_lifo(settings, start)
+    return lambda request: starts if request.meta.get("is_start_request") else others
 
 
 def _is_lifo(settings: BaseSettings, name: str) -> bool:
@@ -76,7 +65,7 @@ def _is_lifo(settings: BaseSettings, name: str) -> bool:
 
 
 def _start_rank(crawler: Crawler) -> int:
-    """Try it out: Scrapy changed it."""
+    """Return 1 if start requests go after others, -1 if before: tried out, as Scrapy changed it."""
     queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
     queue.push(Request("data:,other"))
     queue.push(Request("data:,start", meta={"is_start_request": True}))
@@ -87,12 +76,7 @@ def _start_rank(crawler: Crawler) -> int:
 class SafeQueue:
     """Requests of a job, pending or in flight, in a SQLite database that no other crawl uses.
 
-    Args:
-        crawler: with its engine.
-        spider: whose callbacks the requests name.
-        job: the job directory.
-        order: in which requests of one priority are taken.
-        by_slot: the least busy slot of the downloader is served first.
+    With `by_slot`, the least busy slot of the downloader is served first.
 
     Attributes:
         has_failed: the disk has failed, and the spider is closed. What is in the queue stays.
@@ -161,7 +145,7 @@ class SafeQueue:
         Returns:
             Its row; None if it cannot be serialized, or if the disk has failed.
         """
-        rank, newest_first = self._order.place(request)
+        rank, newest_first = self._order(request)
         try:
             row: int | None = self._attempt(
                 self._database.push,

@@ -19,7 +19,7 @@ from scrapy_bloom.dupefilter import BloomDupeFilter
 from scrapy_bloom.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.jobqueues import check_no_disk_queue
-from scrapy_bloom.safequeue import Order, SafeQueue
+from scrapy_bloom.safequeue import SafeQueue, order_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._job = job
         self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._order = Order.of(crawler)
+        self._order = order_of(crawler)
         self._memory: Any = None
         self._queue: SafeQueue | None = None
 
@@ -71,7 +71,7 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 check_no_disk_queue(job)
-            Order.of(crawler)  # sooner than the filter is made
+            order_of(crawler)  # sooner than the filter is made
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.

@@ -386,7 +386,7 @@ def test_only_crawled_requests_make_a_filter_full(
 def test_the_window_does_not_end_for_what_was_scheduled_in_this_run(tmp_path: Path) -> None:
     now = time.time()
     scheduler = made(**crawled(tmp_path, BLOOM_WINDOW_SECS=100))
-    for each in (scheduler.df.backend._stored, scheduler.df.backend._volatile):
+    for each in (scheduler.df.backend.stored, scheduler.df.backend._volatile):
         each._clock = lambda: now
     scheduler.open(scheduler.crawler.spider)
     page = Request("https://example.com/")
