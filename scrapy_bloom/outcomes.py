@@ -157,7 +157,7 @@ class Outcomes:
                 handling.outcome = Outcome.OTHER
 
     def _scheduled(self, request: Request) -> None:
-        """Tell whether a request that is about to be asked for goes on with a recorded one.
+        """Take the mark from a request that does not go on with the one that was recorded.
 
         What comes from the downloader (a retry, a redirect, what a middleware made of a request)
         does. What comes from a callback is a request of its own, even if it has the meta of the
