@@ -1,10 +1,8 @@
 """The textbook experiment: the same URLs shown to five memories, and what each gets wrong.
 
-A URL is wrongly seen if it is new, as the exact set knows, and another memory says it is seen. The
-URLs are taken as they are, byte for byte: no request is made of them, and no fingerprint. So the
-figures say what the memories can do, not what a crawl with its canonical URLs would find.
-
-Hashes and salts are fixed: whoever runs it again on the same file gets the same figures.
+A URL is wrongly seen if it is new, as the exact set knows, and another memory says it is seen. Its
+bytes are taken as they are. Hashes and salts are fixed, so that the same file gives the same
+figures.
 """
 
 import hashlib
@@ -32,10 +30,6 @@ BLOOM_HASHES = 3
 SALT = b"an experiment..."  # of our own filter, which is random in a crawl
 
 _TELL_EVERY = 100  # URLs
-
-
-def _nobody(done: int) -> None:
-    """Take how many URLs are done, and do nothing with it."""
 
 
 class Memory(Protocol):
@@ -247,12 +241,12 @@ def urls_in(path: Path) -> Iterator[bytes]:
         ) from error
 
 
-def count_urls(path: Path, told: Callable[[int], None] = _nobody) -> int:
+def count_urls(path: Path, advance: Callable[[int], None] = lambda _: None) -> int:
     """Count the URLs in a file, repeated ones included; see `urls_in`.
 
     Args:
         path: the file.
-        told: is told now and then how many were counted.
+        advance: is told now and then how many were counted.
 
     Raises:
         BloomError: it can't be read, or has none.
@@ -260,7 +254,7 @@ def count_urls(path: Path, told: Callable[[int], None] = _nobody) -> int:
     count = 0
     for count, _ in enumerate(urls_in(path), start=1):
         if count % _TELL_EVERY == 0:
-            told(count)
+            advance(count)
     if not count:
         raise BloomError(f"{path} has no URLs in it: give a file of URLs, one a line")
     return count
@@ -270,7 +264,7 @@ def compare(
     urls: Iterable[bytes],
     total: int,
     memories: Sequence[Memory],
-    told: Callable[[int], None] = _nobody,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Row]:
     """Show all URLs to all memories.
 
@@ -278,7 +272,7 @@ def compare(
         urls: at least `total` of them; what comes after that is not read.
         total: how many, at least 1.
         memories: all empty; the first is exact, and the others are judged by it.
-        told: is told now and then how many URLs are done.
+        advance: is told now and then how many URLs are done.
 
     Returns:
         A row after each tenth of the URLs; of fewer than ten, after each.
@@ -303,7 +297,7 @@ def compare(
         if read in ends:
             yield Row(read, different, (0, *wrong))
         if read % _TELL_EVERY == 0:
-            told(read)
+            advance(read)
         if read == total:
             return
     raise BloomError(

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with (
         opened_filter(options, settings, project) as reader,
         # A bar between the URLs would be in their way.
-        progress("Checking", urls, "lines", shown=not sys.stdout.isatty()) as advance,
+        progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance,
     ):
         pairs = urls.pairs()
         while batch := list(islice(pairs, _BATCH)):

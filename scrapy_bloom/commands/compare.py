@@ -115,8 +115,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     draw = _picture(options.plot, overwrite=options.overwrite) if options.plot else None
     bloom = BloomSettings.from_settings(settings)
     error_rate = options.error_rate or bloom.error_rate
-    with progress("Counting the URLs", None, "URLs") as told:
-        total = count_urls(options.urls, told)
+    with progress("Counting the URLs", None, "URLs") as advance:
+        total = count_urls(options.urls, advance)
     # As a crawl would make it that expects so many requests.
     size = Policy(expected=total, error_rate=error_rate, on_full=bloom.on_full).first()
     kind = CountingBloomFilter if options.counting else BloomFilter
@@ -126,9 +126,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         bloom_bits=options.bloom_bits,
         bloom_hashes=options.bloom_hashes,
     )
-    with progress("Comparing", total, "URLs") as told:
+    with progress("Comparing", total, "URLs") as advance:
         memories = [each.memory for each in those]
-        rows = list(compare(urls_in(options.urls), total, memories, told))
+        rows = list(compare(urls_in(options.urls), total, memories, advance))
     figures = _figures(those, rows, error_rate)
     if options.json:
         print_json(figures)

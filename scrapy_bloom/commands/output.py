@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.status import PRACTICALLY_0, FilterStatus, size_text
@@ -22,13 +22,6 @@ from scrapy_bloom.status import PRACTICALLY_0, FilterStatus, size_text
 # Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
 _URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
-
-
-class Countable(Protocol):
-    """An input that can count itself, which may take a while."""
-
-    def count(self) -> int | None:
-        """Return how many there are; None if nobody knows."""
 
 
 def masked(text: str) -> str:
@@ -99,28 +92,28 @@ def print_table(
         keys: that many of the first columns begin each table: they say what a row is about.
     """
     room = _room()
-    names = [name.removesuffix(":") for name in columns]
-    widths = [max(map(len, cells)) for cells in zip(names, *rows, strict=True)]
     if title:
         say(title)
-    left = list(range(keys, len(columns)))
+    aligned = [_aligned(*cells) for cells in zip(columns, *rows, strict=True)]
+    left = aligned[keys:]
     while True:
-        shown = list(range(keys))
+        shown = aligned[:keys]
         while left and (
-            len(shown) == keys or sum(widths[each] + 2 for each in [*shown, left[0]]) - 2 <= room
+            len(shown) == keys or sum(len(each[0]) + 2 for each in [*shown, left[0]]) - 2 <= room
         ):
             shown.append(left.pop(0))
-        for cells in (names, *rows):
-            aligned = [
-                cells[each].ljust(widths[each])
-                if columns[each].endswith(":")
-                else cells[each].rjust(widths[each])
-                for each in shown
-            ]
-            sys.stdout.write("  ".join(aligned).rstrip() + "\n")
+        for cells in zip(*shown, strict=True):
+            sys.stdout.write("  ".join(cells).rstrip() + "\n")
         if not left:
             break
         say("")
+
+
+def _aligned(name: str, *cells: str) -> list[str]:
+    align = str.ljust if name.endswith(":") else str.rjust
+    texts = [name.removesuffix(":"), *cells]
+    width = max(map(len, texts))
+    return [align(text, width) for text in texts]
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -188,13 +181,17 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def progress(
-    what: str, total: "int | Countable | None", unit: str = "lines", *, shown: bool = True
+    what: str,
+    total: int | Callable[[], int | None] | None,
+    unit: str = "lines",
+    *,
+    shown: bool = True,
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left, on the error output if that is a terminal.
 
     Args:
         what: what goes on.
-        total: how many there are, or what can count them; None if nobody knows.
+        total: how many there are, or a function that counts them; None if nobody knows.
         unit: of what.
         shown: whether to show it at all.
 
@@ -204,8 +201,8 @@ def progress(
     if not (shown and _is_lively(sys.stderr)):
         yield lambda done: None  # noqa: ARG005 - nobody looks
         return
-    if total is not None and not isinstance(total, int):
-        total = total.count()
+    if callable(total):
+        total = total()
     from rich.console import Console  # noqa: PLC0415 - only for people
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
