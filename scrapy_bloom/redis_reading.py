@@ -1,10 +1,11 @@
 """Look at a filter in Redis, also while crawlers use it, without any change to it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.generations import unexpired
-from scrapy_bloom.hashing import make_hasher
+from scrapy_bloom.hashing import SALT_BYTES, make_hasher
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_meta import RedisGeneration
@@ -70,9 +71,46 @@ class RedisReader:
                 seen[index] = is_seen
         return seen
 
+    def block_fills(self) -> list[Iterator[float]]:
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1.
+
+        Raises:
+            StorageError: (while iterating) a key of the filter was lost, or the server failed.
+        """
+        return [self._fills(each) for each in self.generations]
+
+    def _fills(self, generation: RedisGeneration) -> Iterator[float]:
+        for chunk, data in enumerate(chunks_of(self.store, generation)):
+            geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
+            part = BloomFilter.over(
+                bytearray(data),
+                geometry,
+                capacity=generation.capacity,
+                error_rate=generation.error_rate,
+                salt=bytes(SALT_BYTES),
+            )
+            yield from part.block_fills()
+
     def _lost(self, generation: RedisGeneration) -> StorageError:
         return StorageError(
             f"{self.store.server.address} has lost keys of generation {generation.number} of the "
             f"filter {self.store.key!r}; let a crawl that uses it go on, to mend what it knows of "
             "them"
         )
+
+
+def chunks_of(store: RedisStore, generation: RedisGeneration) -> Iterator[bytes]:
+    """Yield the blocks of a generation in Redis, a key at a time.
+
+    Raises:
+        StorageError: a key was lost, or the server failed.
+    """
+    for chunk in range(generation.num_chunks):
+        data = store.blocks.chunk(generation, chunk)
+        if data is None:
+            key = store.blocks.chunk_key(generation, chunk)
+            raise StorageError(
+                f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that "
+                "uses it go on, to mend what it knows of it"
+            )
+        yield data

@@ -21,12 +21,12 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.header import Header, State, read_header
 from scrapy_bloom.job import Job
 from scrapy_bloom.reading import forgotten_beside
 from scrapy_bloom.redis_forgotten import RedisForgotten, remove_forgotten
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
+from scrapy_bloom.redis_reading import chunks_of
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
 
@@ -189,7 +189,7 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
             if file is not newest:
                 store.blocks.seal(new)
         here = _Digest.of(_file_chunks(files))
-        there = _Digest.of(chunk for each in made for chunk in _chunks(store, each))
+        there = _Digest.of(chunk for each in made for chunk in chunks_of(store, each))
         _compare(here, there, store.server.address)
         if forgotten := list(forgotten_beside(newest.path.parent).all()):
             _forgotten(store, info).add(forgotten)
@@ -222,7 +222,7 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
             state = State(in_use=True, open_until=each.open_until, oldest=generations[0].number)
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(_chunks(store, each)):
+                for chunk, data in enumerate(chunks_of(store, each)):
                     received.add(data)
                     bits.add_blocks(each.blocks(chunk).start, data)
                 return each.count
@@ -246,38 +246,8 @@ def _downloaded(store: RedisStore, target: FilterDirectory) -> Copied:
     return received.copied(generations)
 
 
-def block_fills(store: RedisStore, generation: RedisGeneration) -> Iterator[float]:
-    """Yield the share of set bits of each block of a filter in Redis, 0 to 1.
-
-    Raises:
-        StorageError: parts of it were lost, or the server failed.
-    """
-    for chunk, data in enumerate(_chunks(store, generation)):
-        geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
-        part = BloomFilter.over(
-            bytearray(data),
-            geometry,
-            capacity=generation.capacity,
-            error_rate=generation.error_rate,
-            salt=bytes(SALT_BYTES),
-        )
-        yield from part.block_fills()
-
-
 def _forgotten(store: RedisStore, info: FilterInfo) -> RedisForgotten:
     return RedisForgotten(store.server, store.key, lambda: info.epoch, store.server.now)
-
-
-def _chunks(store: RedisStore, generation: RedisGeneration) -> Iterator[bytes]:
-    for chunk in range(generation.num_chunks):
-        data = store.blocks.chunk(generation, chunk)
-        if data is None:
-            key = store.blocks.chunk_key(generation, chunk)
-            raise StorageError(
-                f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that "
-                "uses it go on, to mend what it knows of it"
-            )
-        yield data
 
 
 def _publish(store: RedisStore, info: FilterInfo, made: Sequence[RedisGeneration]) -> None:

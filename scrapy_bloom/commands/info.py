@@ -43,7 +43,6 @@ from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
 from scrapy_bloom.sizing import MIN_ERROR_RATE
 from scrapy_bloom.status import FilterStatus, GenerationStatus, duration_text, size_text
-from scrapy_bloom.transfer import block_fills
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"
@@ -130,7 +129,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
         for each, row in zip(stored, figures["generations"], strict=True):
             row |= {"created": each.created_at, "open_until": each.open_until or None}
         if options.scan:
-            _scan(figures, stored, [block_fills(reader.store, each) for each in stored])
+            _scan(figures, stored, reader.block_fills())
     return figures
 
 

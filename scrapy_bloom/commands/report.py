@@ -35,7 +35,6 @@ from scrapy_bloom.report import Measured, Report, measure
 from scrapy_bloom.report_page import report_page
 from scrapy_bloom.settings import BloomSettings
 from scrapy_bloom.status import size_text
-from scrapy_bloom.transfer import block_fills
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"
@@ -85,7 +84,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
             fingerprinter=reader.info.fingerprinter,
             state=state_text(closed=None, in_use=None),
             names=[f"{each.num_chunks:,} keys" for each in live],
-            generations=measured(live, [block_fills(reader.store, each) for each in live]),
+            generations=measured(live, reader.block_fills()),
             policy=_policy(bloom, live),
         )
 
