@@ -66,6 +66,7 @@ from scrapy_bloom.commands.project import Project, load_project
 from scrapy_bloom.directory import check_free, filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.job import Job
+from scrapy_bloom.lists import UrlList
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.merging import merge, merge_into
 from scrapy_bloom.reading import filter_directory, found_files
@@ -122,7 +123,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         "source": masked(options.source),
         "read": read,
         "new": added,
-        "skipped": getattr(source, "skipped", 0),
+        "skipped": source.skipped if isinstance(source, UrlList) else 0,
         "seconds": time.monotonic() - begun,
         **status_figures(status),
     }

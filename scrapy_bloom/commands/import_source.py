@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
@@ -35,15 +35,6 @@ from scrapy_bloom.redis_server import RedisServer
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _SCAN_COUNT = 1000  # members asked for at once
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
-
-
-class Source(Protocol):
-    """A source of fingerprints."""
-
-    def count(self) -> int | None:
-        """Return how many there are; None if nobody knows."""
-
-    def __iter__(self) -> Iterator[bytes]: ...
 
 
 class RedisSet:
@@ -104,6 +95,9 @@ class RedisSet:
             return answer
 
         return self._server.call(ask)
+
+
+Source = SeenFile | UrlList | RedisSet
 
 
 def is_filter(path: Path) -> bool:
@@ -215,7 +209,7 @@ def _set_in_redis(
     return RedisSet(server, key)
 
 
-def tell_what_was_left_out(source: object) -> None:
+def tell_what_was_left_out(source: Source) -> None:
     """Say which lines or requests of a source could not be read.
 
     Raises:
