@@ -26,7 +26,7 @@ Examples:
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Do the experiment, and print and draw its figures."""
-    draw = _picture(options.plot, overwrite=options.overwrite) if options.plot else None
+    if options.plot:
+        _check_picture(options.plot, overwrite=options.overwrite)
     bloom = BloomSettings.from_settings(settings)
     error_rate = options.error_rate or bloom.error_rate
     with progress("Counting the URLs", None, "URLs") as advance:
@@ -134,8 +135,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         print_json(figures)
     else:
         _print(figures)
-    if draw:
-        draw(those, rows)
+    if options.plot:
+        # Drawn before the file is opened: a failure must leave no half of a picture.
+        options.plot.write_bytes(comparison(those, rows, options.plot.suffix.lower()[1:]))
         note(f"The picture is in {options.plot}")
 
 
@@ -234,21 +236,11 @@ def _wrongly_seen(count: int, per_cent: float) -> str:
     return f"{number(count)} ({per_cent_text(per_cent)} %)" if count else "0"
 
 
-def _picture(
-    path: Path, *, overwrite: bool
-) -> Callable[[Sequence[Contestant], Sequence[Row]], None]:
-    """Return what draws the picture later; whatever can be wrong with it is told now."""
-    kind = path.suffix.lower()
-    if kind not in _FORMATS:
+def _check_picture(path: Path, *, overwrite: bool) -> None:
+    """Check all that can be wrong with the picture, before the work for it is done."""
+    if path.suffix.lower() not in _FORMATS:
         raise UsageError(
             f"--plot is {path}; allowed are names that end with {' or '.join(_FORMATS)}"
         )
     check_output(path, overwrite=overwrite)
     import_pyplot()
-
-    def draw(those: Sequence[Contestant], rows: Sequence[Row]) -> None:
-        # First: a failure must leave no half of a picture.
-        picture = comparison(those, rows, kind[1:])
-        path.write_bytes(picture)
-
-    return draw
