@@ -127,19 +127,27 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
     spy = tmp_path / "spy.py"
     spy.write_text(
         "import os\n"
+        "from contextlib import closing\n"
+        "from pathlib import Path\n"
         "from scrapy_bloom import CrashSafeScheduler\n"
-        "class Dying(CrashSafeScheduler):\n"
-        "    def _done(self, row):\n"
-        "        if self.df._endings._forgetting.forgotten:\n"
-        "            os.kill(os.getpid(), 9)\n"
-        "        super()._done(row)\n"
+        "from scrapy_bloom.forgotten_file import NAME, ForgottenFile\n"
+        "from scrapy_bloom.requestdb import RequestDatabase\n"
+        "remove = RequestDatabase.remove\n"
+        "def dying(self, *args, **options):\n"
+        "    path = Path('job/bloom', NAME)\n"
+        "    if path.exists():\n"
+        "        with closing(ForgottenFile(path, readonly=True)) as file:\n"
+        "            if len(file):\n"
+        "                os.kill(os.getpid(), 9)\n"
+        "    remove(self, *args, **options)\n"
+        "RequestDatabase.remove = dying\n"
     )
     options = {"JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False}
     options |= {"ROBOTSTXT_OBEY": False}
     run = Crawl(
         site.url,
         tmp_path,
-        {**options, "SCHEDULER": "spy.Dying"},
+        {**options, "SCHEDULER": "spy.CrashSafeScheduler"},
         spider=FAILING_SPIDER,
         prefix=("env", f"PYTHONPATH={tmp_path}"),
     )
