@@ -133,7 +133,3 @@ class Endings:
             for fingerprint in fingerprints:
                 if self._recorder.record(fingerprint):
                     self._figures.count_added()
-
-
-def _never(_: bytes) -> bool:
-    return False
