@@ -25,7 +25,7 @@ NEW = "https://shop.example/another"
 
 @pytest.fixture(params=sorted(GOLDEN.glob("*.tar.gz")), ids=lambda path: path.name)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A directory with all that one version stored."""
+    """A directory with all that the code of one day stored."""
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path

@@ -1,6 +1,6 @@
-"""Pack golden filters: what this version stores, to be read by all later ones.
+"""Pack golden filters: what the code of a day stores, to be read by all that is later.
 
-    python tests/golden/make.py tests/golden/VERSION.tar.gz
+    python tests/golden/make.py tests/golden/DATE.tar.gz
 
 It needs Debian's redis-server: newer servers load what an older one dumps, not the other way round.
 An archive is never written again; a new stored format gets another one beside it.
