@@ -409,7 +409,7 @@ def _kept_if_wrong(wrong: list[Outcome]) -> Iterator[Path]:
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
-    pages, workers, rounds = (200, 2, 1) if quick else (1500, 3, 2)
+    pages, workers, rounds = (200, 2, 1) if quick else (1500, 3, 4)
     program = next(iter(programs().values()))
     cases = [(way, name, n) for n in range(rounds) for way in WAYS for name in _FILTERS]
     wrong: list[Outcome] = []
