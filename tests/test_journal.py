@@ -88,15 +88,20 @@ def test_an_end_that_was_being_written(tmp_path: Path) -> None:
         assert read_journal(tmp_path) == fingerprints(length // 24)
 
 
-def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
-    many = fingerprints(120_000)
-    backend = LocalBackend(
-        tmp_path / "bloom",
-        capacity=50_000,  # it grows meanwhile
+def crash_safe(job: Path, capacity: int = 1000) -> LocalBackend:
+    """Make the filter of a job whose queue survives, written to the disk at the close only."""
+    return LocalBackend(
+        job / "bloom",
+        capacity=capacity,
         error_rate=1e-9,
-        job=Job(tmp_path, "auto", crash_safe=True),
+        job=Job(job, "auto", crash_safe=True),
         sync_secs=0,
     )
+
+
+def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
+    many = fingerprints(120_000)
+    backend = crash_safe(tmp_path, capacity=50_000)  # it grows meanwhile
     backend.open()
     backend.begin()
     for each in many:
@@ -115,13 +120,7 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = fingerprints(500)
-    backend = LocalBackend(
-        tmp_path / "bloom",
-        capacity=1000,
-        error_rate=1e-9,
-        job=Job(tmp_path, "auto", crash_safe=True),
-        sync_secs=0,
-    )
+    backend = crash_safe(tmp_path)
     backend.open()
     backend.begin()
     backend.add(many[0])
@@ -150,13 +149,7 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
 
 def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -> None:
     """Else another process, `scrapy bloom forget`, would remove a log that is in use."""
-    backend = LocalBackend(
-        tmp_path / "bloom",
-        capacity=1000,
-        error_rate=1e-9,
-        job=Job(tmp_path, "auto", crash_safe=True),
-        sync_secs=0,
-    )
+    backend = crash_safe(tmp_path)
     backend.open()
     first, second = fingerprints(2)
     backend.add(first)
