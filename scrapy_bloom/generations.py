@@ -22,7 +22,7 @@ from then on is remembered elsewhere (`scrapy_bloom.this_run`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scrapy_bloom.filters import BloomFilter
 from scrapy_bloom.hashing import make_hasher
@@ -53,6 +53,18 @@ class Generation:
     created_at: float
     open_until: float = 0.0
     count: int = 0
+
+    @classmethod
+    def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
+        """Return a new generation, sized like that; `more` are its other fields."""
+        return cls(
+            number=number,
+            geometry=size.geometry,
+            capacity=size.capacity,
+            error_rate=size.error_rate,
+            created_at=created_at,
+            **more,
+        )
 
 
 _G = TypeVar("_G", bound=Generation)

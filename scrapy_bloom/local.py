@@ -338,15 +338,8 @@ class LocalBackend:
         open_until = self._policy.open_until(now) if open_until is None else open_until
         salt = self._live[0].filter.salt if self._live else self._salt
         if self._store is None:
-            return LocalGeneration(
-                filter=size.filter(salt),
-                number=number,
-                geometry=size.geometry,
-                capacity=size.capacity,
-                error_rate=size.error_rate,
-                created_at=now,
-                open_until=open_until,
-            )
+            bits = size.filter(salt)
+            return LocalGeneration.of(size, number, now, open_until=open_until, filter=bits)
         header = Header(
             geometry=size.geometry,
             capacity=size.capacity,

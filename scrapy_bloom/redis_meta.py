@@ -1,4 +1,4 @@
-"""What a filter in Redis or Valkey is: its hash, and all of its keys.
+"""Contents of a filter in Redis or Valkey: its hash, and all of its keys.
 
     <key>                   a hash that says what the filter is:
       filter                  JSON: format, hash scheme, salt, fingerprinter, epoch, ...
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.generations import Generation, Size
+from scrapy_bloom.generations import Generation
 from scrapy_bloom.hashing import HASH_SCHEME
 from scrapy_bloom.redis_bitfield import BitfieldPacker
 
@@ -37,7 +37,7 @@ CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 @dataclass(frozen=True, kw_only=True)
 class FilterInfo:
-    """What all generations of a filter have in common.
+    """Description that all generations of a filter share.
 
     Attributes:
         salt: hexadecimal.
@@ -75,27 +75,6 @@ class RedisGeneration(Generation):
     def __post_init__(self) -> None:
         self.packer = BitfieldPacker(self.geometry.num_hashes)
 
-    @classmethod
-    def of(
-        cls,
-        size: Size,
-        number: int,
-        created_at: float,
-        *,
-        open_until: float = 0.0,
-        count: int = 0,
-    ) -> "RedisGeneration":
-        """Return a new generation, sized like that."""
-        return cls(
-            number=number,
-            geometry=size.geometry,
-            capacity=size.capacity,
-            error_rate=size.error_rate,
-            created_at=created_at,
-            open_until=open_until,
-            count=count,
-        )
-
     @property
     def num_chunks(self) -> int:
         """Return how many keys hold its blocks."""
@@ -113,7 +92,7 @@ class RedisGeneration(Generation):
 
 @dataclass(frozen=True)
 class Stored:
-    """What the hash says.
+    """Content of a filter's hash.
 
     Attributes:
         info: None if there is no filter.

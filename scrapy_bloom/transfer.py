@@ -175,15 +175,7 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
     made: list[RedisGeneration] = []
     try:
         for file in files:
-            new = RedisGeneration(
-                number=file.header.generation,
-                geometry=file.header.geometry,
-                capacity=file.header.capacity,
-                error_rate=file.header.error_rate,
-                created_at=file.header.created_at,
-                open_until=file.state.open_until,
-                count=file.state.count,
-            )
+            new = RedisGeneration(**vars(file.figures))
             made.append(new)
             store.create(new, file.filter)
             if file is not newest:
