@@ -1,4 +1,4 @@
-"""Where a filter is kept: what every place must offer, and which one the settings ask for."""
+"""Backends: what each must offer, and which one the settings ask for."""
 
 from collections.abc import Sequence
 from dataclasses import replace

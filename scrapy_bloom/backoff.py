@@ -1,4 +1,4 @@
-"""When to try again what failed: a server that hangs costs its time-out at each attempt."""
+"""Back-off from a server that hangs: each attempt costs its time-out."""
 
 import time
 

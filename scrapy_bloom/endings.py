@@ -1,4 +1,4 @@
-"""What is done when a request ends: forgetting what failed, recording what was crawled."""
+"""Ends of requests: forgetting what failed, recording what was crawled."""
 
 import logging
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What a filter asks of Scrapy's engine, across the versions of Scrapy."""
+"""Access to Scrapy's engine, across the versions of Scrapy."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
 
 @dataclass(frozen=True)
 class Outlets:
-    """What the parts of a filter tell their crawl by: its stats, its log and its end.
+    """Ways by which the parts of a filter reach their crawl: its stats, its log and its end.
 
     Attributes:
         stats: the crawler's.

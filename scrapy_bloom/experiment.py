@@ -63,7 +63,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Row:
-    """How far the experiment is, and what went wrong up to there.
+    """Progress of the experiment, and what went wrong up to there.
 
     Attributes:
         read: URLs shown, with the repeated ones.

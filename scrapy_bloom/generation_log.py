@@ -1,4 +1,4 @@
-"""What is told, and counted, when the generations of a filter change."""
+"""Log lines and counts of changes to a filter's generations."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What Scrapy keeps in a job directory, as far as it concerns a filter.
+"""Paths in a job directory, and what Scrapy keeps there, as far as it concerns a filter.
 
 Scrapy writes the state of its disk queue (`requests.queue/active.json`) at a clean close only.
 After a kill, the requests of that time are lost, and a stale state makes the resumed crawl hang.

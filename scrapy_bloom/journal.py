@@ -1,4 +1,4 @@
-"""What a crawl has recorded since its queue was last written to the disk.
+"""Journal of what a crawl has recorded since its queue was last written to the disk.
 
 The kernel writes a mapped file to the disk whenever it likes. After a power cut the filter may
 be newer than the queue, whatever is synced first, and then requests look seen that are nowhere.

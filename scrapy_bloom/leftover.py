@@ -1,4 +1,4 @@
-"""What a crawl that ends early leaves to later ones with the same filter: a queue, or none."""
+"""Leftovers of a crawl that ends early, for later ones with the same filter: a queue, or none."""
 
 import logging
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which recorded requests a request stands for, kept in its meta.
+"""Marks in a request's meta: the recorded requests that it stands for.
 
 A page that fails is not always the request that was recorded: that may have been redirected,
 replaced by a downloader middleware, and been retried after that. Scrapy copies the meta to what is

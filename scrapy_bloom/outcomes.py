@@ -1,4 +1,4 @@
-"""How each request of a crawl ended: crawled without an error, failed for good, or otherwise.
+"""Outcomes of a crawl's requests: crawled without an error, failed for good, or otherwise.
 
 No signal of Scrapy says so: a download that failed for good ends silently in an errback, or in a
 line of the log, and so does a response that HttpErrorMiddleware has refused. But all that is not
@@ -26,7 +26,7 @@ _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, bu
 
 
 class Outcome(Enum):
-    """How a request ended that is not tried again.
+    """End of a request that is not tried again.
 
     CRAWLED: its response was handled without any error, its items have passed the pipelines, and
         the requests that it led to are scheduled. Or its status is one of BLOOM_DONE_STATUSES.

@@ -1,4 +1,4 @@
-"""What the stored figures of a filter can be, in a file or in Redis; all else is refused.
+"""Limits of a filter's stored figures, in a file or in Redis; all else is refused.
 
 A checksum only tells that nobody has changed them since. Who wrote them may have been broken, or
 hostile: a capacity of 0 divides by zero, a number of blocks of 10^30 fills the memory, an error

@@ -1,4 +1,4 @@
-"""Which process this is, and whether another one still lives."""
+"""Processes: which one this is, and whether another one still lives."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""How many requests a shared filter holds: counted here, and told all crawlers now and then."""
+"""Counts of requests in a shared filter: taken here, and told all crawlers now and then."""
 
 import contextlib
 import math

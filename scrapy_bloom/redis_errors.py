@@ -1,4 +1,4 @@
-"""What went wrong with a Redis server: whether it may pass, and what to do about it."""
+"""Errors of a Redis server: whether they may pass, and what to do about them."""
 
 from scrapy_bloom.redis_client import import_redis
 

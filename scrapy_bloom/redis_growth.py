@@ -1,4 +1,4 @@
-"""When a shared filter goes on to a new generation, and lets old ones expire."""
+"""Growth of a shared filter: going on to a new generation, letting old ones expire."""
 
 import math
 
@@ -89,7 +89,7 @@ class SharedGrowth:
             self._forgotten.expire(2 * self._policy.window)
 
     def _ends(self, generation: RedisGeneration) -> float:
-        """When a generation is over; the window may have been changed since it was made."""
+        """Return when a generation is over; the window may have been changed since it was made."""
         own = self._policy.open_until(generation.created_at)
         return min(generation.open_until or own, own)
 

@@ -1,4 +1,4 @@
-"""Which server answers: the same process, with the same history, as before?"""
+"""Identity of a server: is it the same process, with the same history, as before?"""
 
 import re
 from typing import Any

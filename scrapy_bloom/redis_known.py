@@ -1,4 +1,4 @@
-"""What a crawl knows of a shared filter: which generations count, and mirrors of them."""
+"""Knowledge that a crawl has of a shared filter: which generations count, and their mirrors."""
 
 import math
 import mmap

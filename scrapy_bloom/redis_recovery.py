@@ -1,4 +1,4 @@
-"""What is done about keys of a shared filter that the server has lost, and told of it."""
+"""Recovery of keys that the server has lost of a shared filter."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""What a crawl's settings ask of a shared filter, and what they find."""
+"""Wishes of a crawl's settings for a shared filter, held against the one that is there."""
 
 import logging
 import secrets

@@ -117,7 +117,7 @@ class Report:
 
     @property
     def has_window(self) -> bool:
-        """Whether the filter forgets as time goes on."""
+        """Return whether the filter forgets as time goes on."""
         return any(each.figures.open_until for each in self.generations)
 
     def forecast(self) -> list[Generation]:

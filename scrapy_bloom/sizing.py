@@ -1,4 +1,4 @@
-"""How large a filter must be: from (n, p) to bits and hashes, and back.
+"""Sizes of filters: from (n, p) to bits and hashes, and back.
 
 The cheat sheet of a Bloom filter, in the names used throughout this package:
 

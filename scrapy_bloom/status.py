@@ -109,7 +109,7 @@ class FilterStatus:
 
     @property
     def load(self) -> float:
-        """How full the newest generation is, which takes what is new: 1 at its capacity."""
+        """Return how full the newest generation is, which takes what is new: 1 at its capacity."""
         newest = self.generations[-1]
         return newest.count / newest.capacity
 

@@ -1,4 +1,4 @@
-"""What this run has scheduled, where the filter does not tell that, or does not any more."""
+"""Requests that this run has scheduled, where the filter does not tell that (any more)."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Where the filters are that a command line names: in files, or in Redis."""
+"""Places of the filters that a command line names: in files, or in Redis."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
