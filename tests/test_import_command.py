@@ -301,8 +301,10 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     assert "was not closed by its last one" in killed.error
     assert {path: path.read_bytes() for path in before} == before
     # The same with Scrapy's own filter: its queue is broken, and there is no filter of ours yet.
+    # One request at a time: while it is held back, what waits in the queue stays there.
     tree.forget()
-    crawl = Crawl.held(tree, 30, tmp_path, {"JOBDIR": "old", "DUPEFILTER_CLASS": None})
+    settings = {"JOBDIR": "old", "DUPEFILTER_CLASS": None, "CONCURRENT_REQUESTS": 1}
+    crawl = Crawl.held(tree, 30, tmp_path, settings)
     crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
