@@ -5,7 +5,7 @@ from math import sqrt
 from benchmarks import samples
 from benchmarks.report import Section, Table, at_most
 from scrapy_bloom import BloomFilter
-from scrapy_bloom.sizing import bits_per_element, choose_geometry
+from scrapy_bloom.filters.sizing import bits_per_element, choose_geometry
 
 SIZE_LIMIT = 1.01
 RATE_LIMIT = 1.15

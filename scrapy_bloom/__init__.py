@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scrapy_bloom.addon import Addon
-    from scrapy_bloom.counting import CountingBloomFilter
     from scrapy_bloom.dupefilter import BloomDupeFilter
     from scrapy_bloom.exceptions import (
         BloomError,
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
         StorageError,
         UncleanShutdownError,
     )
-    from scrapy_bloom.filters import BloomFilter
+    from scrapy_bloom.filters.bloom import BloomFilter
+    from scrapy_bloom.filters.counting import CountingBloomFilter
     from scrapy_bloom.fingerprinting import ScrapyRedisFingerprinter
     from scrapy_bloom.scheduler import CrashSafeScheduler
 
@@ -50,8 +50,8 @@ __all__ = [
 _HOMES = {
     "Addon": "addon",
     "BloomDupeFilter": "dupefilter",
-    "BloomFilter": "filters",
-    "CountingBloomFilter": "counting",
+    "BloomFilter": "filters.bloom",
+    "CountingBloomFilter": "filters.counting",
     "CrashSafeScheduler": "scheduler",
     "ScrapyRedisFingerprinter": "fingerprinting",
 }

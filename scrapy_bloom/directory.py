@@ -14,7 +14,7 @@ from scrapy_bloom.exceptions import (
     UncleanShutdownError,
 )
 from scrapy_bloom.filterfile import FilterFile, FoundFile
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.header import Header, State, clip
 from scrapy_bloom.job import Job
 from scrapy_bloom.journal import Journal, read_journal, remove_journal

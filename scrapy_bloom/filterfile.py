@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations import Generation
 from scrapy_bloom.header import (
     HEADER_BYTES,

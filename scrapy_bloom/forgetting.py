@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.local import notes_in_memory
 
 MOST_TIMES = 3  # in one run, for one request

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.hashing import make_hasher
-from scrapy_bloom.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import make_hasher
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from scrapy_bloom.exceptions import (
     StorageError,
 )
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.header import State
 from scrapy_bloom.job import Job

@@ -5,8 +5,8 @@ hostile: a capacity of 0 divides by zero, a number of blocks of 10^30 fills the 
 rate of nan compares with nothing.
 """
 
+from scrapy_bloom.filters.sizing import check_geometry
 from scrapy_bloom.generations import Generation
-from scrapy_bloom.sizing import check_geometry
 
 _MOST_GENERATIONS = 2**32 - 1  # what a file has room for
 _LAST_TIME = 253_402_300_799  # of the year 9999

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.hashing import Hashed, block_of
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.redis_bitfield import NAME
 from scrapy_bloom.redis_client import Packed
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration

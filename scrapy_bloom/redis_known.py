@@ -4,9 +4,9 @@ import math
 import mmap
 from collections.abc import Callable
 
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations import Policy
-from scrapy_bloom.hashing import Hashed, make_hasher
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
@@ -25,7 +25,7 @@ class KnownGenerations:
             another list.
         kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
         mirrors: of all that have one, newest first.
-        locate: hashes a fingerprint for all of them; see `scrapy_bloom.hashing`.
+        locate: hashes a fingerprint for all of them; see `scrapy_bloom.filters.hashing`.
         voided: how often all that was known here turned out to be void.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.hashing import Hashed
+from scrapy_bloom.filters.hashing import Hashed
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth

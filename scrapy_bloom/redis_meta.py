@@ -25,9 +25,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import HASH_SCHEME
 from scrapy_bloom.generations import Generation
-from scrapy_bloom.hashing import HASH_SCHEME
 from scrapy_bloom.redis_bitfield import BitfieldPacker
 
 FORMAT_VERSION = 1
@@ -46,7 +46,7 @@ class FilterInfo:
         created_at: seconds since 1970.
         epoch: random; another one is another filter.
         format: version of this layout.
-        hash_scheme: see `scrapy_bloom.hashing`.
+        hash_scheme: see `scrapy_bloom.filters.hashing`.
     """
 
     salt: str

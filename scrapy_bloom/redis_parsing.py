@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
+from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.filters.sizing import COUNTER_BITS, Geometry
 from scrapy_bloom.generations import Generation
-from scrapy_bloom.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.plausible import check_generation, check_time
 from scrapy_bloom.redis_meta import (
     FORMAT_VERSION,
@@ -18,7 +19,6 @@ from scrapy_bloom.redis_meta import (
     RedisGeneration,
     Stored,
 )
-from scrapy_bloom.sizing import COUNTER_BITS, Geometry
 
 _MOST = 1 << 63  # integers are below it
 _SHOWN = 60  # characters of what is wrong

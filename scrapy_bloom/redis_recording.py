@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.hashing import Hashed, block_of
+from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.jobdir import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_forgotten import remove_forgotten

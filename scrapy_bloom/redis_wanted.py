@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError
+from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.generations import Policy
-from scrapy_bloom.hashing import SALT_BYTES
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration
 
 logger = logging.getLogger(__name__)

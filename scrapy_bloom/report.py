@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from scrapy_bloom.filters import Contents, block_load
-from scrapy_bloom.generations import Generation, Policy
-from scrapy_bloom.sizing import (
+from scrapy_bloom.filters.bloom import Contents, block_load
+from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
     Geometry,
     block_error_rate,
     classic_fill_ratio,
     expected_offered,
 )
+from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.status import FilterStatus, any_errs
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page

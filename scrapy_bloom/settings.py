@@ -12,9 +12,9 @@ from scrapy.settings import BaseSettings
 
 from scrapy_bloom import amounts
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.hashing import SALT_BYTES
+from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis_settings import checked_url, place_of_queue
-from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 logger = logging.getLogger(__name__)
 

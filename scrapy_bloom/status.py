@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scrapy_bloom import sizing
+from scrapy_bloom.filters import sizing
+from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations import Generation, rate_asked
-from scrapy_bloom.sizing import Geometry
 
 PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
 

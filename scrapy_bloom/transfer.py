@@ -19,7 +19,7 @@ from scrapy_bloom.directory import (
 )
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.header import Header, State, read_header
 from scrapy_bloom.job import Job

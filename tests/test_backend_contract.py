@@ -19,10 +19,10 @@ from hypothesis.stateful import (
 
 import servers
 from scrapy_bloom.backend import Backend
+from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.sizing import choose_geometry
 
 NewBackend = Callable[..., Backend]
 

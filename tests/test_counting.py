@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
-from scrapy_bloom.sizing import BLOCK_BITS, COUNTER_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, COUNTER_BITS, Geometry, choose_geometry
 
 SALT = bytes(range(16))
 ONE_BLOCK = Geometry(1, 3, COUNTER_BITS)
@@ -315,7 +315,7 @@ def test_blocks_can_be_copied_and_only_whole() -> None:
 
 
 def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.filters._MAX_VIEWS", 12)
+    monkeypatch.setattr("scrapy_bloom.filters.bloom._MAX_VIEWS", 12)
     seen = CountingBloomFilter(100_000, 1e-4)
     assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
     assert all(seen.discard(fingerprint) for fingerprint in numbered(range(1000)))

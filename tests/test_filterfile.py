@@ -11,8 +11,8 @@ import pytest
 
 from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header
-from scrapy_bloom.sizing import choose_geometry
 
 HEADER = Header(
     geometry=choose_geometry(20_000, 1e-6),

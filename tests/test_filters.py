@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrapy_bloom import BloomFilter, GeometryMismatchError
-from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 SALT = bytes(range(16))
 
@@ -173,7 +173,7 @@ def test_a_buffer_of_another_length_is_refused() -> None:
 
 
 def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.filters._MAX_VIEWS", 3)
+    monkeypatch.setattr("scrapy_bloom.filters.bloom._MAX_VIEWS", 3)
     seen = BloomFilter(100_000, 1e-4)
     assert seen.num_blocks > 20
     assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))

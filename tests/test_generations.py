@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from scrapy_bloom import FilterFileError
+from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations import Generation, Policy
 from scrapy_bloom.header import read_header
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.sizing import Geometry, choose_geometry
 
 WINDOW = 1000.0
 SALT = bytes(range(16))

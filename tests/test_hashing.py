@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from scrapy_bloom.hashing import block_of, make_hasher
+from scrapy_bloom.filters.hashing import block_of, make_hasher
 
 SALT = bytes(range(16))
 

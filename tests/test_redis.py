@@ -32,11 +32,11 @@ from scrapy_bloom import (
     OutageError,
     StorageError,
 )
+from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.sizing import choose_geometry
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR

@@ -7,8 +7,8 @@ from typing import Any
 
 from scrapy_bloom import amounts
 from scrapy_bloom.commands.output import masked
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.lists import FORMATS
-from scrapy_bloom.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 

@@ -43,7 +43,6 @@ from scrapy_bloom.commands.output import (
     print_table,
     progress,
 )
-from scrapy_bloom.counting import CountingBloomFilter
 from scrapy_bloom.experiment import (
     BITMAP_BITS,
     BLOOM_BITS,
@@ -57,11 +56,12 @@ from scrapy_bloom.experiment import (
     urls_in,
 )
 from scrapy_bloom.experiment_picture import comparison
-from scrapy_bloom.filters import BloomFilter
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.counting import CountingBloomFilter
+from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations import Policy
 from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.sizing import MAX_HASHES
 from scrapy_bloom.status import per_cent_text, size_text
 
 SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"

@@ -23,9 +23,9 @@ from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.backend import create_backend
-from scrapy_bloom.hashing import block_of, make_hasher
+from scrapy_bloom.filters.hashing import block_of, make_hasher
+from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.sizing import choose_geometry
 
 pytestmark = pytest.mark.usefixtures("reactor")
 

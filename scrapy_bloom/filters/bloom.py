@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import GeometryMismatchError
-from scrapy_bloom.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
-from scrapy_bloom.sizing import BLOCK_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
 # them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting

@@ -19,9 +19,9 @@ from typing import ClassVar
 from bitarray import bitarray
 from bitarray.util import zeros
 
-from scrapy_bloom.filters import BloomFilter
-from scrapy_bloom.hashing import BLOCK_HASH_BITS
-from scrapy_bloom.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS
 
 Planes = tuple[bitarray, bitarray, bitarray, bitarray]
 
