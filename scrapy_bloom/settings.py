@@ -10,7 +10,7 @@ from typing import Any
 
 from scrapy.settings import BaseSettings
 
-from scrapy_bloom import amounts
+from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom import amounts
+from scrapy_bloom import text as amounts
 from scrapy_bloom.commands.output import masked
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.lists import FORMATS
