@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.forgotten import Forgotten
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import Job
 from scrapy_bloom.jobqueues import check_no_database
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.status import FilterStatus
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis_backend import RedisBackend

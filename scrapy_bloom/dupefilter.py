@@ -19,10 +19,10 @@ from scrapy_bloom.failures import Failures
 from scrapy_bloom.figures import Figures
 from scrapy_bloom.fingerprinting import fingerprint_function
 from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.marks import KEY
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.status import size_text
 from scrapy_bloom.this_run import ThisRun
 from scrapy_bloom.unconfirmed import Unconfirmed
 

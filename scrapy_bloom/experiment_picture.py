@@ -5,8 +5,8 @@ from io import BytesIO
 from typing import Any
 
 from scrapy_bloom.experiment import Contestant, Row
+from scrapy_bloom.generations.status import per_cent_text, size_text
 from scrapy_bloom.pictures import INK, OTHER, OURS, THIRD, import_pyplot
-from scrapy_bloom.status import per_cent_text, size_text
 
 _COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
 _THEORY_STEPS = 25

@@ -10,7 +10,7 @@ from scrapy_bloom.backend import Backend
 from scrapy_bloom.engine import Outlets, Ticker
 from scrapy_bloom.failures import Failures
 from scrapy_bloom.forgetting import Forgetting
-from scrapy_bloom.status import FilterStatus
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:

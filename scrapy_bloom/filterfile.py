@@ -12,7 +12,7 @@ from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.header import (
     HEADER_BYTES,
     Header,

@@ -37,8 +37,8 @@ from pathlib import Path
 from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
-from scrapy_bloom.generations import Generation
-from scrapy_bloom.plausible import check_generation
+from scrapy_bloom.generations.plausible import check_generation
+from scrapy_bloom.generations.policy import Generation
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1

@@ -12,15 +12,15 @@ from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.forgotten import Forgotten
 from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.generation_log import GenerationLog
-from scrapy_bloom.generations import LocalGeneration, Lookup, Policy, Size
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.log import GenerationLog
+from scrapy_bloom.generations.policy import LocalGeneration, Lookup, Policy, Size
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.importing import import_seen, open_seen
 from scrapy_bloom.job import Job
 from scrapy_bloom.journal import Journal
-from scrapy_bloom.status import FilterStatus, GenerationStatus
 from scrapy_bloom.store import FileStore
 
 logger = logging.getLogger(__name__)

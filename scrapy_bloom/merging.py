@@ -22,10 +22,10 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.header import State
 from scrapy_bloom.job import Job
 from scrapy_bloom.reading import FilterReader, status_of
-from scrapy_bloom.status import FilterStatus
 
 _BLOCKS_AT_ONCE = 128
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.report import Point, Spread
-from scrapy_bloom.status import size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package

@@ -10,9 +10,9 @@ from scrapy_bloom.directory import divide, filter_files
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile, FoundFile
 from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.generations import Lookup, unexpired
+from scrapy_bloom.generations.policy import Lookup, unexpired
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.journal import read_journal
-from scrapy_bloom.status import FilterStatus
 
 
 def filter_directory(path: Path) -> Path:

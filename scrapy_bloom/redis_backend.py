@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.forgotten import Forgotten
-from scrapy_bloom.generations import Policy
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.job import Job
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
@@ -19,7 +20,6 @@ from scrapy_bloom.redis_meta import RedisGeneration, Stored
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.redis_wanted import Wanted
-from scrapy_bloom.status import FilterStatus, GenerationStatus
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import math
 
-from scrapy_bloom.forgotten import Forgotten
-from scrapy_bloom.generation_log import GenerationLog
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.log import GenerationLog
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_meta import RedisGeneration

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import COUNTER_BITS, Geometry
-from scrapy_bloom.generations import Generation
-from scrapy_bloom.plausible import check_generation, check_time
+from scrapy_bloom.generations.plausible import check_generation, check_time
+from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.redis_meta import (
     FORMAT_VERSION,
     RESET,

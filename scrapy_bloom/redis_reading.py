@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import SALT_BYTES, make_hasher
-from scrapy_bloom.generations import unexpired
+from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.redis_blocks import ALIVE, SEALED
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_meta import RedisGeneration

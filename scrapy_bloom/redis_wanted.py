@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.generations import Policy
+from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration
 
 logger = logging.getLogger(__name__)

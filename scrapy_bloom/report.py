@@ -16,8 +16,8 @@ from scrapy_bloom.filters.sizing import (
     classic_fill_ratio,
     expected_offered,
 )
-from scrapy_bloom.generations import Generation, Policy
-from scrapy_bloom.status import FilterStatus, any_errs
+from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.generations.status import FilterStatus, any_errs
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 

@@ -10,7 +10,7 @@ from scrapy_bloom.directory import FilterDirectory, file_name, set_changed_at
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations import LocalGeneration
+from scrapy_bloom.generations.policy import LocalGeneration
 from scrapy_bloom.header import Header, State
 from scrapy_bloom.journal import Journal
 

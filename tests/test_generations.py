@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
-from scrapy_bloom.generations import Generation, Policy
+from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.header import read_header
 from scrapy_bloom.job import Job
 from scrapy_bloom.local import LocalBackend

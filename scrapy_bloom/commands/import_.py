@@ -65,6 +65,7 @@ from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_
 from scrapy_bloom.commands.project import Project, load_project
 from scrapy_bloom.directory import check_free, filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import Job
 from scrapy_bloom.lists import UrlList
 from scrapy_bloom.local import LocalBackend
@@ -73,7 +74,6 @@ from scrapy_bloom.reading import filter_directory, found_files
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.status import FilterStatus
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
 HELP = "record in a filter what was crawled before"

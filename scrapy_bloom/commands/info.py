@@ -33,7 +33,8 @@ from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
 from scrapy_bloom.commands.report import measured
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
-from scrapy_bloom.generations import Generation, window_of
+from scrapy_bloom.generations.policy import Generation, window_of
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,
@@ -42,7 +43,6 @@ from scrapy_bloom.reading import (
 )
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.requestdb import read_counts
-from scrapy_bloom.status import FilterStatus, GenerationStatus, duration_text, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"

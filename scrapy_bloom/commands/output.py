@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.status import PRACTICALLY_0, FilterStatus, size_text
+from scrapy_bloom.generations.status import PRACTICALLY_0, FilterStatus, size_text
 
 # Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
 _URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)

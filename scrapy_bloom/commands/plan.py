@@ -24,9 +24,9 @@ from scrapy_bloom.alternatives import alternatives
 from scrapy_bloom.commands.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.output import note, number, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
-from scrapy_bloom.generations import LIVE_QUARTERS, Policy
+from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
+from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.settings import BloomSettings
-from scrapy_bloom.status import size_text
 
 SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"

@@ -22,9 +22,9 @@ from scrapy_bloom.commands.output import note, say
 from scrapy_bloom.commands.places import connect, is_redis
 from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.status import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"

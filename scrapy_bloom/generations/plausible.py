@@ -6,7 +6,7 @@ rate of nan compares with nothing.
 """
 
 from scrapy_bloom.filters.sizing import check_geometry
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations.policy import Generation
 
 _MOST_GENERATIONS = 2**32 - 1  # what a file has room for
 _LAST_TIME = 253_402_300_799  # of the year 9999

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from scrapy_bloom.generations import Generation
+from scrapy_bloom.generations.policy import Generation
 
 logger = logging.getLogger(__name__)
 

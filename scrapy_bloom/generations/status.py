@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.sizing import Geometry
-from scrapy_bloom.generations import Generation, rate_asked
+from scrapy_bloom.generations.policy import Generation, rate_asked
 
 PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
 

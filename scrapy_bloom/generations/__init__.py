@@ -1,0 +1,1 @@
+"""Growth and time: the generations of a filter, whatever keeps them."""
