@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file, jobdir
+from scrapy_bloom import forgotten_file
 from scrapy_bloom.exceptions import (
     FilterFileError,
     FingerprinterMismatchError,
@@ -16,9 +16,10 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.filterfile import FilterFile, FoundFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.header import Header, State, clip
-from scrapy_bloom.job import Job
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import Lock, lock_file
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.journal import Journal, read_journal, remove_journal
-from scrapy_bloom.locks import Lock, lock_file
 from scrapy_bloom.sqlite_files import sync_log
 
 LOCK_NAME = "lock"

@@ -6,8 +6,8 @@ would never be crawled.
 
 from pathlib import Path
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.job import paths as jobdir
 
 
 def check_no_database(job_dir: Path) -> None:

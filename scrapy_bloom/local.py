@@ -18,8 +18,8 @@ from scrapy_bloom.generations.log import GenerationLog
 from scrapy_bloom.generations.policy import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.header import Header, State
-from scrapy_bloom.importing import import_seen, open_seen
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.journal import Journal
 from scrapy_bloom.store import FileStore
 

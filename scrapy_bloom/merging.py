@@ -24,7 +24,7 @@ from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.header import State
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.reading import FilterReader, status_of
 
 _BLOCKS_AT_ONCE = 128

@@ -10,7 +10,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis_forgotten import RedisForgotten
 from scrapy_bloom.redis_generations import SharedGenerations
 from scrapy_bloom.redis_growth import SharedGrowth

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from scrapy_bloom.jobdir import SET_ASIDE
-from scrapy_bloom.processes import name_this_process, process_lives
+from scrapy_bloom.job.paths import SET_ASIDE
+from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.redis_server import RedisServer
 
 _OVERLAP_SECS = 10.0  # between two looks: crawlers' notions of the server's time differ a little

@@ -8,7 +8,7 @@ from pathlib import Path
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.policy import Size
-from scrapy_bloom.importing import import_seen, open_seen
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.redis_blocks import NoRoomError
 from scrapy_bloom.redis_counts import SharedCounts
 from scrapy_bloom.redis_known import KnownGenerations

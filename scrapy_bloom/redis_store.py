@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.jobdir import SET_ASIDE
+from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
 from scrapy_bloom.redis_forgotten import remove_forgotten
 from scrapy_bloom.redis_hash import FilterHash

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.jobdir import DATABASE_ID
+from scrapy_bloom.job.paths import DATABASE_ID
 from scrapy_bloom.sqlite_files import beside, connect_readonly
 
 FORMAT_VERSION = 1

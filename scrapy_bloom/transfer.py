@@ -22,7 +22,7 @@ from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.header import Header, State, read_header
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.reading import forgotten_beside
 from scrapy_bloom.redis_forgotten import RedisForgotten, remove_forgotten
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration

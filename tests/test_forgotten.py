@@ -15,8 +15,8 @@ import servers
 from proxies import DroppingProxy
 from scrapy_bloom import StorageError
 from scrapy_bloom.forgotten_file import NAME, ForgottenFile
+from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.processes import name_this_process, process_lives
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 

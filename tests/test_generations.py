@@ -23,7 +23,7 @@ from scrapy_bloom import FilterFileError
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.header import read_header
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.local import LocalBackend
 
 WINDOW = 1000.0

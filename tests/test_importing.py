@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scrapy_bloom import SeenFileError
-from scrapy_bloom.importing import SeenFile
+from scrapy_bloom.job.requests_seen import SeenFile
 
 
 def binary(fingerprints: list[bytes]) -> bytes:
@@ -44,7 +44,7 @@ def test_both_formats(path: Path, write) -> None:
 @pytest.mark.parametrize("write", [binary, text])
 def test_records_across_chunks(path: Path, write, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (1, 2, 7, 41, 1000):
-        monkeypatch.setattr("scrapy_bloom.importing._CHUNK_BYTES", size)
+        monkeypatch.setattr("scrapy_bloom.job.requests_seen._CHUNK_BYTES", size)
         path.write_bytes(write(FINGERPRINTS))
         assert read(path) == (FINGERPRINTS, 0)
 

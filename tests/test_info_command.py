@@ -7,7 +7,7 @@ import pytest
 
 import servers
 from cli import bloom
-from scrapy_bloom import jobdir
+from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.requestdb import RequestDatabase

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import jobdir
+from scrapy_bloom.job import paths as jobdir
 
 
 @pytest.mark.parametrize("filter_id", ["", "0123abcd"])

@@ -11,7 +11,7 @@ import pytest
 
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Lookup
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.journal import Journal, read_journal
 from scrapy_bloom.local import LocalBackend
 

@@ -22,7 +22,7 @@ from scrapy_bloom import (
     UncleanShutdownError,
 )
 from scrapy_bloom.header import read_header
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.local import LocalBackend
 
 FILTER_NAME = "generation-0001.bloom"
@@ -364,7 +364,7 @@ class TestImport:
         self, job: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         caplog.set_level(logging.INFO)
-        monkeypatch.setattr("scrapy_bloom.importing._PROGRESS_SECS", 0)
+        monkeypatch.setattr("scrapy_bloom.job.requests_seen._PROGRESS_SECS", 0)
         many = [number.to_bytes(20, "big") for number in range(25_000)]
         (job / "requests.seen").write_bytes(binary(many))
         make(job / "bloom", job_dir=job).close()

@@ -13,7 +13,7 @@ import pytest
 from conftest import REQUIRED
 from crawls import Crawl
 from disks import Disk
-from scrapy_bloom.jobdir import BOOT_ID, mark_path
+from scrapy_bloom.job.paths import BOOT_ID, mark_path
 from sites import Site
 from workspace import in_redis
 

@@ -12,7 +12,7 @@ import pytest
 
 import servers
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
-from scrapy_bloom.jobdir import marked_filter
+from scrapy_bloom.job.paths import marked_filter
 from sites import ScriptedSite, Site, tree_site
 
 AT_ONCE = 16  # CONCURRENT_REQUESTS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.jobdir import is_database
+from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.requestdb import RequestDatabase, read_counts, unpacked
 
 

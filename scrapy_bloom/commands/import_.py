@@ -36,7 +36,6 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.backend import local_backend, redis_backend
 from scrapy_bloom.commands.arguments import (
     add_filter_name,
@@ -66,7 +65,8 @@ from scrapy_bloom.commands.project import Project, load_project
 from scrapy_bloom.directory import check_free, filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job import Job
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.lists import UrlList
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.merging import merge, merge_into

@@ -11,14 +11,14 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.commands.places import answering_server, is_redis, redis_settings
 from scrapy_bloom.commands.project import Project, load_project, url_list
 from scrapy_bloom.directory import filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.header import MAGIC
-from scrapy_bloom.importing import SeenFile, open_seen
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.requests_seen import SeenFile, open_seen
 from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.lists import (
     FORMATS,

@@ -26,7 +26,6 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.commands.arguments import add_json, add_place
 from scrapy_bloom.commands.output import number, print_json, print_table, say
 from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
@@ -35,6 +34,7 @@ from scrapy_bloom.directory import filter_files
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Generation, window_of
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
+from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,

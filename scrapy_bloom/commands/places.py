@@ -15,8 +15,8 @@ from scrapy_bloom.commands.project import Project, load_project
 from scrapy_bloom.directory import LOCK_NAME
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.filterfile import FoundFile
+from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.jobqueues import has_waiting
-from scrapy_bloom.locks import is_held
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.redis_server import RedisServer

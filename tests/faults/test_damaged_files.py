@@ -18,8 +18,8 @@ from crawls import Crawl
 from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
 from scrapy_bloom.filterfile import FilterFile
 from scrapy_bloom.header import HEADER_BYTES, read_header
-from scrapy_bloom.importing import import_seen, open_seen
-from scrapy_bloom.job import Job
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.requestdb import RequestDatabase, unpacked

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from crawls import Crawl
-from scrapy_bloom.jobdir import database_path
+from scrapy_bloom.job.paths import database_path
 from scrapy_bloom.requestdb import read_counts
 from sites import tree_site
 

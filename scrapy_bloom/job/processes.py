@@ -6,7 +6,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from scrapy_bloom.jobdir import boot_id
+from scrapy_bloom.job.paths import boot_id
 
 
 def name_this_process() -> str:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom import jobdir
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
+from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.sqlite_files import sync_log
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What a job directory holds, and whether its last run was killed."""
