@@ -34,7 +34,7 @@ from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.task import deferLater
 
 from benchmarks.report import Section, Table, all_of, at_most
-from scrapy_bloom.requestdb import read_counts
+from scrapy_bloom.queues.sqlite import read_counts
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "example_project"

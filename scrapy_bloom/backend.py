@@ -10,8 +10,8 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.jobqueues import check_no_database
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.queues.conflicts import check_no_database
 from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:

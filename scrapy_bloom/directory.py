@@ -19,8 +19,8 @@ from scrapy_bloom.header import Header, State, clip
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import Lock, lock_file
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.sqlite_files import sync_log
 from scrapy_bloom.journal import Journal, read_journal, remove_journal
-from scrapy_bloom.sqlite_files import sync_log
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 
 if TYPE_CHECKING:
     import sqlite3

@@ -21,7 +21,7 @@ from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
-from scrapy_bloom.requestdb import RequestDatabase, unpacked
+from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
 
 logger = logging.getLogger(__name__)
 

@@ -131,7 +131,7 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
         "from pathlib import Path\n"
         "from scrapy_bloom import CrashSafeScheduler\n"
         "from scrapy_bloom.forgotten_file import NAME, ForgottenFile\n"
-        "from scrapy_bloom.requestdb import RequestDatabase\n"
+        "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
         "remove = RequestDatabase.remove\n"
         "def dying(self, *args, **options):\n"
         "    path = Path('job/bloom', NAME)\n"

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
-from scrapy_bloom.requestdb import RequestDatabase, read_counts, unpacked
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, unpacked
 
 
 def push(database: RequestDatabase, name: str, **options) -> int:
@@ -100,7 +100,7 @@ def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from scrapy_bloom.requestdb import RequestDatabase\n"
+        "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
         "database = RequestDatabase(Path(sys.argv[1]), by_slot=True)\n"
         "rows = [database.push({'n': n}, slot='', priority=0, rank=0, newest_first=False)\n"
         "        for n in range(1000)]\n"

@@ -12,7 +12,7 @@ from scrapy.settings import default_settings
 from cli import bloom
 from crawls import SPIDER, Crawl
 from scrapy_bloom.job.paths import database_path
-from scrapy_bloom.requestdb import read_counts
+from scrapy_bloom.queues.sqlite import read_counts
 from sites import ScriptedSite, Site, tree_site
 from workspace import in_redis
 

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.requestdb import RequestDatabase, read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 
 
 def with_a_request(path: Path) -> RequestDatabase:

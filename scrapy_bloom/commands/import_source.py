@@ -19,7 +19,6 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.header import MAGIC
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile, open_seen
-from scrapy_bloom.jobqueues import has_waiting
 from scrapy_bloom.lists import (
     FORMATS,
     UNREADABLE,
@@ -29,6 +28,7 @@ from scrapy_bloom.lists import (
     opened,
     reason,
 )
+from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.redis_server import RedisServer
 

@@ -35,6 +35,7 @@ from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Generation, window_of
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.sqlite import read_counts
 from scrapy_bloom.reading import (
     FilterReader,
     filter_directory,
@@ -42,7 +43,6 @@ from scrapy_bloom.reading import (
     found_files,
 )
 from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.requestdb import read_counts
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"

@@ -16,7 +16,7 @@ from scrapy_bloom.directory import LOCK_NAME
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.filterfile import FoundFile
 from scrapy_bloom.job.locks import is_held
-from scrapy_bloom.jobqueues import has_waiting
+from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.redis_server import RedisServer

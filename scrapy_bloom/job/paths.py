@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from scrapy_bloom.sqlite_files import beside
+from scrapy_bloom.job.sqlite_files import beside
 
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.sqlite_files import sync_log
+from scrapy_bloom.job.sqlite_files import sync_log
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from scrapy_bloom.header import HEADER_BYTES, read_header
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
 from scrapy_bloom.reading import FilterReader
-from scrapy_bloom.requestdb import RequestDatabase, unpacked
 from sites import Site
 
 SEED = 2026

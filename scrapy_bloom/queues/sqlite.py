@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.paths import DATABASE_ID
-from scrapy_bloom.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 
 FORMAT_VERSION = 1
 _LARGEST = 2**63 - 1  # an integer of SQLite

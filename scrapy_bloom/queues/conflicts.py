@@ -58,6 +58,6 @@ def has_waiting(job_dir: Path) -> bool:
 def _waiting_in(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.requestdb import read_counts  # noqa: PLC0415 - SQLite takes a MB
+    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes a MB
 
     return sum(read_counts(database))
