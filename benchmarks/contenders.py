@@ -14,7 +14,7 @@ from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from benchmarks import peer_env, samples
 from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from scrapy_bloom import BloomDupeFilter, BloomFilter
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"

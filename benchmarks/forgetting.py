@@ -17,7 +17,7 @@ from benchmarks.machine import in_fresh_process, resident_bytes
 from benchmarks.report import Section, Table, at_most, quartiles
 from benchmarks.timing import timed
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.settings import BloomSettings

@@ -12,8 +12,8 @@ from time import perf_counter
 
 from benchmarks import samples
 from benchmarks.report import Section, Table, all_of, at_most
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.local import LocalBackend
 
 ERROR_RATE = 1e-3
 TIMES_SLOWER = 3.0

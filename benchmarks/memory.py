@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks import samples
 from benchmarks.machine import in_fresh_process, resident_bytes
 from benchmarks.report import Section, Table, at_least
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 TIMES_LESS = 20
 TIMEOUT_SECS = 600

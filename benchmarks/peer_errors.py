@@ -14,7 +14,7 @@ from benchmarks.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Co
 from benchmarks.filters import UNUSED
 from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.report import Section, Table, at_most
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 ERROR_RATE = 1e-3
 TIMES_OVER = 10

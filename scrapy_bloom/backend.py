@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from scrapy_bloom.crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.queues.conflicts import check_no_database
 from scrapy_bloom.settings import BloomSettings
 

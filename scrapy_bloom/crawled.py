@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.local import LocalBackend
 
 
 class RecordCrawled:

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.local import notes_in_memory
 
 MOST_TIMES = 3  # in one run, for one request
 _MOST_WAITING = 100_000  # requests that wait for the end of the one they were redirected to

@@ -6,26 +6,26 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file
-from scrapy_bloom.directory import (
+from scrapy_bloom.exceptions import (
+    FingerprinterMismatchError,
+    GeometryMismatchError,
+    StorageError,
+)
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import (
     FilterDirectory,
     check_closed,
     check_free,
     filter_files,
     set_changed_at,
 )
-from scrapy_bloom.exceptions import (
-    FingerprinterMismatchError,
-    GeometryMismatchError,
-    StorageError,
-)
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.header import State
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.reader import FilterReader, status_of
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.header import State
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.reading import FilterReader, status_of
 
 _BLOCKS_AT_ONCE = 128
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from scrapy_bloom.directory import filter_files, lock_directory
+from scrapy_bloom.files.directory import filter_files, lock_directory
 from scrapy_bloom.job.locks import Lock
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis_meta import Stored

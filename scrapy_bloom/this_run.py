@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.generations.status import GenerationStatus
-from scrapy_bloom.local import notes_in_memory
 
 logger = logging.getLogger(__name__)
 

@@ -10,20 +10,20 @@ from typing import Any
 
 from bitarray import bitarray
 
-from scrapy_bloom import forgotten_file
-from scrapy_bloom.directory import (
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import (
     FilterDirectory,
     check_free,
     filter_files,
     set_changed_at,
 )
-from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.header import Header, State, read_header
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.reader import forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.forgotten_file import ForgottenFile
-from scrapy_bloom.header import Header, State, read_header
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.reading import forgotten_beside
 from scrapy_bloom.redis_forgotten import RedisForgotten, remove_forgotten
 from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis_reading import chunks_of

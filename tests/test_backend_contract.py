@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 
 import servers
 from scrapy_bloom.backend import Backend
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 

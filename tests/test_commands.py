@@ -15,8 +15,8 @@ import workspace
 from cli import SCRAPY, bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.arguments import error_rate, requests, requests_or_rate
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.local import LocalBackend
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from crawls import Crawl
-from scrapy_bloom.reading import found_files
+from scrapy_bloom.files.reader import found_files
 from sites import Site
 
 

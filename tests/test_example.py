@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from crawls import LIMIT
-from scrapy_bloom.header import read_header
+from scrapy_bloom.files.header import read_header
 from sites import Site, tree_site
 
 EXAMPLE = Path(__file__).parents[1] / "example_project"

@@ -11,8 +11,8 @@ import pytest
 import servers
 from cli import SCRAPY, at_a_terminal, bloom
 from crawls import Crawl
-from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_meta import FilterInfo
 from scrapy_bloom.redis_reading import RedisReader

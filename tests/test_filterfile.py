@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import FilterFileError, StorageError
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.files.header import HEADER_BYTES, Header, State, read_header
+from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.header import HEADER_BYTES, Header, State, read_header
 
 HEADER = Header(
     geometry=choose_geometry(20_000, 1e-6),

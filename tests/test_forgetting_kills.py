@@ -10,7 +10,7 @@ import pytest
 import servers
 from cli import bloom
 from crawls import Crawl
-from scrapy_bloom.forgotten_file import NAME, ForgottenFile
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from sites import ScriptedSite
 from test_outcomes import SPIDER as FAILING_SPIDER
 
@@ -130,7 +130,7 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
         "from contextlib import closing\n"
         "from pathlib import Path\n"
         "from scrapy_bloom import CrashSafeScheduler\n"
-        "from scrapy_bloom.forgotten_file import NAME, ForgottenFile\n"
+        "from scrapy_bloom.files.forgotten import NAME, ForgottenFile\n"
         "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
         "remove = RequestDatabase.remove\n"
         "def dying(self, *args, **options):\n"

@@ -14,9 +14,9 @@ import pytest
 import servers
 from proxies import DroppingProxy
 from scrapy_bloom import StorageError
-from scrapy_bloom.forgotten_file import NAME, ForgottenFile
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.processes import name_this_process, process_lives
-from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from scrapy_bloom import FilterFileError
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.header import read_header
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.header import read_header
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.local import LocalBackend
 
 WINDOW = 1000.0
 SALT = bytes(range(16))
@@ -636,8 +636,8 @@ def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) ->
         ("os.posix_fallocate", False),
         ("os.fsync", False),
         ("pathlib.Path.rename", False),
-        ("scrapy_bloom.filterfile._sync_directory", True),
-        ("scrapy_bloom.store.FileStore.save_count", True),
+        ("scrapy_bloom.files.mapping._sync_directory", True),
+        ("scrapy_bloom.files.store.FileStore.save_count", True),
     ],
 )
 def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:

@@ -23,10 +23,10 @@ import servers
 from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
 from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.paths import has_queued
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.redis_server import RedisServer
 from sites import Site

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.journal import Journal, read_journal
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Lookup
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.journal import Journal, read_journal
-from scrapy_bloom.local import LocalBackend
 
 
 def fingerprints(number: int) -> list[bytes]:
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("scrapy_bloom.journal.os.write", full)
+        patch.setattr("scrapy_bloom.files.journal.os.write", full)
         assert all(map(backend.add, many[1:]))
     assert not any(map(backend.add, many))
     status = backend.status()

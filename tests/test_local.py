@@ -21,9 +21,9 @@ from scrapy_bloom import (
     StorageError,
     UncleanShutdownError,
 )
-from scrapy_bloom.header import read_header
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.header import read_header
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.local import LocalBackend
 
 FILTER_NAME = "generation-0001.bloom"
 

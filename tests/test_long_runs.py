@@ -9,7 +9,7 @@ import pytest
 import servers
 from crawls import Crawl
 from scrapy_bloom.backend import Backend
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 from sites import Site

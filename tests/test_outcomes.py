@@ -8,7 +8,7 @@ from scrapy import Request
 from scrapy.utils.request import fingerprint
 
 from crawls import Crawl
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 from sites import ScriptedSite
 
 SPIDER = Path(__file__).with_name("failing_spider.py")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
     bits_per_element,
@@ -17,7 +18,6 @@ from scrapy_bloom.filters.sizing import (
     optimal_num_bits,
     optimal_num_hashes,
 )
-from scrapy_bloom.local import LocalBackend
 
 
 def test_a_million_at_one_in_ten_thousand() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 
 

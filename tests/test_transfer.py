@@ -9,9 +9,9 @@ import pytest
 
 import servers
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.directory import filter_files
-from scrapy_bloom.header import HEADER_BYTES
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.directory import filter_files
+from scrapy_bloom.files.header import HEADER_BYTES
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.redis_store import RedisStore

@@ -13,7 +13,7 @@ from scrapy.utils.request import RequestFingerprinter
 
 import servers
 from cli import Ran, bloom
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.transfer import upload
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents

@@ -62,15 +62,15 @@ from scrapy_bloom.commands.output import (
 )
 from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_where, warn_of_queue
 from scrapy_bloom.commands.project import Project, load_project
-from scrapy_bloom.directory import check_free, filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.directory import check_free, filter_files
+from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.lists import UrlList
-from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.merging import merge, merge_into
-from scrapy_bloom.reading import filter_directory, found_files
 from scrapy_bloom.redis_backend import RedisBackend
 from scrapy_bloom.redis_store import RedisStore
 from scrapy_bloom.settings import BloomSettings

@@ -14,9 +14,10 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.output import note
 from scrapy_bloom.commands.places import answering_server, is_redis, redis_settings
 from scrapy_bloom.commands.project import Project, load_project, url_list
-from scrapy_bloom.directory import filter_files
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.header import MAGIC
+from scrapy_bloom.files.directory import filter_files
+from scrapy_bloom.files.header import MAGIC
+from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile, open_seen
 from scrapy_bloom.lists import (
@@ -29,7 +30,6 @@ from scrapy_bloom.lists import (
     reason,
 )
 from scrapy_bloom.queues.conflicts import has_waiting
-from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.redis_server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"

@@ -12,12 +12,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy_bloom.commands.arguments import REDIS_SCHEMES
 from scrapy_bloom.commands.output import masked, note
 from scrapy_bloom.commands.project import Project, load_project
-from scrapy_bloom.directory import LOCK_NAME
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
-from scrapy_bloom.filterfile import FoundFile
+from scrapy_bloom.files.directory import LOCK_NAME
+from scrapy_bloom.files.mapping import FoundFile
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.queues.conflicts import has_waiting
-from scrapy_bloom.reading import FilterReader
 from scrapy_bloom.redis_reading import RedisReader
 from scrapy_bloom.redis_server import RedisServer
 from scrapy_bloom.settings import BloomSettings

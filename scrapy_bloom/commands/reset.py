@@ -16,15 +16,15 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom import forgotten_file
 from scrapy_bloom.commands.arguments import add_place
 from scrapy_bloom.commands.output import note, say
 from scrapy_bloom.commands.places import connect, is_redis
-from scrapy_bloom.directory import filter_files, lock_directory
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import filter_files, lock_directory
+from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.reading import filter_directory
 from scrapy_bloom.redis_store import RedisStore
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"

@@ -16,13 +16,13 @@ import pytest
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
-from scrapy_bloom.filterfile import FilterFile
-from scrapy_bloom.header import HEADER_BYTES, read_header
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.header import HEADER_BYTES, read_header
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.local import LocalBackend
 from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
-from scrapy_bloom.reading import FilterReader
 from sites import Site
 
 SEED = 2026

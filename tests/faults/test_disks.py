@@ -14,7 +14,7 @@ import pytest
 
 from conftest import REQUIRED
 from crawls import Crawl
-from scrapy_bloom.header import read_header
+from scrapy_bloom.files.header import read_header
 from sites import Site
 
 PAGES = 150
@@ -163,7 +163,7 @@ def test_a_full_disk_ends_no_process_by_a_signal(disk: SmallDisk, tmp_path: Path
     code = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from scrapy_bloom.local import LocalBackend\n"
+        "from scrapy_bloom.files.backend import LocalBackend\n"
         "backend = LocalBackend(Path('kept'), capacity=20_000, error_rate=1e-6, on_full='warn')\n"
         "backend.open()\n"
         "print('opened', flush=True)\n"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from crawls import Crawl, with_modules
-from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite, Site, tree_site
 
 LENGTHS = (0, 1, 20, 65_535)

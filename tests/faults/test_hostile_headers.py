@@ -14,9 +14,9 @@ import pytest
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.header import HEADER_BYTES, State, write_state
-from scrapy_bloom.local import LocalBackend
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.header import HEADER_BYTES, State, write_state
+from scrapy_bloom.files.reader import FilterReader
 from sites import Site
 from workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from crawls import with_modules
-from scrapy_bloom.header import read_header
-from scrapy_bloom.reading import FilterReader
+from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite
 from workspace import fingerprints
 

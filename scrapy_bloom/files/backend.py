@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file
-from scrapy_bloom.directory import FilterDirectory
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import FilterDirectory
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.header import Header, State
+from scrapy_bloom.files.journal import Journal
+from scrapy_bloom.files.store import FileStore
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.forgotten_file import ForgottenFile
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.log import GenerationLog
 from scrapy_bloom.generations.policy import LocalGeneration, Lookup, Policy, Size
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
-from scrapy_bloom.header import Header, State
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.journal import Journal
-from scrapy_bloom.store import FileStore
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file
-from scrapy_bloom.directory import divide, filter_files
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filterfile import FilterFile, FoundFile
-from scrapy_bloom.forgotten_file import ForgottenFile
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import divide, filter_files
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.journal import read_journal
+from scrapy_bloom.files.mapping import FilterFile, FoundFile
 from scrapy_bloom.generations.policy import Lookup, unexpired
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.journal import read_journal
 
 
 def filter_directory(path: Path) -> Path:

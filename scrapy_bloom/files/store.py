@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.directory import FilterDirectory, file_name, set_changed_at
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filterfile import FilterFile
+from scrapy_bloom.files.directory import FilterDirectory, file_name, set_changed_at
+from scrapy_bloom.files.header import Header, State
+from scrapy_bloom.files.journal import Journal
+from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import LocalGeneration
-from scrapy_bloom.header import Header, State
-from scrapy_bloom.journal import Journal
 
 logger = logging.getLogger(__name__)
 

@@ -6,21 +6,21 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom import forgotten_file
 from scrapy_bloom.exceptions import (
     FilterFileError,
     FingerprinterMismatchError,
     StorageError,
     UncleanShutdownError,
 )
-from scrapy_bloom.filterfile import FilterFile, FoundFile
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.header import Header, State, clip
+from scrapy_bloom.files.journal import Journal, read_journal, remove_journal
+from scrapy_bloom.files.mapping import FilterFile, FoundFile
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.header import Header, State, clip
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import Lock, lock_file
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.sqlite_files import sync_log
-from scrapy_bloom.journal import Journal, read_journal, remove_journal
 
 LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"

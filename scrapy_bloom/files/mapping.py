@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.policy import Generation
-from scrapy_bloom.header import (
+from scrapy_bloom.files.header import (
     HEADER_BYTES,
     Header,
     State,
@@ -21,6 +19,8 @@ from scrapy_bloom.header import (
     read_header,
     write_state,
 )
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.policy import Generation
 
 _ZEROS = bytes(1 << 20)
 

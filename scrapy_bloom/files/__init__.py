@@ -1,0 +1,1 @@
+"""A filter in files of a directory."""
