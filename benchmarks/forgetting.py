@@ -18,8 +18,8 @@ from benchmarks.report import Section, Table, at_most, quartiles
 from benchmarks.timing import timed
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.settings import BloomSettings
 
 LIMIT, MEMORY_LIMIT_MB = 1.05, 8.0

@@ -19,8 +19,8 @@ from benchmarks import peer_env, samples, servers
 from benchmarks.report import Check, Section, Table, at_least, at_most, quartiles
 from benchmarks.servers import Server
 from benchmarks.timing import timed
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-9
 NEW_LIMIT = 1.3

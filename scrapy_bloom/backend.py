@@ -15,8 +15,8 @@ from scrapy_bloom.queues.conflicts import check_no_database
 from scrapy_bloom.settings import BloomSettings
 
 if TYPE_CHECKING:
-    from scrapy_bloom.redis_backend import RedisBackend
-    from scrapy_bloom.redis_server import RedisServer
+    from scrapy_bloom.redis.backend import RedisBackend
+    from scrapy_bloom.redis.connection.server import RedisServer
 
 
 class Backend(Protocol):
@@ -87,7 +87,7 @@ def create_backend(
     if job.path is not None and not crash_safe:
         check_no_database(job.path)
     if settings.backend == "redis":
-        from scrapy_bloom.redis_server import RedisServer  # noqa: PLC0415 - for those who use it
+        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
 
         assert settings.redis_url is not None
         server = RedisServer(
@@ -169,7 +169,7 @@ def redis_backend(
     claims: bool = False,
 ) -> "RedisBackend":
     """Make a filter in Redis, with these settings; see `RedisBackend`."""
-    from scrapy_bloom.redis_backend import RedisBackend  # noqa: PLC0415 - as above
+    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - as above
 
     return RedisBackend(
         server,

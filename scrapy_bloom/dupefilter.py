@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scrapy.crawler import Crawler
     from scrapy.statscollectors import StatsCollector
 
-    from scrapy_bloom.redis_backend import RedisBackend
+    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 

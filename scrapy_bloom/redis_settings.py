@@ -7,7 +7,7 @@ from urllib.parse import quote
 from scrapy.settings import BaseSettings
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.redis.connection.url import without_secrets
 
 
 def checked_url(name: str, value: Any) -> str:

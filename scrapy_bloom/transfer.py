@@ -24,11 +24,11 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis_forgotten import RedisForgotten, remove_forgotten
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
-from scrapy_bloom.redis_reading import chunks_of
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.forgotten import RedisForgotten, remove_forgotten
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.reader import chunks_of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from scrapy_bloom.failures import Failures
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
 
-    from scrapy_bloom.redis_backend import RedisBackend
+    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import servers
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 
 NewBackend = Callable[..., Backend]
 

@@ -15,13 +15,14 @@ from scrapy.settings import Settings
 import servers
 import workspace
 from crawls import SHARED_SPIDER, Crawl
-from scrapy_bloom import dupefilter, failures, figures, redis_backend
+from scrapy_bloom import dupefilter, failures, figures
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
-from scrapy_bloom.redis_known import MAX_MIRROR_BYTES
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS
+from scrapy_bloom.redis import backend as redis_backend
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
+from scrapy_bloom.redis.known import MAX_MIRROR_BYTES
 from scrapy_bloom.settings import _SETTINGS, BloomSettings, _checked
 from sites import ScriptedSite, Site
 

@@ -10,9 +10,9 @@ import pytest
 
 import servers
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.store import RedisStore
 from sites import ScriptedSite, tree_site
 from test_redis import fps, messages
 

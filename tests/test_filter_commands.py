@@ -13,11 +13,11 @@ from cli import SCRAPY, at_a_terminal, bloom
 from crawls import Crawl
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_meta import FilterInfo
-from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.meta import FilterInfo
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.reader import RedisReader
 from sites import Site
 from workspace import (
     FINGERPRINTER,

@@ -17,8 +17,8 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.processes import name_this_process, process_lives
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 
 NAMES = [b"%d" % number for number in range(400)]
 

@@ -27,8 +27,8 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.paths import has_queued
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.reader import RedisReader
 from sites import Site
 from workspace import (
     FINGERPRINTER,

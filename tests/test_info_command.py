@@ -9,8 +9,8 @@ import servers
 from cli import bloom
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
 
 DAY = 24 * 3600.0

@@ -10,8 +10,8 @@ import servers
 from crawls import Crawl
 from scrapy_bloom.backend import Backend
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 from sites import Site
 from test_this_run import place
 

@@ -33,10 +33,10 @@ from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
+from scrapy_bloom.redis.keys.store import RedisStore
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR

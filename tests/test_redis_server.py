@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import servers
 from proxies import DroppingProxy
 from scrapy_bloom import BloomError, OutageError, SettingError, StorageError
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_bitfield import NAME, BitfieldPacker
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_url import without_secrets
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.url import without_secrets
+from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
 
 PROGRAMS = list(servers.PROGRAMS)
 
@@ -691,7 +691,7 @@ class Waits:
 
 @pytest.fixture
 def _only_waits_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.redis_server.time", Waits())
+    monkeypatch.setattr("scrapy_bloom.redis.connection.server.time", Waits())
 
 
 class TestOutages:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import servers
 from cli import bloom
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
 
 DAY = 24 * 3600.0

@@ -31,8 +31,8 @@ from scrapy_bloom.files.directory import lock_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.lists import UrlList, begins_with_scheme
-from scrapy_bloom.redis_forgotten import RedisForgotten
-from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.reader import RedisReader
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"

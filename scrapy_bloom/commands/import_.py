@@ -71,8 +71,8 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.lists import UrlList
 from scrapy_bloom.merging import merge, merge_into
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.settings import BloomSettings
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."

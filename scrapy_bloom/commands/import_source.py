@@ -30,7 +30,7 @@ from scrapy_bloom.lists import (
     reason,
 )
 from scrapy_bloom.queues.conflicts import has_waiting
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _SCAN_COUNT = 1000  # members asked for at once

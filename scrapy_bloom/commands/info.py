@@ -42,7 +42,7 @@ from scrapy_bloom.generations.policy import Generation, window_of
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import read_counts
-from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis.reader import RedisReader
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"

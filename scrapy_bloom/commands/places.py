@@ -18,8 +18,8 @@ from scrapy_bloom.files.mapping import FoundFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.queues.conflicts import has_waiting
-from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.settings import BloomSettings
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"

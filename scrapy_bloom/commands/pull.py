@@ -18,7 +18,7 @@ from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argu
 from scrapy_bloom.commands.output import print_json, say, working
 from scrapy_bloom.commands.places import connect, say_where
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.transfer import Copied, copy_from_redis
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"

@@ -31,7 +31,7 @@ from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy, window_of
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.pictures import import_pyplot
-from scrapy_bloom.redis_reading import RedisReader
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.report import Measured, Report, measure
 from scrapy_bloom.report_page import report_page
 from scrapy_bloom.settings import BloomSettings

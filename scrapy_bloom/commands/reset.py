@@ -25,7 +25,7 @@ from scrapy_bloom.files.directory import filter_files, lock_directory
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.keys.store import RedisStore
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"

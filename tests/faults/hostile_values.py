@@ -15,9 +15,9 @@ from typing import Any
 import redis
 
 from scrapy_bloom import BloomError
-from scrapy_bloom.redis_backend import RedisBackend
-from scrapy_bloom.redis_reading import RedisReader
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.reader import RedisReader
 
 KEY = "shop:bloom"
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"

@@ -25,8 +25,8 @@ from redis_faults import (
 )
 
 import servers
-from scrapy_bloom.redis_lock import LEASE_SECS, RedisLock
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.lock import LEASE_SECS, RedisLock
 
 LOCK = f"{KEY}:lock"
 OTHER = "web-1:4711:0123456789abcdef"

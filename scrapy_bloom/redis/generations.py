@@ -9,14 +9,14 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.policy import Size
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.redis_blocks import NoRoomError
-from scrapy_bloom.redis_counts import SharedCounts
-from scrapy_bloom.redis_known import KnownGenerations
-from scrapy_bloom.redis_lock import LEASE_SECS, Patience
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
-from scrapy_bloom.redis_recovery import Recovery
-from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.redis_wanted import Wanted
+from scrapy_bloom.redis.counts import SharedCounts
+from scrapy_bloom.redis.keys.blocks import NoRoomError
+from scrapy_bloom.redis.keys.lock import LEASE_SECS, Patience
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.known import KnownGenerations
+from scrapy_bloom.redis.recovery import Recovery
+from scrapy_bloom.redis.wanted import Wanted
 
 
 class SharedGenerations:

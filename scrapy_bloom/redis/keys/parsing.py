@@ -12,7 +12,7 @@ from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import COUNTER_BITS, Geometry
 from scrapy_bloom.generations.plausible import check_generation, check_time
 from scrapy_bloom.generations.policy import Generation
-from scrapy_bloom.redis_meta import (
+from scrapy_bloom.redis.keys.meta import (
     FORMAT_VERSION,
     RESET,
     FilterInfo,

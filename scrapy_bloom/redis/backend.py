@@ -5,21 +5,21 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis_forgotten import RedisForgotten
-from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_growth import SharedGrowth
-from scrapy_bloom.redis_job import SharedJob
-from scrapy_bloom.redis_lookup import SharedLookup
-from scrapy_bloom.redis_meta import RedisGeneration, Stored
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
-from scrapy_bloom.redis_wanted import Wanted
+from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.generations import SharedGenerations
+from scrapy_bloom.redis.growth import SharedGrowth
+from scrapy_bloom.redis.job import SharedJob
+from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.lookup import SharedLookup
+from scrapy_bloom.redis.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """All keys of a filter in Redis or Valkey: making and removing them.
 
-What they hold is said in `scrapy_bloom.redis_meta`.
+What they hold is said in `scrapy_bloom.redis.keys.meta`.
 """
 
 import json
@@ -10,11 +10,12 @@ from typing import Any
 
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job.paths import SET_ASIDE
-from scrapy_bloom.redis_blocks import NoRoomError, RedisBlocks
-from scrapy_bloom.redis_forgotten import remove_forgotten
-from scrapy_bloom.redis_hash import FilterHash
-from scrapy_bloom.redis_lock import RedisLock
-from scrapy_bloom.redis_meta import (
+from scrapy_bloom.redis.connection.server import RedisServer, ReplacedError
+from scrapy_bloom.redis.forgotten import remove_forgotten
+from scrapy_bloom.redis.keys.blocks import NoRoomError, RedisBlocks
+from scrapy_bloom.redis.keys.hash import FilterHash
+from scrapy_bloom.redis.keys.lock import RedisLock
+from scrapy_bloom.redis.keys.meta import (
     FilterInfo,
     RedisGeneration,
     Stored,
@@ -23,7 +24,6 @@ from scrapy_bloom.redis_meta import (
     filter_fields,
     info_text,
 )
-from scrapy_bloom.redis_server import RedisServer, ReplacedError
 
 _DRAFT_SECS = 3600  # after which nobody is still making it
 _BATCH = 64  # keys made at once, before the lock is prolonged

@@ -6,11 +6,11 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import SALT_BYTES, make_hasher
 from scrapy_bloom.generations.policy import unexpired
-from scrapy_bloom.redis_blocks import ALIVE, SEALED
-from scrapy_bloom.redis_forgotten import RedisForgotten
-from scrapy_bloom.redis_meta import RedisGeneration
-from scrapy_bloom.redis_server import RedisServer
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
+from scrapy_bloom.redis.keys.meta import RedisGeneration
+from scrapy_bloom.redis.keys.store import RedisStore
 
 
 class RedisReader:

@@ -7,8 +7,8 @@ from pathlib import Path
 from scrapy_bloom.files.directory import filter_files, lock_directory
 from scrapy_bloom.job.locks import Lock
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis_meta import Stored
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.keys.meta import Stored
+from scrapy_bloom.redis.keys.store import RedisStore
 
 logger = logging.getLogger(__name__)
 

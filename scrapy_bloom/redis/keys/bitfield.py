@@ -9,7 +9,7 @@ two marks of the key. The same with GET in place of SET only asks.
 from collections.abc import Sequence
 
 from scrapy_bloom.filters.sizing import BLOCK_BITS
-from scrapy_bloom.redis_client import Packed
+from scrapy_bloom.redis.connection.client import Packed
 
 NAME = "BITFIELD"
 

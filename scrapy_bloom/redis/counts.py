@@ -5,8 +5,8 @@ import math
 import time
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.redis_known import KnownGenerations
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.known import KnownGenerations
 
 _LONGEST_BATCH = 1000  # requests counted here before all are told
 _LONGEST_SECS = 1.0  # likewise: a small crawl has no whole batch

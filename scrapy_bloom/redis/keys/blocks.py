@@ -1,6 +1,6 @@
 """The blocks of a filter's generations in Redis or Valkey: recording, asking, copying, mending.
 
-What the keys are called and hold, and what their marks mean, is said in `scrapy_bloom.redis_meta`.
+What the keys are called and hold, and what their marks mean, is said in `scrapy_bloom.redis.keys.meta`.
 """
 
 import secrets
@@ -10,10 +10,10 @@ from typing import Any
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of
-from scrapy_bloom.redis_bitfield import NAME
-from scrapy_bloom.redis_client import Packed
-from scrapy_bloom.redis_meta import CHUNK_BLOCKS, RedisGeneration
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.client import Packed
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.bitfield import NAME
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, RedisGeneration
 
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
 _IS_ALIVE = 0b10

@@ -4,9 +4,9 @@ import logging
 import math
 import time
 
-from scrapy_bloom.redis_known import KnownGenerations
-from scrapy_bloom.redis_meta import RedisGeneration, Stored
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.known import KnownGenerations
 
 logger = logging.getLogger(__name__)
 

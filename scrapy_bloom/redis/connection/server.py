@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import (
     BloomError,
     OutageError,
@@ -13,10 +12,11 @@ from scrapy_bloom.exceptions import (
     SettingError,
     StorageError,
 )
-from scrapy_bloom.redis_client import connect
-from scrapy_bloom.redis_errors import hint, is_passing, reason, short_text
-from scrapy_bloom.redis_identity import Identity
-from scrapy_bloom.redis_url import places, without_secrets
+from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.redis.connection.client import connect
+from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
+from scrapy_bloom.redis.connection.identity import Identity
+from scrapy_bloom.redis.connection.url import places, without_secrets
 
 logger = logging.getLogger(__name__)
 

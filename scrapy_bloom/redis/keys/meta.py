@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME
 from scrapy_bloom.generations.policy import Generation
-from scrapy_bloom.redis_bitfield import BitfieldPacker
+from scrapy_bloom.redis.keys.bitfield import BitfieldPacker
 
 FORMAT_VERSION = 1
 RESET = "reset"  # a field of the hash

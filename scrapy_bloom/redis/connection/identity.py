@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from scrapy_bloom.redis_client import import_redis
+from scrapy_bloom.redis.connection.client import import_redis
 
 _IDENTITY = re.compile(rb"^(?:run_id|master_replid):\S+", re.MULTILINE)
 

@@ -1,11 +1,12 @@
-"""The hash that says what a filter in Redis or Valkey is; see `scrapy_bloom.redis_meta`."""
+"""The hash that says what a filter in Redis or Valkey is; see `scrapy_bloom.redis.keys.meta`."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.redis_meta import (
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.meta import (
     RESET,
     FilterInfo,
     RedisGeneration,
@@ -15,8 +16,7 @@ from scrapy_bloom.redis_meta import (
     generation_text,
     info_text,
 )
-from scrapy_bloom.redis_parsing import parsed
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.keys.parsing import parsed
 
 _RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 

@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from scrapy_bloom.backoff import next_attempt
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.filters.hashing import Hashed
-from scrapy_bloom.redis_blocks import ALIVE, SEALED
-from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_growth import SharedGrowth
-from scrapy_bloom.redis_recording import MOST_CHANGES, Recorder, always_changing
-from scrapy_bloom.redis_server import ReplacedError
+from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.redis.connection.server import ReplacedError
+from scrapy_bloom.redis.generations import SharedGenerations
+from scrapy_bloom.redis.growth import SharedGrowth
+from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
+from scrapy_bloom.redis.recording import MOST_CHANGES, Recorder, always_changing
 
 _BATCH = 256  # fingerprints recorded at once
 _MOST_UNCONFIRMED = 1000  # answers of the mirrors, where these may turn out to be wrong

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 

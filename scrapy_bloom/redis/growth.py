@@ -4,9 +4,9 @@ import math
 
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.log import GenerationLog
-from scrapy_bloom.redis_blocks import NoRoomError
-from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_meta import RedisGeneration
+from scrapy_bloom.redis.generations import SharedGenerations
+from scrapy_bloom.redis.keys.blocks import NoRoomError
+from scrapy_bloom.redis.keys.meta import RedisGeneration
 
 
 class SharedGrowth:

@@ -11,7 +11,7 @@ from typing import Any
 
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.job.processes import name_this_process, process_lives
-from scrapy_bloom.redis_server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer
 
 _OVERLAP_SECS = 10.0  # between two looks: crawlers' notions of the server's time differ a little
 _ALIVE_SECS = 600  # that a run on another machine may be silent

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.redis_url import first_only, places, without_secrets
+from scrapy_bloom.redis.connection.url import first_only, places, without_secrets
 
 _KEEP_SECS = 1.0  # a connection is used again without a look at it
 
@@ -94,7 +94,7 @@ def connect(
     """Make a client of redis-py, and what closes it. Most kinds connect with the first command.
 
     Args:
-        url: see `scrapy_bloom.redis_server.RedisServer`, as the next three.
+        url: see `scrapy_bloom.redis.connection.server.RedisServer`, as the next three.
         params: options that the URL does not say.
         cluster: the URL is that of a node of a Cluster.
         sentinel: the name of the service, if the URL is that of Sentinels.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration
+from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Errors of a Redis server: whether they may pass, and what to do about them."""
 
-from scrapy_bloom.redis_client import import_redis
+from scrapy_bloom.redis.connection.client import import_redis
 
 # Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
 _PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
-from scrapy_bloom.redis_blocks import ALIVE, SEALED
-from scrapy_bloom.redis_generations import SharedGenerations
-from scrapy_bloom.redis_growth import SharedGrowth
-from scrapy_bloom.redis_meta import RedisGeneration
-from scrapy_bloom.redis_store import RedisStore
+from scrapy_bloom.redis.generations import SharedGenerations
+from scrapy_bloom.redis.growth import SharedGrowth
+from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
+from scrapy_bloom.redis.keys.meta import RedisGeneration
+from scrapy_bloom.redis.keys.store import RedisStore
 
 MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis_meta import FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
 

@@ -1,0 +1,1 @@
+"""A filter in Redis or Valkey, shared by many crawlers."""
