@@ -20,7 +20,7 @@ from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 LIMIT, MEMORY_LIMIT_MB = 1.05, 8.0
 FORGOTTEN = 1000

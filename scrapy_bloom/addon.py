@@ -7,7 +7,7 @@ from scrapy.settings import BaseSettings
 
 from scrapy_bloom.engine import fail_at_the_start
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend

@@ -14,8 +14,8 @@ from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.leftover import Leftover, outlives_the_run
 from scrapy_bloom.outcomes import Outcomes
 from scrapy_bloom.redis.connection.url import without_secrets
-from scrapy_bloom.redis_settings import place_of_queue
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.scrapy_redis import place_of_queue
+from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.marks import KEY
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.this_run import ThisRun
 from scrapy_bloom.unconfirmed import Unconfirmed
 

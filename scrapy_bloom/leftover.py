@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from scrapy_bloom.engine import Outlets
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 logger = logging.getLogger(__name__)
 

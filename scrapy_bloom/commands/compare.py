@@ -62,7 +62,7 @@ from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.generations.status import per_cent_text, size_text
 from scrapy_bloom.pictures import import_pyplot
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"
 HELP = "the textbook experiment: sets, bitmap and filters on a file of URLs"

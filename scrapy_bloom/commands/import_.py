@@ -73,7 +73,7 @@ from scrapy_bloom.lists import UrlList
 from scrapy_bloom.merging import merge, merge_into
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
 HELP = "record in a filter what was crawled before"

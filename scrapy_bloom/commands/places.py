@@ -20,7 +20,7 @@ from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
 _FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL

@@ -26,7 +26,7 @@ from scrapy_bloom.commands.output import note, number, print_json, print_table, 
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"

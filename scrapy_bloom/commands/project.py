@@ -15,8 +15,8 @@ from scrapy_bloom.commands.output import masked
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.lists import UrlList
-from scrapy_bloom.redis_settings import redis_params
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.scrapy_redis import redis_params
+from scrapy_bloom.settings.settings import BloomSettings
 
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"

@@ -34,7 +34,7 @@ from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.report import Measured, Report, measure
 from scrapy_bloom.report_page import report_page
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"

@@ -12,7 +12,7 @@ import pytest
 from scrapy.settings import BaseSettings
 
 from scrapy_bloom import SettingError
-from scrapy_bloom.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings
 
 SEED = 20261121
 VALUES = 10_000

@@ -14,7 +14,7 @@ from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.redis_settings import checked_url, place_of_queue
+from scrapy_bloom.settings.scrapy_redis import checked_url, place_of_queue
 
 logger = logging.getLogger(__name__)
 

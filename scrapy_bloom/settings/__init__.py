@@ -1,0 +1,1 @@
+"""The BLOOM_* settings: the only reader of them."""
