@@ -20,7 +20,7 @@ from benchmarks.filters import PASSES, Times
 from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.report import Section, Table, quartiles
 from benchmarks.timing import timed
-from scrapy_bloom.fingerprinting import REMEMBERED_URLS
+from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-6
 OURS, SCRAPYS = "BloomDupeFilter, JOBDIR", "RFPDupeFilter, JOBDIR"

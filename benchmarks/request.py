@@ -14,7 +14,7 @@ from benchmarks import samples
 from benchmarks.report import Section, Table, at_least, at_most, quartiles
 from benchmarks.timing import timed
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.fingerprinting import REMEMBERED_URLS
+from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 
 LIMIT, TIMES_FASTER = 1.05, 3.0
 NEW, DUPLICATE, REPEATED = "new", "duplicate", "repeated link"

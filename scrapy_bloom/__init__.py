@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scrapy_bloom.addon import Addon
-    from scrapy_bloom.dupefilter import BloomDupeFilter
+    from scrapy_bloom.crawl.addon import Addon
+    from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+    from scrapy_bloom.crawl.fingerprinting import ScrapyRedisFingerprinter
+    from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
     from scrapy_bloom.exceptions import (
         BloomError,
         FilterFileError,
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     )
     from scrapy_bloom.filters.bloom import BloomFilter
     from scrapy_bloom.filters.counting import CountingBloomFilter
-    from scrapy_bloom.fingerprinting import ScrapyRedisFingerprinter
-    from scrapy_bloom.scheduler import CrashSafeScheduler
 
 __all__ = [
     "Addon",
@@ -48,12 +48,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Addon": "addon",
-    "BloomDupeFilter": "dupefilter",
+    "Addon": "crawl.addon",
+    "BloomDupeFilter": "crawl.dupefilter",
     "BloomFilter": "filters.bloom",
     "CountingBloomFilter": "filters.counting",
-    "CrashSafeScheduler": "scheduler",
-    "ScrapyRedisFingerprinter": "fingerprinting",
+    "CrashSafeScheduler": "crawl.scheduler.scheduler",
+    "ScrapyRedisFingerprinter": "crawl.fingerprinting",
 }
 
 

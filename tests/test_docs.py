@@ -15,8 +15,9 @@ from scrapy.settings import Settings
 import servers
 import workspace
 from crawls import SHARED_SPIDER, Crawl
-from scrapy_bloom import dupefilter, failures, figures
 from scrapy_bloom.commands import SUBCOMMANDS
+from scrapy_bloom.crawl import dupefilter
+from scrapy_bloom.crawl.telemetry import failures, figures
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits

@@ -16,7 +16,7 @@ from scrapy.utils.test import get_crawler
 
 import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
-from scrapy_bloom.outcomes import Outcome
+from scrapy_bloom.crawl.outcomes.results import Outcome
 
 pytestmark = pytest.mark.usefixtures("reactor")
 
@@ -110,7 +110,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_duplicates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.dupefilter")
+    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.crawl.dupefilter")
     with opened() as scheduler:
         for _ in range(3):
             scheduler.enqueue_request(Request("https://example.com/"))
@@ -124,7 +124,7 @@ def test_duplicates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_duplicates_are_all_logged_on_demand(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.dupefilter")
+    caplog.set_level(logging.DEBUG, logger="scrapy_bloom.crawl.dupefilter")
     with opened(DUPEFILTER_DEBUG=True) as scheduler:
         for referer in ("https://a.com", "https://b.com", "https://c.com"):
             scheduler.enqueue_request(Request("https://example.com/", headers={"Referer": referer}))

@@ -14,7 +14,7 @@ from scrapy.utils.request import RequestFingerprinter, fingerprint
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 from scrapy_bloom import ScrapyRedisFingerprinter
-from scrapy_bloom.fingerprinting import (
+from scrapy_bloom.crawl.fingerprinting import (
     LONGEST_REMEMBERED,
     REMEMBERED_URLS,
     fingerprint_function,
@@ -34,7 +34,7 @@ URLS = st.builds(
 
 
 def test_the_fast_way_is_taken_with_this_version_of_scrapy() -> None:
-    assert FAST.__module__ == "scrapy_bloom.fingerprinting"
+    assert FAST.__module__ == "scrapy_bloom.crawl.fingerprinting"
 
 
 @given(

@@ -12,7 +12,7 @@ import servers
 from cli import bloom
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom import StorageError
-from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from sites import FailingExample, ScriptedSite
 from test_outcomes import SPIDER as FAILING_SPIDER
 

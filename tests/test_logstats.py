@@ -295,7 +295,7 @@ def show(record):
     return True
 
 
-logging.getLogger("scrapy_bloom.figures").addFilter(show)
+logging.getLogger("scrapy_bloom.crawl.telemetry.figures").addFilter(show)
 settings = {
     "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
     "LOGSTATS_INTERVAL": 0.2,

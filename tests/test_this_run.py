@@ -10,7 +10,7 @@ from scrapy import Request
 
 import servers
 from crawls import Crawl
-from scrapy_bloom.this_run import ThisRun
+from scrapy_bloom.crawl.this_run import ThisRun
 from sites import ScriptedSite
 from test_dupefilter import bloom_stats, opened
 

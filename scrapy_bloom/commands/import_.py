@@ -36,7 +36,6 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.backend import local_backend, redis_backend
 from scrapy_bloom.commands.arguments import (
     add_filter_name,
     add_json,
@@ -62,6 +61,7 @@ from scrapy_bloom.commands.output import (
 )
 from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_where, warn_of_queue
 from scrapy_bloom.commands.project import Project, load_project
+from scrapy_bloom.crawl.backends import local_backend, redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_files

@@ -16,7 +16,7 @@ the error rate, and as much again if it grows.
 Runs: what a run records shall not expire within it, or a run that is longer than the window would
 crawl its pages in a loop. So it goes on to ask an expired quarter that it has recorded in, but for
 those that began after it had lasted for a window: there would be ever more of them. What it records
-from then on is remembered elsewhere (`scrapy_bloom.this_run`).
+from then on is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
 """
 
 from collections.abc import Iterable, Sequence

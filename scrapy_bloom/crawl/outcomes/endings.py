@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 
 from scrapy import Request
 
-from scrapy_bloom.backend import Backend
-from scrapy_bloom.crawled import RecordCrawled
-from scrapy_bloom.engine import Outlets
-from scrapy_bloom.failures import Failures
-from scrapy_bloom.figures import Figures
-from scrapy_bloom.forgetting import Forgetting
-from scrapy_bloom.marks import mark, marked
-from scrapy_bloom.outcomes import Outcome
+from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.crawl.engine import Outlets
+from scrapy_bloom.crawl.outcomes.crawled import RecordCrawled
+from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
+from scrapy_bloom.crawl.outcomes.marks import mark, marked
+from scrapy_bloom.crawl.outcomes.results import Outcome
+from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.telemetry.figures import Figures
 
 logger = logging.getLogger(__name__)
 

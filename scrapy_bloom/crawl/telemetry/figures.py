@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from scrapy_bloom.backend import Backend
-from scrapy_bloom.engine import Outlets, Ticker
-from scrapy_bloom.failures import Failures
-from scrapy_bloom.forgetting import Forgetting
+from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.crawl.engine import Outlets, Ticker
+from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
+from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

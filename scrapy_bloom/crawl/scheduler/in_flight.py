@@ -16,7 +16,7 @@ from scrapy import Request
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from scrapy_bloom.engine import call_soon, wrap_methods
+from scrapy_bloom.crawl.engine import call_soon, wrap_methods
 
 
 class InFlight:

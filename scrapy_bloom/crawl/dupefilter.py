@@ -10,21 +10,21 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
-from scrapy_bloom.backend import Backend
-from scrapy_bloom.building import build
-from scrapy_bloom.endings import Endings, Watch
-from scrapy_bloom.engine import Outlets, fail_at_the_start
+from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.crawl.building import build
+from scrapy_bloom.crawl.engine import Outlets, fail_at_the_start
+from scrapy_bloom.crawl.fingerprinting import fingerprint_function
+from scrapy_bloom.crawl.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
+from scrapy_bloom.crawl.outcomes.endings import Endings, Watch
+from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
+from scrapy_bloom.crawl.outcomes.marks import KEY
+from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.telemetry.figures import Figures
+from scrapy_bloom.crawl.this_run import ThisRun
+from scrapy_bloom.crawl.unconfirmed import Unconfirmed
 from scrapy_bloom.exceptions import SettingError, StorageError
-from scrapy_bloom.failures import Failures
-from scrapy_bloom.figures import Figures
-from scrapy_bloom.fingerprinting import fingerprint_function
-from scrapy_bloom.forgetting import Forgetting
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
-from scrapy_bloom.marks import KEY
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.this_run import ThisRun
-from scrapy_bloom.unconfirmed import Unconfirmed
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

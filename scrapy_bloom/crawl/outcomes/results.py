@@ -19,8 +19,8 @@ from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
-from scrapy_bloom.engine import wrap_methods
-from scrapy_bloom.marks import KEY
+from scrapy_bloom.crawl.engine import wrap_methods
+from scrapy_bloom.crawl.outcomes.marks import KEY
 
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from scrapy import Request, signals
 from scrapy.exceptions import DontCloseSpider
 
-from scrapy_bloom.engine import call_soon
+from scrapy_bloom.crawl.engine import call_soon
+from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.failures import Failures
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

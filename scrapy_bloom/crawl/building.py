@@ -8,22 +8,22 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.backend import backend_without_crawl, create_backend
-from scrapy_bloom.engine import close_spider_soon, command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
+from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.leftover import Leftover, outlives_the_run
+from scrapy_bloom.crawl.outcomes.results import Outcomes
+from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.leftover import Leftover, outlives_the_run
-from scrapy_bloom.outcomes import Outcomes
 from scrapy_bloom.redis.connection.url import without_secrets
 from scrapy_bloom.settings.scrapy_redis import place_of_queue
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.this_run import ThisRun
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
 
-    from scrapy_bloom.dupefilter import BloomDupeFilter
+    from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 
-logger = logging.getLogger("scrapy_bloom.dupefilter")
+logger = logging.getLogger("scrapy_bloom.crawl.dupefilter")
 
 _Filter = TypeVar("_Filter", bound="BloomDupeFilter")
 

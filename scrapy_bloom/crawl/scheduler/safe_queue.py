@@ -16,9 +16,9 @@ from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
-from scrapy_bloom.engine import close_spider_soon
+from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.inflight import InFlight
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked

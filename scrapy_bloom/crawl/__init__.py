@@ -1,0 +1,1 @@
+"""Scrapy's side: the dupefilter, and what it needs of a crawl."""

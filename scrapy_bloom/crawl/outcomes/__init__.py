@@ -1,0 +1,1 @@
+"""How each request ended, and what that means for the filter."""

@@ -1,0 +1,1 @@
+"""CrashSafeScheduler: no kill loses its queue."""

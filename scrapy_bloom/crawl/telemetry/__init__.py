@@ -1,0 +1,1 @@
+"""What a crawl tells of its filter: stats, log lines, failures."""
