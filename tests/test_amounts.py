@@ -10,9 +10,9 @@ from scrapy.settings import Settings
 import servers
 from cli import bloom
 from crawls import Crawl
+from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.transfer import upload
 from sites import Site
 from workspace import fingerprints, make_filter, urls
 

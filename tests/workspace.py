@@ -13,8 +13,8 @@ from scrapy.utils.request import RequestFingerprinter
 
 import servers
 from cli import Ran, bloom
+from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.transfer import upload
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"

@@ -61,6 +61,7 @@ from scrapy_bloom.commands.output import (
 )
 from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_where, warn_of_queue
 from scrapy_bloom.commands.project import Project, load_project
+from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import local_backend, redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
@@ -70,7 +71,6 @@ from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.lists import UrlList
-from scrapy_bloom.merging import merge, merge_into
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.settings.settings import BloomSettings

@@ -21,8 +21,8 @@ from scrapy_bloom.commands.output import (
     warn_of_overfull,
 )
 from scrapy_bloom.commands.places import say_where, warn_of_queue
+from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.reader import filter_directory
-from scrapy_bloom.merging import merge
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
 HELP = "make one filter of several that were made alike"

@@ -17,9 +17,9 @@ from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argu
 from scrapy_bloom.commands.output import working
 from scrapy_bloom.commands.places import connect, warn_of_queue
 from scrapy_bloom.commands.pull import tell_copied
+from scrapy_bloom.copying.transfer import copy_to_redis
 from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.transfer import copy_to_redis
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter from files into Redis"

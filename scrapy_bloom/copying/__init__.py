@@ -1,0 +1,1 @@
+"""Copying filters: between a directory and Redis, and together."""
