@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrapy_bloom import BloomError, BloomFilter, CountingBloomFilter
-from scrapy_bloom.experiment import (
+from scrapy_bloom.analysis.experiment import (
     SALT,
     ClassicFilter,
     Contestant,

@@ -20,13 +20,13 @@ from matplotlib import image
 from cli import bloom
 from conftest import REQUIRED
 from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import INK, LIMIT, OTHER, OURS, load_chart
+from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs, size_text
-from scrapy_bloom.pictures import INK, LIMIT, OTHER, OURS, load_chart
-from scrapy_bloom.report import Spread, after, course, grown, measure
 
 PATIENCE = 90.0  # seconds that a browser may take
 SALT = bytes(range(100, 116))

@@ -33,17 +33,7 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands import arguments
-from scrapy_bloom.commands.arguments import add_json, add_output, path_argument
-from scrapy_bloom.commands.output import (
-    check_output,
-    note,
-    number,
-    print_json,
-    print_table,
-    progress,
-)
-from scrapy_bloom.experiment import (
+from scrapy_bloom.analysis.experiment import (
     BITMAP_BITS,
     BLOOM_BITS,
     BLOOM_HASHES,
@@ -55,13 +45,23 @@ from scrapy_bloom.experiment import (
     count_urls,
     urls_in,
 )
-from scrapy_bloom.experiment_picture import comparison
+from scrapy_bloom.analysis.experiment_picture import comparison
+from scrapy_bloom.analysis.pictures import import_pyplot
+from scrapy_bloom.commands import arguments
+from scrapy_bloom.commands.arguments import add_json, add_output, path_argument
+from scrapy_bloom.commands.output import (
+    check_output,
+    note,
+    number,
+    print_json,
+    print_table,
+    progress,
+)
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.counting import CountingBloomFilter
 from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.generations.status import per_cent_text, size_text
-from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"

@@ -23,6 +23,9 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
+from scrapy_bloom.analysis.pictures import import_pyplot
+from scrapy_bloom.analysis.report import Measured, Report, measure
+from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.arguments import add_output, add_place
 from scrapy_bloom.commands.output import check_output, progress, say
 from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
@@ -30,10 +33,7 @@ from scrapy_bloom.commands.project import load_project
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy, window_of
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.pictures import import_pyplot
 from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.report import Measured, Report, measure
-from scrapy_bloom.report_page import report_page
 from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"

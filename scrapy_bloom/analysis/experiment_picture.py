@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import Any
 
-from scrapy_bloom.experiment import Contestant, Row
+from scrapy_bloom.analysis.experiment import Contestant, Row
+from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
 from scrapy_bloom.generations.status import per_cent_text, size_text
-from scrapy_bloom.pictures import INK, OTHER, OURS, THIRD, import_pyplot
 
 _COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
 _THEORY_STEPS = 25

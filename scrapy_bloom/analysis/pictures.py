@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from scrapy_bloom.analysis.report import Point, Spread
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.report import Point, Spread
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package

@@ -9,11 +9,11 @@ from importlib import resources
 from itertools import starmap
 from string import Template
 
-from scrapy_bloom.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import error_chart, load_chart, memory_chart
+from scrapy_bloom.analysis.report import Measured, Report, Spread, course
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus, duration_text, size_text
-from scrapy_bloom.pictures import error_chart, load_chart, memory_chart
-from scrapy_bloom.report import Measured, Report, Spread, course
 
 _HISTOGRAMS = 6  # at most, of the newest generations
 _TOLERANCE = 1.1  # what is counted scatters around what was asked for

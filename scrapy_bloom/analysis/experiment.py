@@ -16,7 +16,7 @@ from typing import Protocol
 from bitarray import bitarray
 from mmh3 import mmh3_x64_128_utupledigest
 
-from scrapy_bloom.alternatives import bitmap_collisions, md5_collisions
+from scrapy_bloom.analysis.alternatives import bitmap_collisions, md5_collisions
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import classic_fill_ratio, expected_false_drops

@@ -1,0 +1,1 @@
+"""What a filter costs and holds: comparisons, the report, their pictures."""
