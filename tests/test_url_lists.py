@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cli import bloom
+from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.lists import UrlList
 from workspace import fingerprints, make_filter, urls, write_seen, write_urls
 
 

@@ -17,10 +17,10 @@ from bitarray import bitarray
 from mmh3 import mmh3_x64_128_utupledigest
 
 from scrapy_bloom.analysis.alternatives import bitmap_collisions, md5_collisions
+from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import classic_fill_ratio, expected_false_drops
-from scrapy_bloom.lists import UNREADABLE, opened, reason
 
 # The sizes that the published figures are for: of 100,000 URLs, 4.83 % and 2.97 %.
 BITMAP_BITS = 1_000_000

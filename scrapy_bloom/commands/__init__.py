@@ -107,7 +107,7 @@ class BloomCommand(ScrapyCommand):
             self._fail("there is not enough memory for that")
 
     def _fail(self, why: str) -> None:
-        from scrapy_bloom.commands.output import masked  # noqa: PLC0415 - see above
+        from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
 
         sys.stdout.flush()
         sys.stderr.write(f"scrapy bloom: error: {masked(why)}\n")
@@ -136,7 +136,7 @@ def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoRe
     """Mask what argparse says of an argument, as it repeats the argument."""
 
     def masked_error(message: str) -> NoReturn:
-        from scrapy_bloom.commands.output import masked  # noqa: PLC0415 - see above
+        from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
 
         error(masked(message))
 

@@ -48,8 +48,8 @@ from scrapy_bloom.analysis.experiment import (
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.commands import arguments
-from scrapy_bloom.commands.arguments import add_json, add_output, path_argument
-from scrapy_bloom.commands.output import (
+from scrapy_bloom.commands.shared.arguments import add_json, add_output, path_argument
+from scrapy_bloom.commands.shared.output import (
     check_output,
     note,
     number,

@@ -21,16 +21,16 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_json, add_list, add_place
-from scrapy_bloom.commands.output import print_json, say
-from scrapy_bloom.commands.places import opened_filter
-from scrapy_bloom.commands.project import Project, load_project, url_list
+from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
+from scrapy_bloom.commands.shared.output import print_json, say
+from scrapy_bloom.commands.shared.places import opened_filter
+from scrapy_bloom.commands.shared.project import Project, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import lock_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.reader import FilterReader, filter_directory
-from scrapy_bloom.lists import UrlList, begins_with_scheme
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.reader import RedisReader
 

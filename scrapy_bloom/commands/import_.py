@@ -36,20 +36,21 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import (
+from scrapy_bloom.commands.shared.arguments import (
     add_filter_name,
     add_json,
     add_list,
     error_rate,
     requests,
 )
-from scrapy_bloom.commands.import_source import (
+from scrapy_bloom.commands.shared.import_source import (
     Source,
     is_filter,
     open_source,
     tell_what_was_left_out,
 )
-from scrapy_bloom.commands.output import (
+from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.output import (
     masked,
     note,
     print_json,
@@ -59,8 +60,14 @@ from scrapy_bloom.commands.output import (
     status_line,
     warn_of_overfull,
 )
-from scrapy_bloom.commands.places import connect, is_redis, redis_settings, say_where, warn_of_queue
-from scrapy_bloom.commands.project import Project, load_project
+from scrapy_bloom.commands.shared.places import (
+    connect,
+    is_redis,
+    redis_settings,
+    say_where,
+    warn_of_queue,
+)
+from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import local_backend, redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
@@ -70,7 +77,6 @@ from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.lists import UrlList
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.settings.settings import BloomSettings

@@ -26,10 +26,10 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_json, add_place
-from scrapy_bloom.commands.output import number, print_json, print_table, say
-from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
 from scrapy_bloom.commands.report import measured
+from scrapy_bloom.commands.shared.arguments import add_json, add_place
+from scrapy_bloom.commands.shared.output import number, print_json, print_table, say
+from scrapy_bloom.commands.shared.places import connect, is_redis, state_text, use_of
 from scrapy_bloom.files.directory import filter_files
 from scrapy_bloom.files.reader import (
     FilterReader,

@@ -12,15 +12,15 @@ import argparse
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_json, path_argument
-from scrapy_bloom.commands.output import (
+from scrapy_bloom.commands.shared.arguments import add_json, path_argument
+from scrapy_bloom.commands.shared.output import (
     print_json,
     say,
     status_figures,
     status_line,
     warn_of_overfull,
 )
-from scrapy_bloom.commands.places import say_where, warn_of_queue
+from scrapy_bloom.commands.shared.places import say_where, warn_of_queue
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.reader import filter_directory
 

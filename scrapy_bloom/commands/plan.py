@@ -21,8 +21,8 @@ from typing import Any
 from scrapy.settings import Settings
 
 from scrapy_bloom.analysis.alternatives import alternatives
-from scrapy_bloom.commands.arguments import add_json, requests_or_rate
-from scrapy_bloom.commands.output import note, number, print_json, print_table, say
+from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
+from scrapy_bloom.commands.shared.output import note, number, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
 from scrapy_bloom.generations.status import size_text

@@ -14,9 +14,14 @@ from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argument, redis_argument
-from scrapy_bloom.commands.output import print_json, say, working
-from scrapy_bloom.commands.places import connect, say_where
+from scrapy_bloom.commands.shared.arguments import (
+    add_filter_name,
+    add_json,
+    path_argument,
+    redis_argument,
+)
+from scrapy_bloom.commands.shared.output import print_json, say, working
+from scrapy_bloom.commands.shared.places import connect, say_where
 from scrapy_bloom.copying.transfer import Copied, copy_from_redis
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.redis.keys.store import RedisStore

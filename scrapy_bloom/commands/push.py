@@ -13,10 +13,15 @@ from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_filter_name, add_json, path_argument, redis_argument
-from scrapy_bloom.commands.output import working
-from scrapy_bloom.commands.places import connect, warn_of_queue
 from scrapy_bloom.commands.pull import tell_copied
+from scrapy_bloom.commands.shared.arguments import (
+    add_filter_name,
+    add_json,
+    path_argument,
+    redis_argument,
+)
+from scrapy_bloom.commands.shared.output import working
+from scrapy_bloom.commands.shared.places import connect, warn_of_queue
 from scrapy_bloom.copying.transfer import copy_to_redis
 from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.redis.keys.store import RedisStore

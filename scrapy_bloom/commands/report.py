@@ -26,10 +26,10 @@ from scrapy.settings import Settings
 from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.analysis.report import Measured, Report, measure
 from scrapy_bloom.analysis.report_page import report_page
-from scrapy_bloom.commands.arguments import add_output, add_place
-from scrapy_bloom.commands.output import check_output, progress, say
-from scrapy_bloom.commands.places import connect, is_redis, state_text, use_of
-from scrapy_bloom.commands.project import load_project
+from scrapy_bloom.commands.shared.arguments import add_output, add_place
+from scrapy_bloom.commands.shared.output import check_output, progress, say
+from scrapy_bloom.commands.shared.places import connect, is_redis, state_text, use_of
+from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy, window_of
 from scrapy_bloom.generations.status import size_text

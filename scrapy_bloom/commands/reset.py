@@ -16,9 +16,9 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.arguments import add_place
-from scrapy_bloom.commands.output import note, say
-from scrapy_bloom.commands.places import connect, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place
+from scrapy_bloom.commands.shared.output import note, say
+from scrapy_bloom.commands.shared.places import connect, is_redis
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import filter_files, lock_directory

@@ -11,10 +11,10 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.output import masked
+from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.output import masked
 from scrapy_bloom.crawl.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.lists import UrlList
 from scrapy_bloom.settings.scrapy_redis import redis_params
 from scrapy_bloom.settings.settings import BloomSettings
 

@@ -9,9 +9,9 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import SETTINGS_PRIORITIES, Settings
 
-from scrapy_bloom.commands.arguments import REDIS_SCHEMES
-from scrapy_bloom.commands.output import masked, note
-from scrapy_bloom.commands.project import Project, load_project
+from scrapy_bloom.commands.shared.arguments import REDIS_SCHEMES
+from scrapy_bloom.commands.shared.output import masked, note
+from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.files.directory import LOCK_NAME
 from scrapy_bloom.files.mapping import FoundFile

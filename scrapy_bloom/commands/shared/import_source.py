@@ -11,16 +11,7 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.output import note
-from scrapy_bloom.commands.places import answering_server, is_redis, redis_settings
-from scrapy_bloom.commands.project import Project, load_project, url_list
-from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.files.directory import filter_files
-from scrapy_bloom.files.header import MAGIC
-from scrapy_bloom.files.reader import filter_directory
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.requests_seen import SeenFile, open_seen
-from scrapy_bloom.lists import (
+from scrapy_bloom.commands.shared.lists import (
     FORMATS,
     UNREADABLE,
     UrlList,
@@ -29,6 +20,15 @@ from scrapy_bloom.lists import (
     opened,
     reason,
 )
+from scrapy_bloom.commands.shared.output import note
+from scrapy_bloom.commands.shared.places import answering_server, is_redis, redis_settings
+from scrapy_bloom.commands.shared.project import Project, load_project, url_list
+from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.files.directory import filter_files
+from scrapy_bloom.files.header import MAGIC
+from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.requests_seen import SeenFile, open_seen
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
 

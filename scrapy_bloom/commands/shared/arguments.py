@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom import text as amounts
-from scrapy_bloom.commands.output import masked
+from scrapy_bloom.commands.shared.lists import FORMATS
+from scrapy_bloom.commands.shared.output import masked
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.lists import FORMATS
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
