@@ -10,9 +10,9 @@ from bitarray import bitarray
 from benchmarks import samples
 from benchmarks.report import Section, Table, all_of
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import file_name
 from scrapy_bloom.filters.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+from scrapy_bloom.job.paths import file_name
 
 CAPACITY = 1_000_000_000
 LAST_BLOCKS = 16

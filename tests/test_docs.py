@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from scrapy.settings import Settings
 
+import scrapy_bloom
 import servers
 import workspace
 from crawls import SHARED_SPIDER, Crawl
@@ -372,7 +373,7 @@ def strings(path: Path) -> Iterator[tuple[str, str]]:
             yield text, levels.get(node, "")
 
 
-MODULES = sorted(Path(figures.__file__).parent.rglob("*.py"))
+MODULES = sorted(Path(scrapy_bloom.__file__).parent.rglob("*.py"))
 
 
 def test_the_lines_of_the_log_are_those_of_the_code() -> None:

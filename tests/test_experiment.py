@@ -22,9 +22,8 @@ from scrapy_bloom.analysis.experiment import (
     classic_false_drops,
     compare,
     contestants,
-    count_urls,
-    urls_in,
 )
+from scrapy_bloom.commands.compare import count_urls, urls_in
 
 NAMES = ["exact set", "MD5 set", "bitmap", "Bloom filter", "this package"]
 

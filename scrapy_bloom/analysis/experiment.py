@@ -10,14 +10,12 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from bitarray import bitarray
 from mmh3 import mmh3_x64_128_utupledigest
 
 from scrapy_bloom.analysis.alternatives import bitmap_collisions, md5_collisions
-from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import classic_fill_ratio, expected_false_drops
@@ -217,47 +215,6 @@ def contestants(
 
 def _hashes(number: int) -> str:
     return "hash" if number == 1 else "hashes"
-
-
-def urls_in(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, without the white space around them, and no empty ones.
-
-    Raises:
-        BloomError: it is no regular file, or cannot be read.
-    """
-    try:
-        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
-            raise BloomError(
-                f"{path} can't be read twice, as a comparison has to; write the URLs to a file, "
-                "and give its path"
-            )
-        with opened(path) as file:
-            for line in file:
-                if url := line.strip():
-                    yield url
-    except UNREADABLE as error:
-        raise BloomError(
-            f"{path} can't be read: {reason(error)}; give a file of URLs, one a line"
-        ) from error
-
-
-def count_urls(path: Path, advance: Callable[[int], None] = lambda _: None) -> int:
-    """Count the URLs in a file, repeated ones included; see `urls_in`.
-
-    Args:
-        path: the file.
-        advance: is told now and then how many were counted.
-
-    Raises:
-        BloomError: it can't be read, or has none.
-    """
-    count = 0
-    for count, _ in enumerate(urls_in(path), start=1):
-        if count % _TELL_EVERY == 0:
-            advance(count)
-    if not count:
-        raise BloomError(f"{path} has no URLs in it: give a file of URLs, one a line")
-    return count
 
 
 def compare(

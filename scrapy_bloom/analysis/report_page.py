@@ -45,7 +45,7 @@ def report_page(report: Report) -> str:
         for is_narrow in (False, True)
     )
     mood, verdict, advice = _verdict(report)
-    template = resources.files("scrapy_bloom").joinpath("report.html").read_text("utf-8")
+    template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(f"Bloom filter of {report.spider}" if report.spider else "Bloom filter"),
         facts=_facts(report),

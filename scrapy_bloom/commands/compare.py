@@ -26,7 +26,7 @@ Examples:
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,12 @@ from scrapy_bloom.analysis.experiment import (
     Row,
     compare,
     contestants,
-    count_urls,
-    urls_in,
 )
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.commands import arguments
+from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import add_json, add_output, path_argument
+from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.commands.shared.output import (
     check_output,
     note,
@@ -57,6 +56,7 @@ from scrapy_bloom.commands.shared.output import (
     print_table,
     progress,
 )
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.counting import CountingBloomFilter
 from scrapy_bloom.filters.sizing import MAX_HASHES
@@ -244,3 +244,44 @@ def _check_picture(path: Path, *, overwrite: bool) -> None:
         )
     check_output(path, overwrite=overwrite)
     import_pyplot()
+
+
+def urls_in(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, without the white space around them, and no empty ones.
+
+    Raises:
+        BloomError: it is no regular file, or cannot be read.
+    """
+    try:
+        if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
+            raise BloomError(
+                f"{path} can't be read twice, as a comparison has to; write the URLs to a file, "
+                "and give its path"
+            )
+        with opened(path) as file:
+            for line in file:
+                if url := line.strip():
+                    yield url
+    except UNREADABLE as error:
+        raise BloomError(
+            f"{path} can't be read: {reason(error)}; give a file of URLs, one a line"
+        ) from error
+
+
+def count_urls(path: Path, advance: Callable[[int], None] = lambda _: None) -> int:
+    """Count the URLs in a file, repeated ones included; see `urls_in`.
+
+    Args:
+        path: the file.
+        advance: is told now and then how many were counted.
+
+    Raises:
+        BloomError: it can't be read, or has none.
+    """
+    count = 0
+    for count, _ in enumerate(urls_in(path), start=1):
+        if count % 100 == 0:
+            advance(count)
+    if not count:
+        raise BloomError(f"{path} has no URLs in it: give a file of URLs, one a line")
+    return count

@@ -28,9 +28,9 @@ from scrapy_bloom.commands.shared.places import opened_filter
 from scrapy_bloom.commands.shared.project import Project, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import lock_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.reader import FilterReader, filter_directory
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.reader import RedisReader
 

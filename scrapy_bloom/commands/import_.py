@@ -72,10 +72,11 @@ from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import local_backend, redis_backend
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import check_free, filter_files
+from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.keys.store import RedisStore

@@ -30,7 +30,6 @@ from scrapy_bloom.commands.report import measured
 from scrapy_bloom.commands.shared.arguments import add_json, add_place
 from scrapy_bloom.commands.shared.output import number, print_json, print_table, say
 from scrapy_bloom.commands.shared.places import connect, is_redis, state_text, use_of
-from scrapy_bloom.files.directory import filter_files
 from scrapy_bloom.files.reader import (
     FilterReader,
     filter_directory,
@@ -41,6 +40,7 @@ from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import Generation, window_of
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.queues.sqlite import read_counts
 from scrapy_bloom.redis.reader import RedisReader
 

@@ -21,10 +21,11 @@ from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.places import connect, is_redis
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import filter_files, lock_directory
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.redis.keys.store import RedisStore
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"

@@ -12,19 +12,14 @@ from scrapy_bloom.exceptions import (
     StorageError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import (
-    FilterDirectory,
-    check_closed,
-    check_free,
-    filter_files,
-    set_changed_at,
-)
+from scrapy_bloom.files.directory import FilterDirectory, check_closed, check_free, set_changed_at
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import State
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader, status_of
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 
 _BLOCKS_AT_ONCE = 128

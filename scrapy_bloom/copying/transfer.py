@@ -12,17 +12,13 @@ from bitarray import bitarray
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import (
-    FilterDirectory,
-    check_free,
-    filter_files,
-    set_changed_at,
-)
+from scrapy_bloom.files.directory import FilterDirectory, check_free, set_changed_at
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import Header, State, read_header
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten, remove_forgotten

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from scrapy_bloom.crawl.outcomes.crawled import RecordCrawled
+from scrapy_bloom.crawl.record_crawled import RecordCrawled
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.forgotten import Forgotten

@@ -324,7 +324,7 @@ class LocalBackend:
             return self._created(self._policy.first())
         seen = open_seen(importable)
         size = self._policy.first(at_least=seen.count())
-        return self._created(size, fill=lambda new: import_seen(seen, new))
+        return self._created(size, fill=lambda new: import_seen(seen, new.add))
 
     def _created(
         self,

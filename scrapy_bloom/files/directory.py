@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,30 +17,12 @@ from scrapy_bloom.files.journal import Journal, read_journal, remove_journal
 from scrapy_bloom.files.mapping import FilterFile, FoundFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import Lock, lock_file
+from scrapy_bloom.job.locks import Lock, lock_directory
+from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.sqlite_files import sync_log
 
-LOCK_NAME = "lock"
 _FILES = "generation-*.bloom"
-_FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
-
-
-def file_name(number: int) -> str:
-    """Return the name of a generation's file."""
-    return f"generation-{number:04d}.bloom"
-
-
-def filter_files(path: Path) -> list[Path]:
-    """Find the files of generations in a directory, oldest first; none if there is no directory."""
-    if not path.is_dir():
-        return []
-    numbered = [
-        (int(match[1]), each)
-        for each in path.iterdir()
-        if (match := _FILE_NAME.fullmatch(each.name))
-    ]
-    return [each for _, each in sorted(numbered)]
 
 
 def check_free(directory: Path) -> None:
@@ -90,11 +71,6 @@ def set_changed_at(path: Path, when: float = 0.0) -> None:
     """
     with contextlib.suppress(OSError):
         os.utime(path, (when, when))
-
-
-def lock_directory(path: Path) -> Lock:
-    """Take a filter's directory for one crawl; see `lock_file`."""
-    return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
 
 
 def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], list[FoundFile]]:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import divide, filter_files
+from scrapy_bloom.files.directory import divide
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.journal import read_journal
 from scrapy_bloom.files.mapping import FilterFile, FoundFile
 from scrapy_bloom.generations.policy import Lookup, unexpired
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.job.paths import filter_files
 
 
 def filter_directory(path: Path) -> Path:

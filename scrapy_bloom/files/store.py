@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import FilterDirectory, file_name, set_changed_at
+from scrapy_bloom.files.directory import FilterDirectory, set_changed_at
 from scrapy_bloom.files.header import Header, State
 from scrapy_bloom.files.journal import Journal
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import LocalGeneration
+from scrapy_bloom.job.paths import file_name
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from bitarray import bitarray
 from bitarray.util import zeros
 
 from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.generations.backoff import next_attempt
 
 _FIRST_ROOM = 4096  # fingerprints in the first table of bits; in the next, four times as many
 _BITS_EACH = 16  # with two bits a fingerprint: 1.4 % of the others are asked for in vain

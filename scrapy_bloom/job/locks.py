@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 
+LOCK_NAME = "lock"  # beside the files of a filter
+
+
 class Lock(Protocol):
     """A lock that was taken."""
 
@@ -104,3 +107,8 @@ def _hard_lock(path: Path) -> "FileLock":
         return new(fallback_to_soft=False)
     except TypeError:  # an older filelock, which has nothing to fall back to
         return new()
+
+
+def lock_directory(path: Path) -> Lock:
+    """Take a filter's directory for one crawl; see `lock_file`."""
+    return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")

@@ -6,6 +6,7 @@ After a kill, the requests of that time are lost, and a stale state makes the re
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from scrapy_bloom.job.sqlite_files import beside
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
+_FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
@@ -162,3 +164,20 @@ def set_aside(path: Path) -> Path:
 def was_set_aside(directory: Path, name: str) -> bool:
     """Return whether something of that name, a glob pattern, was set aside in a directory."""
     return any(directory.glob(f"{name}{SET_ASIDE}*"))
+
+
+def file_name(number: int) -> str:
+    """Return the name of a generation's file."""
+    return f"generation-{number:04d}.bloom"
+
+
+def filter_files(path: Path) -> list[Path]:
+    """Find the files of generations in a directory, oldest first; none if there is no directory."""
+    if not path.is_dir():
+        return []
+    numbered = [
+        (int(match[1]), each)
+        for each in path.iterdir()
+        if (match := _FILE_NAME.fullmatch(each.name))
+    ]
+    return [each for _, each in sorted(numbered)]

@@ -3,12 +3,11 @@
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ def open_seen(path: Path) -> SeenFile:
         raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def import_seen(seen: SeenFile, new: BloomFilter) -> int:
+def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
     """Add a requests.seen file to a filter, telling in the log how far it is.
 
     Returns:
@@ -143,7 +142,7 @@ def import_seen(seen: SeenFile, new: BloomFilter) -> int:
     added = read = 0
     begun = last = time.monotonic()
     for fingerprint in seen:
-        added += new.add(fingerprint)
+        added += add(fingerprint)
         read += 1
         if read % 10_000 == 0 and (now := time.monotonic()) - last >= _PROGRESS_SECS:
             last = now

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis.connection.backoff import next_attempt
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.generations import SharedGenerations

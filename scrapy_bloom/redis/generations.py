@@ -97,7 +97,7 @@ class SharedGenerations:
             seen = open_seen(importable)
             size = policy.first(at_least=seen.count())
             content = size.filter(bytes.fromhex(info.salt))
-            count = import_seen(seen, content)
+            count = import_seen(seen, content.add)
         try:
             with self._locked():
                 stored = self.store.read()

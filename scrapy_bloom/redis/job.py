@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from scrapy_bloom.files.directory import filter_files, lock_directory
-from scrapy_bloom.job.locks import Lock
+from scrapy_bloom.job.locks import Lock, lock_directory
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.keys.meta import Stored
 from scrapy_bloom.redis.keys.store import RedisStore

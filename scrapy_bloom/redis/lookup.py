@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.filters.hashing import Hashed
-from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.server import ReplacedError
 from scrapy_bloom.redis.generations import SharedGenerations
 from scrapy_bloom.redis.growth import SharedGrowth

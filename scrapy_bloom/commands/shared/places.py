@@ -13,10 +13,9 @@ from scrapy_bloom.commands.shared.arguments import REDIS_SCHEMES
 from scrapy_bloom.commands.shared.output import masked, note
 from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
-from scrapy_bloom.files.directory import LOCK_NAME
 from scrapy_bloom.files.mapping import FoundFile
 from scrapy_bloom.files.reader import FilterReader
-from scrapy_bloom.job.locks import is_held
+from scrapy_bloom.job.locks import LOCK_NAME, is_held
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader

@@ -7,10 +7,10 @@ from scrapy import Request
 
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.engine import Outlets
-from scrapy_bloom.crawl.outcomes.crawled import RecordCrawled
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from scrapy_bloom.crawl.outcomes.marks import mark, marked
 from scrapy_bloom.crawl.outcomes.results import Outcome
+from scrapy_bloom.crawl.record_crawled import RecordCrawled
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.telemetry.figures import Figures
 

@@ -12,7 +12,7 @@ from scrapy_bloom.exceptions import (
     SettingError,
     StorageError,
 )
-from scrapy_bloom.redis.connection.backoff import next_attempt
+from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.client import connect
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
 from scrapy_bloom.redis.connection.identity import Identity

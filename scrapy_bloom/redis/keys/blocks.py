@@ -1,6 +1,6 @@
 """The blocks of a filter's generations in Redis or Valkey: recording, asking, copying, mending.
 
-What the keys are called and hold, and what their marks mean, is said in `scrapy_bloom.redis.keys.meta`.
+What the keys are called and hold, and what their marks mean: `scrapy_bloom.redis.keys.meta`.
 """
 
 import secrets
