@@ -26,7 +26,7 @@ RECORDER = """
 import sys
 from pathlib import Path
 from benchmarks import samples
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 directory, expected, start, end = Path(sys.argv[1]), *map(int, sys.argv[2:])
 backend = LocalBackend(

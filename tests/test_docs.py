@@ -49,7 +49,7 @@ def test_every_block_is_of_a_kind_that_is_tested(document: Path) -> None:
     text = document.read_text()
     languages = [language for language, _ in BLOCK.findall(text)]
     assert text.count("```") == 2 * len(languages)  # none is indented, or of another form
-    assert set(languages) <= {"python", "sh", "text"}
+    assert set(languages) <= {"python", "sh", "text", "mermaid"}
     for before, language in zip(["", *languages], languages, strict=False):
         assert language != "text" or before == "sh"  # it shows what the commands print
 

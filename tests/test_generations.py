@@ -577,7 +577,7 @@ def test_any_sequence_of_uses(window: float) -> None:
 RECORDER = """
 import signal, sys
 from pathlib import Path
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 backend = LocalBackend(
     Path(sys.argv[1]), capacity=5000, error_rate=1e-3
@@ -646,7 +646,7 @@ def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:
         import os, signal, sys
         from pathlib import Path
         from pkgutil import resolve_name
-        from scrapy_bloom.local import LocalBackend
+        from scrapy_bloom.files.backend import LocalBackend
 
         backend = LocalBackend(Path(sys.argv[1]), capacity=100, error_rate=1e-9, sync_secs=0)
         backend.open()

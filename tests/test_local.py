@@ -59,7 +59,7 @@ def test_no_memory_for_a_filter_is_told_in_one_line() -> None:
     code = """
         import resource
         from scrapy_bloom.exceptions import StorageError
-        from scrapy_bloom.local import LocalBackend
+        from scrapy_bloom.files.backend import LocalBackend
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         try:
@@ -396,7 +396,7 @@ class TestImport:
 RECORDER = """
 import sys
 from pathlib import Path
-from scrapy_bloom.local import LocalBackend
+from scrapy_bloom.files.backend import LocalBackend
 
 backend = LocalBackend(Path(sys.argv[1]), capacity=200_000, error_rate=1e-6)
 backend.open()
@@ -505,7 +505,7 @@ def test_opening_a_big_filter_reads_and_keeps_nothing_of_it(tmp_path: Path) -> N
     script = textwrap.dedent("""
         import resource, sys
         from pathlib import Path
-        from scrapy_bloom.local import LocalBackend
+        from scrapy_bloom.files.backend import LocalBackend
 
         def rss():
             return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

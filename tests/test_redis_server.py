@@ -626,7 +626,7 @@ class TestURLs:
     def test_no_connection_before_the_first_call(self) -> None:
         code = """
             import sys
-            from scrapy_bloom.redis_server import RedisServer
+            from scrapy_bloom.redis.connection.server import RedisServer
             server = RedisServer("redis://127.0.0.1:1/0")
             server.close()
             assert "redis" not in sys.modules
@@ -638,7 +638,7 @@ class TestURLs:
             import sys
             sys.modules["redis"] = None
             from scrapy_bloom import SettingError
-            from scrapy_bloom.redis_server import RedisServer
+            from scrapy_bloom.redis.connection.server import RedisServer
             try:
                 RedisServer("redis://127.0.0.1:1/0").now()
             except SettingError as error:

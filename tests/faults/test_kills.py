@@ -28,7 +28,7 @@ KILLS = 3
 KILLED_AGAIN_AND_AGAIN = """
     import logging, os, random, signal, sys, time
     from pathlib import Path
-    from scrapy_bloom.local import LocalBackend
+    from scrapy_bloom.files.backend import LocalBackend
 
     directory, seed, rounds, forgetting = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     logging.disable()  # each round warns of the kill before
