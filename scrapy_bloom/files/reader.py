@@ -1,7 +1,7 @@
 """Look at the files of a filter, also of a running crawl, without any change to them."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from scrapy_bloom.files.journal import read_journal
 from scrapy_bloom.files.mapping import FilterFile, FoundFile
 from scrapy_bloom.generations.policy import Lookup, unexpired
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.job.locks import LOCK_NAME, is_held
 from scrapy_bloom.job.paths import filter_files
 
 
@@ -89,14 +90,19 @@ class FilterReader:
     """A filter in files, mapped for reading only: nothing is locked, nothing changes.
 
     Of a running crawl's filter, what is recorded later is seen, too, but in the generations of
-    now only.
+    now only. `RedisReader` has the same methods.
 
     Args:
         path: see `found_files`.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
 
     Attributes:
+        location: where it is, for people.
         files: one for each live generation, oldest first.
+        generations: their figures.
+        names: their names.
+        spider, fingerprinter: as the newest file has them.
+        salt: hexadecimal.
         forgotten: the requests that are to be crawled again.
 
     Raises:
@@ -111,8 +117,13 @@ class FilterReader:
                 for each in found
             ]
             stack.pop_all()  # they stay open
-        generations = [file.figures for file in self.files]
-        live = {each.number for each in unexpired(generations, time.time(), window)}
+        newest = self.files[-1]
+        self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
+        self.spider, self.fingerprinter = newest.header.spider, newest.header.fingerprinter
+        self.salt = newest.header.salt.hex()
+        self.names = [file.path.name for file in self.files]
+        self.generations = [file.figures for file in self.files]
+        live = {each.number for each in unexpired(self.generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None
         # Before the bits are asked: what a crawl moves into them meanwhile is found here or there.
@@ -133,6 +144,22 @@ class FilterReader:
         """Tell which fingerprints are recorded, or seem so, at the error rate."""
         lookup, recent = self._lookup, self._recent
         return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
+
+    def block_fills(self) -> list[Iterator[float]]:
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
+        return [file.filter.block_fills() for file in self.files]
+
+    def count_forgotten(self) -> int:
+        """Count the requests that are to be crawled again."""
+        return len(self.forgotten)
+
+    def is_closed(self) -> bool | None:
+        """Check that the last crawl with the filter has closed it."""
+        return not any(file.state.in_use for file in self.files)
+
+    def is_in_use(self) -> bool | None:
+        """Check whether a crawl has the filter now; None where that cannot be told."""
+        return is_held(self.files[-1].path.with_name(LOCK_NAME))
 
     def close(self) -> None:
         """Unmap the files."""

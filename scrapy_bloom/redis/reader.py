@@ -14,17 +14,21 @@ from scrapy_bloom.redis.keys.store import RedisStore
 
 
 class RedisReader:
-    """A filter in Redis, as its generations are now.
+    """A filter in Redis, as its generations are now; `FilterReader` has the same methods.
 
     Args:
-        server: the connection.
+        server: the connection, which `close` closes.
         key: the filter's name.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the filter tells.
 
     Attributes:
+        location: where it is, for people.
         store: its keys.
         info: what all its generations have in common.
         generations: oldest first, at least one.
+        names: what each generation is stored in, for people.
+        spider, fingerprinter: as the filter tells.
+        salt: hexadecimal.
         forgotten: the requests that are to be crawled again.
 
     Raises:
@@ -34,6 +38,10 @@ class RedisReader:
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
         self.store = RedisStore(server, key)
         self.info, self.generations = self.store.read_filter()
+        self.location = f"{server.address}, key {key}"
+        self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
+        self.salt = self.info.salt
+        self.names = [f"{each.num_chunks:,} keys" for each in self.generations]
         self.forgotten = RedisForgotten(server, key, lambda: self.info.epoch, server.now)
         self._live = self.generations
         if self.generations[-1].open_until:
@@ -78,6 +86,22 @@ class RedisReader:
             StorageError: (while iterating) a key of the filter was lost, or the server failed.
         """
         return [self._fills(each) for each in self.generations]
+
+    def count_forgotten(self) -> int:
+        """Count the requests that are to be crawled again; raises StorageError."""
+        return len(self.forgotten.everything())
+
+    def is_closed(self) -> bool | None:
+        """Return None: nobody knows which crawls share the filter."""
+        return None
+
+    def is_in_use(self) -> bool | None:
+        """Return None; see `is_closed`."""
+        return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.store.server.close()
 
     def _fills(self, generation: RedisGeneration) -> Iterator[float]:
         for chunk, data in enumerate(chunks_of(self.store, generation)):
