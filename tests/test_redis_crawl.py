@@ -12,7 +12,7 @@ import pytest
 
 import servers
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
-from scrapy_bloom.job.paths import marked_filter
+from scrapy_bloom.job.paths import filter_in_use
 from sites import ScriptedSite, Site, tree_site
 
 AT_ONCE = 16  # CONCURRENT_REQUESTS
@@ -284,7 +284,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     first = Crawl.held(tree, 20, tmp_path / "a", settings)
     second = Crawl(tree.url, tmp_path / "b", settings)
-    second.wait_until(lambda: bool(marked_filter(tmp_path / "b/job")))  # written to its end
+    second.wait_until(lambda: bool(filter_in_use(tmp_path / "b/job")))  # written to its end
     second.kill()
     first.kill()
     tree.forget()

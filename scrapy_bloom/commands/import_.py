@@ -273,8 +273,8 @@ def _directory(dest: Path) -> Path:
     """Return where the files of the destination are, or go."""
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
-    marks = (jobdir.seen_path, jobdir.queue_path, jobdir.mark_path)
-    if not filter_files(dest) and any(path(dest).exists() for path in marks):
+    signs = (jobdir.seen_path, jobdir.queue_path, jobdir.in_use_path)
+    if not filter_files(dest) and any(path(dest).exists() for path in signs):
         return dest / "bloom"
     return filter_directory(dest)
 

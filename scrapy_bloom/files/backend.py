@@ -206,7 +206,7 @@ class LocalBackend:
         """Write everything to the disk, mark the filter as closed, and release the directory.
 
         Raises:
-            StorageError: the disk failed; the filter stays marked as in use.
+            StorageError: the disk failed; the filter stays in use.
         """
         self._last_status = self.status()
         try:

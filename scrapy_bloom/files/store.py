@@ -145,7 +145,7 @@ class FileStore:
         """Write everything to the disk, mark the files as closed, and let the directory go.
 
         Raises:
-            StorageError: the disk failed, and the filter stays marked as in use; or somebody has
+            StorageError: the disk failed, and the filter stays in use; or somebody has
                 removed or replaced a file meanwhile.
         """
         self._is_closing = True
@@ -202,7 +202,7 @@ class FileStore:
             self._sync_queue()
         except OSError as error:
             raise self._not_written(self._directory.path, error) from error
-        for generation in self.live:  # the newest one last: its mark stands for all
+        for generation in self.live:  # the newest one last: its word stands for all
             self._finish(self._files[generation.number], generation.count)
         return [file.path for file in self._files.values() if not file.is_in_place()]
 

@@ -56,10 +56,10 @@ def database_changed_at(job_dir: Path) -> float:
     return max(path.stat().st_mtime for path in (database, log) if path.exists())
 
 
-def mark_path(job_dir: Path) -> Path:
-    """Return the path of our mark: a crawl of ours runs in this job, or was not closed.
+def in_use_path(job_dir: Path) -> Path:
+    """Return the path of our note: a crawl of ours runs in this job, or was not closed.
 
-    A filter has a mark of its own; this one stays with the queue, wherever the filter is kept.
+    A filter's header says so, too; this note stays with the queue, wherever the filter is kept.
     """
     return job_dir / "bloom.in-use"
 
@@ -95,31 +95,31 @@ def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
     return seen.exists() and seen.stat().st_mtime > when
 
 
-def set_mark(job_dir: Path, filter_id: str = "") -> None:
-    """Mark the job as in use, by a crawl with that filter if there are several."""
-    with mark_path(job_dir).open("w") as mark:
-        mark.write(f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n")
-        mark.write(f"{boot_id()}\n")
-        mark.flush()
-        os.fsync(mark.fileno())
+def set_in_use(job_dir: Path, filter_id: str = "") -> None:
+    """Note that the job is in use, by a crawl with that filter if there are several."""
+    with in_use_path(job_dir).open("w") as note:
+        note.write(f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n")
+        note.write(f"{boot_id()}\n")
+        note.flush()
+        os.fsync(note.fileno())
 
 
-def marked_filter(job_dir: Path) -> str | None:
-    """Return the filter of the killed crawl; empty if unknown, None if there is no mark."""
-    lines = _mark_lines(job_dir)
+def filter_in_use(job_dir: Path) -> str | None:
+    """Return the filter of the killed crawl; empty if unknown, None if there is no note."""
+    lines = _in_use_lines(job_dir)
     return None if lines is None else lines[0]
 
 
 def was_machine_restarted(job_dir: Path) -> bool:
-    """Return whether a crawl marked the job before the machine was last started."""
-    marked = (_mark_lines(job_dir) or ["", ""])[1]
-    return bool(marked) and marked != boot_id()
+    """Return whether a crawl used the job before the machine was last started, and left it so."""
+    boot = (_in_use_lines(job_dir) or ["", ""])[1]
+    return bool(boot) and boot != boot_id()
 
 
-def _mark_lines(job_dir: Path) -> list[str] | None:
-    """Return a mark's filter and boot, each empty if unknown; None if there is no mark."""
+def _in_use_lines(job_dir: Path) -> list[str] | None:
+    """Return the note's filter and boot, each empty if unknown; None if there is no note."""
     try:
-        _, *lines = mark_path(job_dir).read_text("utf-8", "replace").split("\n")
+        _, *lines = in_use_path(job_dir).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return None
     # Without its end, the last line was being written at that moment.
@@ -134,10 +134,10 @@ def boot_id() -> str:
         return ""
 
 
-def clear_mark(job_dir: Path) -> None:
-    """Remove the mark: the job was closed."""
+def clear_in_use(job_dir: Path) -> None:
+    """Remove the note: the job was closed."""
     with contextlib.suppress(FileNotFoundError):
-        mark_path(job_dir).unlink()
+        in_use_path(job_dir).unlink()
 
 
 def set_aside(path: Path) -> Path:

@@ -44,7 +44,7 @@ class Job:
         self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # For SQLite it is an empty one then: what waited there would look crawled.
         self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
-        self._marked: str | None = None
+        self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
         # A mark without that queue is of a run under another scheduler.
@@ -68,10 +68,10 @@ class Job:
             )
 
     def begin(self, filter_id: str = "") -> None:
-        """Mark the job as in use: whoever finds the mark knows that it did not end well."""
-        self._marked = filter_id
+        """Note that the job is in use: whoever finds the note knows that it did not end well."""
+        self._noted = filter_id
         if self.path is not None:
-            jobdir.set_mark(self.path, filter_id)
+            jobdir.set_in_use(self.path, filter_id)
 
     def sync_queue(self) -> None:
         """Write a queue that survives a kill to the disk: before the filter, each time.
@@ -84,12 +84,12 @@ class Job:
 
     def goes_on_with(self, filter_id: str) -> None:
         """Note that the crawl, if it has begun, records in that filter from now on."""
-        if self._marked not in {None, filter_id}:
+        if self._noted not in {None, filter_id}:
             self.begin(filter_id)
 
     def used(self, filter_id: str) -> bool:
         """Return whether the killed run recorded in that filter, as far as is known."""
-        return self.path is not None and jobdir.marked_filter(self.path) in {"", filter_id}
+        return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
 
     def drop_queue(self) -> None:
         """Set a killed run's queue aside, whose requests the filter does not hold.
@@ -111,9 +111,9 @@ class Job:
         self.end()
 
     def end(self) -> None:
-        """Take the mark away: the crawl has ended well."""
+        """Take the note away: the crawl has ended well."""
         if self.path is not None:
-            jobdir.clear_mark(self.path)
+            jobdir.clear_in_use(self.path)
 
     def was_killed(self, filter_changed_at: float | None) -> bool:
         """Return whether the last run with this job did not end well.
@@ -124,7 +124,7 @@ class Job:
         """
         if self.path is None:
             return False
-        if jobdir.mark_path(self.path).exists():
+        if jobdir.in_use_path(self.path).exists():
             return True
         # The first run after one with Scrapy's own filter: was that one closed?
         if filter_changed_at is not None and not jobdir.scrapys_filter_ran_since(

@@ -134,7 +134,7 @@ class RedisBackend:
         return name
 
     def begin(self) -> None:
-        """Begin the crawl: mark the job as in use."""
+        """Begin the crawl: note that the job is in use."""
         self._job.begin(self._shared.epoch)
         self._growth.begin()
         self._known.begin_run(self._shared.now())
