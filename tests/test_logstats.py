@@ -206,8 +206,16 @@ def test_requests_that_are_recorded_or_forgotten_at_their_end(tmp_path: Path) ->
         site.end()
 
 
+@pytest.fixture
+def endless() -> Iterator[Site]:
+    site = tree_site(1_000_000)
+    site.delay = 0.1
+    yield site
+    site.end()
+
+
 def test_a_filter_in_redis_through_an_outage(
-    site: Site, server: servers.Server, tmp_path: Path
+    endless: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     settings = {
         **OFTEN,
@@ -219,9 +227,9 @@ def test_a_filter_in_redis_through_an_outage(
         "DEPTH_PRIORITY": 1,
         "SCHEDULER_MEMORY_QUEUE": "scrapy.squeues.FifoMemoryQueue",
     }
-    crawl = with_two_lines(site, tmp_path, settings)
+    crawl = with_two_lines(endless, tmp_path, settings)
     server.kill()
-    site.release()
+    endless.release()
     # What is known here is filtered meanwhile; telling so must not need the server.
     told = "crawled unfiltered until"
     crawl.wait_until(lambda: len(figures(crawl.output.partition(told)[2])) >= 2)
