@@ -1,6 +1,5 @@
 """Fixtures that several test modules share."""
 
-import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -12,15 +11,12 @@ from scrapy.utils.reactor import install_reactor
 import crawls
 import servers
 import sites
+from machine import REAL_SITES, REQUIRED
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile("scrapy_bloom", deadline=None)
 settings.load_profile("scrapy_bloom")
 
-# Where it is installed, the documentation of Python is crawled too: real pages, which no one
-# here wrote. CI installs it and says so, and then it has to be there.
-REAL_SITES = ["python3-doc"] if sites.PYTHON_DOC.exists() else []
-REQUIRED = os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",")
 if "python3-doc" in REQUIRED and not REAL_SITES:
     raise RuntimeError(f"{sites.PYTHON_DOC} is missing: apt-get install python3-doc")
 if "strace" in REQUIRED and shutil.which("strace") is None:

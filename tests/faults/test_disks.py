@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REQUIRED
 from crawls import Crawl
+from machine import REQUIRED
 from scrapy_bloom.files.header import read_header
 from sites import Site
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import hostile_values
 import pytest
-from hostile_values import HARMLESS, KEY
 
+import hostile_values
 import servers
 from cli import bloom
 from crawls import Crawl
+from hostile_values import HARMLESS, KEY
 from sites import Site
 from workspace import fingerprints, make_filter, urls, write_urls
 

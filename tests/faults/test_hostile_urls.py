@@ -14,11 +14,11 @@ from scrapy import Request, Spider
 from scrapy.dupefilters import RFPDupeFilter
 from scrapy.utils.test import get_crawler
 
-from crawls import Crawl
+from crawls import SUPPORT, Crawl
 from scrapy_bloom import BloomDupeFilter
 from sites import Site
 
-SPIDER = Path(__file__).with_name("crawl_hostile.py")
+SPIDER = SUPPORT / "crawl_hostile.py"
 SCRAPYS = "scrapy.dupefilters.RFPDupeFilter"
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 SEED = 404

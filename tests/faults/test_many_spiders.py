@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from crawls import with_modules
+from crawls import SUPPORT, with_modules
 from scrapy_bloom.files.header import read_header
 from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite
@@ -18,7 +18,7 @@ from workspace import fingerprints
 
 SPIDERS = 64
 NAMES = [f"spider-{number}" for number in range(SPIDERS)]
-SCRIPT = Path(__file__).with_name("many_spiders.py")
+SCRIPT = SUPPORT / "many_spiders.py"
 SHARED = [f"/p/{number}" for number in range(6)]
 
 
@@ -34,7 +34,7 @@ def run(site: ScriptedSite, directory: Path) -> dict[str, Any]:
     ran = subprocess.run(
         [sys.executable, os.fspath(SCRIPT), str(SPIDERS), site.url],
         cwd=directory,
-        env=with_modules(SCRIPT.parent.parent),
+        env=with_modules(SUPPORT),
         capture_output=True,
         text=True,
         timeout=240,

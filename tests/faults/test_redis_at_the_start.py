@@ -25,6 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import servers
+from crawls import Crawl
 from redis_faults import (
     KEY,
     LONG,
@@ -45,9 +48,6 @@ from redis_faults import (
     told,
     url_of,
 )
-
-import servers
-from crawls import Crawl
 
 RIGHTS = (
     "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "

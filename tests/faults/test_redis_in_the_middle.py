@@ -27,6 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+import servers
+from crawls import Crawl
 from redis_faults import (
     KEY,
     PASSWORD,
@@ -49,9 +52,6 @@ from redis_faults import (
     told,
     url_of,
 )
-
-import servers
-from crawls import Crawl
 
 LOST = (
     f"Keys of the filter '{KEY}' in SERVER were lost: evicted, flushed, or not saved before a "

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+import servers
 from redis_faults import (
     KEY,
     GatedSite,
@@ -23,8 +25,6 @@ from redis_faults import (
     told,
     url_of,
 )
-
-import servers
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.lock import LEASE_SECS, RedisLock
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crawls import BASE_SETTINGS, BLOOM, Crawl, with_modules
+from crawls import BASE_SETTINGS, BLOOM, SUPPORT, Crawl, with_modules
 from sites import Site
 
 PAGES = 150
@@ -92,7 +92,7 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TWO_CRAWLERS), json.dumps(settings), tree.url],
         cwd=tmp_path,
-        env=with_modules(Path(__file__).parent.parent),
+        env=with_modules(SUPPORT),
         capture_output=True,
         text=True,
         timeout=120,

@@ -19,7 +19,7 @@ from pathlib import Path
 import redis
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "support"))
 
 from cli import bloom  # noqa: E402 - of the tests
 from servers import Server  # noqa: E402 - of the tests

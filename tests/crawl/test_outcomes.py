@@ -7,11 +7,9 @@ import pytest
 from scrapy import Request
 from scrapy.utils.request import fingerprint
 
-from crawls import Crawl
+from crawls import FAILING_SPIDER, Crawl
 from scrapy_bloom.files.backend import LocalBackend
 from sites import ScriptedSite
-
-SPIDER = Path(__file__).with_name("failing_spider.py")
 
 # How each path ends. What is neither failed nor crawled was left out on purpose, or is not done.
 FAILED = [
@@ -93,7 +91,9 @@ def site() -> Iterator[ScriptedSite]:
 
 
 def crawl(site: ScriptedSite, directory: Path, **settings: object) -> Crawl:
-    run = Crawl(site.url, directory, {"BLOOM_DIR": directory / "filter", **settings}, spider=SPIDER)
+    run = Crawl(
+        site.url, directory, {"BLOOM_DIR": directory / "filter", **settings}, spider=FAILING_SPIDER
+    )
     assert run.finish() == 0, run.output
     return run
 

@@ -1,7 +1,6 @@
 """Pages that failed are crawled again: by a later link, and by the next run."""
 
 import random
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,16 +9,13 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import SHARED_SPIDER, Crawl
+from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl
+from example.site import ARTICLES, SECTIONS, _Handler, status_of
 from scrapy_bloom import StorageError
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from sites import FailingExample, ScriptedSite
-from test_outcomes import SPIDER as FAILING_SPIDER
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "example_project"))
-from example.site import ARTICLES, SECTIONS, _Handler, status_of
-
-SHOP_SPIDER = Path(__file__).with_name("shop_spider.py")
+SHOP_SPIDER = SUPPORT / "shop_spider.py"
 DETAILS = {f"/a/{number}" for number in range(SECTIONS * ARTICLES) if status_of(number) == 200}
 FAILING = set(random.Random(4).sample(sorted(DETAILS), 200))
 FORGET = {"BLOOM_FORGET_FAILED": True}

@@ -17,9 +17,8 @@ from crawls import LIMIT
 from scrapy_bloom.files.header import read_header
 from sites import Site, tree_site
 
-EXAMPLE = Path(__file__).parents[1] / "example_project"
+EXAMPLE = Path(__file__).parents[2] / "example_project"
 
-sys.path.insert(0, str(EXAMPLE))
 from example.site import ARTICLES, SECTIONS, page_count, status_of  # noqa: E402
 
 

@@ -9,10 +9,9 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import Crawl
+from crawls import FAILING_SPIDER, Crawl
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from sites import ScriptedSite
-from test_outcomes import SPIDER as FAILING_SPIDER
 
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]

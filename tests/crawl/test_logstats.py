@@ -15,7 +15,7 @@ from scrapy.settings import default_settings
 
 import servers
 from cli import LIMIT, SCRAPY
-from crawls import SHARED_SPIDER, Crawl
+from crawls import SHARED_SPIDER, SUPPORT, Crawl
 from sites import ScriptedSite, Site, tree_site
 
 PAGES = 200
@@ -323,7 +323,7 @@ def test_two_spiders_in_a_process_have_a_line_each(site: Site) -> None:
     short = tree_site(60)  # and with stats that are not kept
     short.delay, site.delay = 0.2, 0.3
     output = subprocess.check_output(
-        [sys.executable, "-c", TWO_SPIDERS, Path(__file__).parent, short.url, site.url],
+        [sys.executable, "-c", TWO_SPIDERS, SUPPORT, short.url, site.url],
         text=True,
         timeout=LIMIT,
         stderr=subprocess.DEVNULL,

@@ -1,11 +1,13 @@
 """A directory with what the examples in the help and the documents speak of."""
 
 import gzip
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 from scrapy import Request
@@ -57,6 +59,25 @@ def in_redis(key: str, **settings: object) -> dict[str, object]:
     """The settings of a crawl whose filter has that key on the server of all tests."""
     url = servers.shared("valkey").url
     return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
+
+
+def outliving(kind: str, path: Path) -> dict[str, Any]:
+    """Settings for a filter that outlives its runs."""
+    url = servers.shared("valkey").url if kind == "redis" else ""
+    return {
+        "file": {"BLOOM_DIR": "kept"},
+        "redis": {
+            "BLOOM_BACKEND": "redis",
+            "BLOOM_REDIS_URL": url,
+            "BLOOM_REDIS_KEY": os.fspath(path),
+        },
+        "crawled": {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
+        "crash-safe": {
+            "BLOOM_DIR": "kept",
+            "JOBDIR": "job",
+            "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        },
+    }[kind]
 
 
 def run_examples(commands: Sequence[str], path: Path) -> list[Ran]:

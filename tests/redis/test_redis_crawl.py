@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import servers
-from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
+from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from scrapy_bloom.job.paths import filter_in_use
 from sites import ScriptedSite, Site, tree_site
 
@@ -154,7 +154,7 @@ def test_scrapy_redis_with_another_fingerprinter(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """One that looks at the number in /p/NUMBER only, and only at its last digit."""
-    shutil.copy(Path(__file__).with_name("last_digit.py"), tmp_path)
+    shutil.copy(SUPPORT / "last_digit.py", tmp_path)
     crawl = shared(
         tree.url,
         tmp_path,

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_redis import fps, messages
 
 import servers
-from crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
+from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore
 from sites import ScriptedSite, tree_site
-from test_redis import fps, messages
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2]))
 from benchmarks import restarts
 
 WARNING, INFO = logging.WARNING, logging.INFO
@@ -40,7 +40,7 @@ def test_every_page_is_crawled(way: restarts.Way, tmp_path: Path) -> None:
 
 def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path: Path) -> None:
     """The last page links to one that was in the lost queue: then the spider is idle."""
-    shutil.copy(Path(__file__).with_name("mirror_trusting.py"), tmp_path)
+    shutil.copy(SUPPORT / "mirror_trusting.py", tmp_path)
     server = servers.Server()
     site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
     site.answers |= {f"/{name}": [("/a", "/b", "/c", "/d")] for name in "abcd"}

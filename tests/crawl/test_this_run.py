@@ -1,18 +1,17 @@
 """Requests that are filtered within their run only, where the filter outlives its runs."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scrapy import Request
+from test_dupefilter import bloom_stats, opened
 
-import servers
 from crawls import Crawl
 from scrapy_bloom.crawl.this_run import ThisRun
 from sites import ScriptedSite
-from test_dupefilter import bloom_stats, opened
+from workspace import outliving
 
 pytestmark = pytest.mark.usefixtures("reactor")
 
@@ -85,30 +84,11 @@ def night(site: ScriptedSite, path: Path, spider: str, **settings: Any) -> Crawl
     return crawl
 
 
-def place(name: str, path: Path) -> dict[str, Any]:
-    """Settings for a filter that outlives its runs."""
-    url = servers.shared("valkey").url if name == "redis" else ""
-    return {
-        "file": {"BLOOM_DIR": "kept"},
-        "redis": {
-            "BLOOM_BACKEND": "redis",
-            "BLOOM_REDIS_URL": url,
-            "BLOOM_REDIS_KEY": os.fspath(path),
-        },
-        "crawled": {"BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"},
-        "crash-safe": {
-            "BLOOM_DIR": "kept",
-            "JOBDIR": "job",
-            "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-        },
-    }[name]
-
-
 @pytest.mark.parametrize("kind", ["file", "redis", "crawled"])
 def test_start_requests_are_crawled_by_each_run(
     kind: str, site: ScriptedSite, tmp_path: Path
 ) -> None:
-    settings = place(kind, tmp_path)
+    settings = outliving(kind, tmp_path)
 
     def offer(*paths: str) -> None:
         # The start request is redirected: its target is one, too.
@@ -148,7 +128,7 @@ def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
     lists = tuple(f"/list/{number}" for number in range(8))
     for number, name in enumerate(lists):
         site.answers[name] = [(*lists, f"/item/{number}", "/item/shared")]
-    settings = place(kind, tmp_path)
+    settings = outliving(kind, tmp_path)
     night(site, tmp_path, LISTS, **settings)
     # The start URL is asked for without the filter.
     assert all(1 <= site.hits[name] <= 2 for name in lists[:1])

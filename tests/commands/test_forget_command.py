@@ -8,9 +8,8 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import Crawl
+from crawls import FAILING_SPIDER, Crawl
 from sites import ScriptedSite
-from test_outcomes import SPIDER as FAILING_SPIDER
 
 PAGES = [f"/{number}" for number in range(8)]
 OPTIONS = {"ROBOTSTXT_OBEY": False, "RETRY_ENABLED": False}

@@ -18,7 +18,7 @@ import pytest
 from matplotlib import image
 
 from cli import bloom
-from conftest import REQUIRED
+from machine import REQUIRED
 from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.pictures import INK, LIMIT, OTHER, OURS, load_chart

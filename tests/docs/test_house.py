@@ -9,7 +9,7 @@ import grimp
 
 import scrapy_bloom
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(scrapy_bloom.__file__).parent
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REQUIRED
 from crawls import Crawl
 from disks import Disk
+from machine import REQUIRED
 from scrapy_bloom.job.paths import BOOT_ID, in_use_path
 from sites import Site
 from workspace import in_redis

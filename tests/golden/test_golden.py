@@ -14,7 +14,7 @@ import redis
 import servers
 from cli import SCRAPY, Ran, bloom
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).parent
 KEY = "golden:bloom"
 LOCAL = ["plain", "windowed", "grown"]
 # The settings that they were made with.

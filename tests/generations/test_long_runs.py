@@ -13,7 +13,7 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from sites import Site
-from test_this_run import place
+from workspace import outliving
 
 WINDOW = 1000.0
 NewBackend = Callable[..., Backend]
@@ -131,7 +131,7 @@ def test_another_crawler_that_lets_it_expire(tmp_path: Path, clock: Clock) -> No
 
 @pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
 def test_each_page_is_crawled_once(kind: str, tree: Site, tmp_path: Path) -> None:
-    settings = place("redis" if kind == "no mirror" else kind, tmp_path)
+    settings = outliving("redis" if kind == "no mirror" else kind, tmp_path)
     if kind == "no mirror":
         settings["BLOOM_REDIS_MIRROR"] = False
     tree.delay = 0.2

@@ -11,8 +11,10 @@ from typing import Any
 
 from sites import LIMIT, Site
 
-SPIDER = Path(__file__).with_name("link_spider.py")
-SHARED_SPIDER = Path(__file__).with_name("shared_spider.py")
+SUPPORT = Path(__file__).parent  # for the processes of tests, which import its modules, too
+SPIDER = SUPPORT / "link_spider.py"
+SHARED_SPIDER = SUPPORT / "shared_spider.py"
+FAILING_SPIDER = SUPPORT / "failing_spider.py"
 BLOOM = "scrapy_bloom.BloomDupeFilter"
 
 BASE_SETTINGS: dict[str, Any] = {

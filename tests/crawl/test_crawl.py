@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import REAL_SITES
 from crawls import SPIDER, Crawl
+from machine import REAL_SITES
 from sites import Site, python_doc_site, tree_site
 
 ALL_AT_ONCE = {"CONCURRENT_REQUESTS_PER_DOMAIN": 50}

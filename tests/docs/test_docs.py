@@ -28,7 +28,7 @@ from scrapy_bloom.redis.known import MAX_MIRROR_BYTES
 from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings, _checked
 from sites import ScriptedSite, Site
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
