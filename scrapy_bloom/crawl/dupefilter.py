@@ -17,7 +17,7 @@ from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.crawl.outcomes.endings import Endings, Watch
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
-from scrapy_bloom.crawl.outcomes.marks import KEY
+from scrapy_bloom.crawl.outcomes.trail import KEY
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.telemetry.figures import Figures
 from scrapy_bloom.crawl.this_run import ThisRun
@@ -200,7 +200,7 @@ class BloomDupeFilter(BaseDupeFilter):
             self._failures.add(request, error)
             if isinstance(fingerprint, bytes):
                 with contextlib.suppress(Exception):  # a server may have recorded it all the same
-                    self._endings.mark(request, fingerprint)
+                    self._endings.extend_trail(request, fingerprint)
             else:
                 any_worked = self._any_passed or self._figures.filtered > 0
                 self._failures.add_unfingerprinted(any_worked=any_worked)
@@ -219,7 +219,7 @@ class BloomDupeFilter(BaseDupeFilter):
         if "bloom_record" in meta and not meta["bloom_record"]:
             return is_filtered and (asks or fingerprint in self.backend)
         if before_recording is not None and fingerprint not in self.backend:
-            self._endings.mark(request, fingerprint)  # it goes into the queue, too
+            self._endings.extend_trail(request, fingerprint)  # it goes into the queue, too
             if not before_recording():
                 return True
         if self._add(fingerprint):
@@ -227,7 +227,7 @@ class BloomDupeFilter(BaseDupeFilter):
         elif is_filtered:
             return KEY not in meta or self._filtered(request, fingerprint)
         this_run.scheduled(fingerprint)
-        self._endings.mark(request, fingerprint)
+        self._endings.extend_trail(request, fingerprint)
         return False
 
     def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often

@@ -8,8 +8,8 @@ from scrapy import Request
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.engine import Outlets
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
-from scrapy_bloom.crawl.outcomes.marks import mark, marked
 from scrapy_bloom.crawl.outcomes.results import Outcome
+from scrapy_bloom.crawl.outcomes.trail import extend_trail, trail_of
 from scrapy_bloom.crawl.record_crawled import RecordCrawled
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.telemetry.figures import Figures
@@ -64,14 +64,14 @@ class Endings:
         self._is_watching = True
         self._watch(self.ended)
 
-    def mark(self, request: Request, fingerprint: bytes) -> None:
+    def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request, once, that it stands for a recorded fingerprint."""
         if not self._is_watching:
             if not self._backend.forgotten.has_claims:
                 return
             self._begin()
-        if fingerprint not in marked(request)[-1:]:
-            mark(request, fingerprint)
+        if fingerprint not in trail_of(request)[-1:]:
+            extend_trail(request, fingerprint)
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
         """Take note of a filtered request: what was redirected to it, if anything, has ended.
@@ -79,7 +79,7 @@ class Endings:
         Raises:
             StorageError: the filter is out of reach.
         """
-        redirected = marked(request) if self._is_watching else []
+        redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
         if self._forgetting is not None:
@@ -92,7 +92,7 @@ class Endings:
     def ended(self, request: Request, outcome: Outcome) -> None:
         """Do what is to be done for a request that is not tried again; never raises."""
         try:
-            fingerprints = marked(request)
+            fingerprints = trail_of(request)
             if outcome is Outcome.CRAWLED:
                 self._record(fingerprints)
             if outcome is not Outcome.FAILED:

@@ -20,7 +20,7 @@ from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import wrap_methods
-from scrapy_bloom.crawl.outcomes.marks import KEY
+from scrapy_bloom.crawl.outcomes.trail import KEY
 
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
 
@@ -157,19 +157,19 @@ class Outcomes:
                 handling.outcome = Outcome.OTHER
 
     def _scheduled(self, request: Request) -> None:
-        """Take the mark from a request that does not go on with the one that was recorded.
+        """Take the trail from a request that does not go on with the one that was recorded.
 
         What comes from the downloader (a retry, a redirect, what a middleware made of a request)
         does. What comes from a callback is a request of its own, even if it has the meta of the
         response; but for the same request once more, which then counts in place of this one.
         """
-        mark = request.meta.get(KEY)
-        if mark is None and not request.dont_filter:
+        trail = request.meta.get(KEY)
+        if trail is None and not request.dont_filter:
             return
         for handling in self._under_way.values():
             if _is_the_same(request, handling.request):
                 handling.again = handling.again or request.dont_filter
-            elif mark is not None and mark == handling.request.meta.get(KEY):
+            elif trail is not None and trail == handling.request.meta.get(KEY):
                 del request.meta[KEY]
                 return
 
