@@ -110,9 +110,9 @@ def error_chart(
             ha="right",
             color=LIMIT,
         )
-        _mark(axes, capacity, f"capacity: {in_short(capacity)}", row=0, color=THIRD)
+        _draw_line_at(axes, capacity, f"capacity: {in_short(capacity)}", row=0, color=THIRD)
         are_near = abs(now - capacity) < (0.36 if narrow else 0.18) * course[-1].requests
-        _mark(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
+        _draw_line_at(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
         if rate >= lowest:
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
         axes.set_ylabel("error rate")
@@ -153,7 +153,7 @@ def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
             )
         axes.set_xlim(0, requests[-1])
         axes.set_ylim(0, most / unit * 1.12)
-        _mark(axes, now, f"now: {in_short(now)}", row=0, color=INK)
+        _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
         axes.set_ylabel(_UNITS[unit])
         return _svg(figure, "memory", "Memory")
 
@@ -227,7 +227,7 @@ def _axes(width: int, height: int) -> Iterator[tuple[Any, Any]]:
             plt.close(figure)
 
 
-def _mark(axes: Any, requests: int, text: str, *, row: int, color: str) -> None:
+def _draw_line_at(axes: Any, requests: int, text: str, *, row: int, color: str) -> None:
     """Draw a vertical line, with its text in a row of its own above the axes."""
     is_right = requests > 0.6 * axes.get_xlim()[1]
     axes.axvline(requests, color=color, linewidth=1.2, linestyle=(0, (1, 2)))

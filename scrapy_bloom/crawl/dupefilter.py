@@ -154,7 +154,7 @@ class BloomDupeFilter(BaseDupeFilter):
             logger.info("The Bloom filter in Redis was cleared", extra=self._outlets.extra)
 
     def open(self) -> None:
-        """Begin the crawl: mark the filter as in use, say what it is."""
+        """Begin the crawl: note that the filter is in use, and say what it is."""
         self.backend.begin()
         status = self.backend.status()
         logger.info(
@@ -250,7 +250,7 @@ class BloomDupeFilter(BaseDupeFilter):
         return True
 
     def close(self, reason: str) -> None:
-        """End the crawl: tell the figures, write the filter out, and mark it as closed."""
+        """End the crawl: tell the figures, write the filter out, and close it."""
         if self._closed:
             return
         self._closed = True

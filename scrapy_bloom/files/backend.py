@@ -43,7 +43,7 @@ class LocalBackend:
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
         is_crawl: False if no crawl uses it, and so being killed leaves nothing behind that is
-            recorded but not crawled: the files are not marked as in use.
+            recorded but not crawled: the files are not noted as in use.
         claims: what was forgotten and is crawled again is forgotten still, until `ended`: the queue
             dies with this run.
         clock: seconds since 1970, for tests.
@@ -203,7 +203,7 @@ class LocalBackend:
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
     def close(self) -> None:
-        """Write everything to the disk, mark the filter as closed, and release the directory.
+        """Write everything to the disk, note that it is closed, and release the directory.
 
         Raises:
             StorageError: the disk failed; the filter stays in use.
@@ -264,9 +264,9 @@ class LocalBackend:
         except (StorageError, MemoryError) as error:
             ended.open_until = now + (self._policy.open_until(now) - now) / 4
             self._save()
-            self._log.cannot_turn(error)
+            self._log.log_cannot_turn(error)
             return
-        self._log.turned(ended, self._newest)
+        self._log.log_turn(ended, self._newest)
 
     def _grow(self) -> None:
         if self._store is not None:
@@ -277,10 +277,10 @@ class LocalBackend:
             self._append(size, self._now(), full.open_until)
         except (StorageError, MemoryError) as error:
             self._grow_at = full.count + max(1, full.capacity // 20)
-            self._log.cannot_grow(error)
+            self._log.log_cannot_grow(error)
             return
         self._changed()
-        self._log.grown(self._live)
+        self._log.log_growth(self._live)
 
     def _append(self, size: Size, now: float, open_until: float) -> None:
         """Add a generation; the one before it is complete."""
@@ -300,7 +300,7 @@ class LocalBackend:
         if self._store is not None:
             self._store.expire(gone, still_asked=self._kept)
         numbers = [each.number for each in gone]
-        self._log.gone(numbers, sum(each.count for each in gone), self._policy.window)
+        self._log.log_expiry(numbers, sum(each.count for each in gone), self._policy.window)
         # Recorded before they were forgotten, they have all expired by then.
         self.forgotten.expire(2 * self._policy.window)
 

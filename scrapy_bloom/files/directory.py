@@ -228,7 +228,7 @@ class FilterDirectory:
         is_away = self.job.recover(
             files[-1].path if files else None,
             sum(file.state.count for file in files) if files else None,
-            # The newest file, which is marked as in use, last.
+            # The newest file, which says that it is in use, last.
             lambda: [str(jobdir.set_aside(path)) for path in [*forgotten, *paths]],
             is_behind_queue=read_journal(self.path) is not None,
         )

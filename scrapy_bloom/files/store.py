@@ -25,7 +25,7 @@ class FileStore:
         directory: where they are.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
-        is_crawl: mark the files as in use: a crawl that is killed leaves a queue that is broken.
+        is_crawl: note in the files that they are in use: a crawl that is killed leaves a queue that is broken.
 
     Attributes:
         live: the generations that count, oldest first. A new one is put there by its maker.
@@ -142,7 +142,7 @@ class FileStore:
             self._close_discarded()
 
     def close(self) -> None:
-        """Write everything to the disk, mark the files as closed, and let the directory go.
+        """Write everything to the disk, note that they are closed, and let the directory go.
 
         Raises:
             StorageError: the disk failed, and the filter stays in use; or somebody has
@@ -210,7 +210,7 @@ class FileStore:
         if self._is_crawl and not file.state.in_use:
             return
         try:
-            # Twice: the disk must never hold the mark of a clean close without the bits.
+            # Twice: the disk must never say that it was closed without the bits.
             file.sync()
             file.save_state(count=count, in_use=False)
             file.sync()
@@ -228,14 +228,14 @@ class FileStore:
         try:
             sync()
         except OSError as error:
-            self._failed(error, "a power loss now would lose what was recorded; check the disk")
+            self._log_failure(error, "a power loss now would lose what was recorded; check the disk")
 
     def _journal_failed(self, error: OSError) -> None:
-        self._failed(
+        self._log_failure(
             error, "what is recorded meanwhile is crawled again if the crawl is killed; make room"
         )
 
-    def _failed(self, error: OSError, consequence: str) -> None:
+    def _log_failure(self, error: OSError, consequence: str) -> None:
         self.errors += 1
         why = error.strerror or error
         self.failure = f"{self._directory.path} could not be written to the disk: {why}"

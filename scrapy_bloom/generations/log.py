@@ -22,7 +22,7 @@ class GenerationLog:
         self.failure = ""
         self._no_room = False
 
-    def grown(self, live: Sequence[Generation]) -> None:
+    def log_growth(self, live: Sequence[Generation]) -> None:
         """Log that the newest generation was added, since the one before it is full."""
         self._no_room = False
         newest = live[-1]
@@ -36,7 +36,7 @@ class GenerationLog:
             f"{newest.geometry.nbytes:,}",
         )
 
-    def turned(self, ended: Generation, newest: Generation) -> None:
+    def log_turn(self, ended: Generation, newest: Generation) -> None:
         """Log that the newest generation was added, since the quarter before it is over."""
         self._no_room = False
         logger.info(
@@ -47,7 +47,7 @@ class GenerationLog:
             f"{ended.count:,}",
         )
 
-    def gone(self, numbers: Sequence[int], count: int, window: float) -> None:
+    def log_expiry(self, numbers: Sequence[int], count: int, window: float) -> None:
         """Log that generations with so many requests have expired."""
         self.expired += count
         logger.info(
@@ -57,19 +57,19 @@ class GenerationLog:
             ", ".join(map(str, numbers)),
         )
 
-    def cannot_grow(self, error: Exception) -> None:
+    def log_cannot_grow(self, error: Exception) -> None:
         """Log that there is no room for the generation that shall follow a full one."""
-        self._cannot_add(
+        self._log_cannot_add(
             "The crawl goes on with the full filter, its error rate rises, and growing is tried "
             "again after some more requests",
             error,
         )
 
-    def cannot_turn(self, error: Exception) -> None:
+    def log_cannot_turn(self, error: Exception) -> None:
         """Log that there is no room for the generation of the next quarter."""
-        self._cannot_add("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+        self._log_cannot_add("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
 
-    def _cannot_add(self, consequence: str, error: Exception) -> None:
+    def _log_cannot_add(self, consequence: str, error: Exception) -> None:
         self.errors += 1
         self.failure = f"the filter is full, and there is no room for more of it: {error}"
         if not self._no_room:  # once, until there is room again

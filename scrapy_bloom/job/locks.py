@@ -103,7 +103,7 @@ def _hard_lock(path: Path) -> "FileLock":
     # Not bound to a thread: a crawl may be closed by another.
     new = partial(FileLock, path, timeout=0, thread_local=False)
     try:
-        # Not a mere mark in the file, which a crawl leaves for ever that is killed.
+        # Not a mere note in the file, which a crawl leaves for ever that is killed.
         return new(fallback_to_soft=False)
     except TypeError:  # an older filelock, which has nothing to fall back to
         return new()

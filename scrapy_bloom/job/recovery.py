@@ -47,7 +47,7 @@ class Job:
         self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
-        # A mark without that queue is of a run under another scheduler.
+        # A note without that queue is of a run under another scheduler.
         survives = database is not None and jobdir.is_database(database)
         if on_unclean_shutdown == "auto":
             on_unclean_shutdown = "reset" if path and not survives else "keep"
@@ -172,7 +172,7 @@ class Job:
             self._log_that_all_is_kept(what, is_behind_queue=is_behind_queue)
             return False
         moved = []
-        # The queue first, and what bears the mark last: if we die in between, the mark is still
+        # The queue first, and what bears the note last: if we die in between, the note is still
         # there, and the next run goes on with this.
         if self.path is not None:
             queues = (jobdir.queue_path(self.path), jobdir.database_path(self.path))

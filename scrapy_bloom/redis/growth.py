@@ -50,10 +50,10 @@ class SharedGrowth:
                 return
         except NoRoomError as error:
             self._grow_at = full.count + max(1, full.capacity // 20)
-            self.log.cannot_grow(error)
+            self.log.log_cannot_grow(error)
             return
         if self._known.newest.number == full.number + 1:
-            self.log.grown(self._known.live)
+            self.log.log_growth(self._known.live)
 
     def go_on(self, sealed: RedisGeneration) -> None:
         """Go on to the generation after one that another crawler has sealed, or make it."""
@@ -71,7 +71,7 @@ class SharedGrowth:
                 self._shared.append(self._policy.first(), 0.0)
             except NoRoomError as error:
                 self._shared.extend(0.0)
-                self.log.cannot_turn(error)
+                self.log.log_cannot_turn(error)
 
     def turn_if_due(self) -> None:
         """End what has ended: go on to a new quarter, and let old generations expire."""
@@ -84,7 +84,7 @@ class SharedGrowth:
             self._rotate(ended, now)
         if number := self._policy.expired(self._known.live, now):
             gone = [each.number for each in self._known.live[:number]]
-            self.log.gone(gone, self._shared.expire(number), self._policy.window)
+            self.log.log_expiry(gone, self._shared.expire(number), self._policy.window)
             # Recorded before they were forgotten, they have all expired by then.
             self._forgotten.expire(2 * self._policy.window)
 
@@ -104,10 +104,10 @@ class SharedGrowth:
             # What is recorded in it from now on shall not expire with its quarter.
             self._shared.extend(self._policy.open_until(now))
             self._due = now + self._policy.window / 100
-            self.log.cannot_turn(error)
+            self.log.log_cannot_turn(error)
             return
         if is_over:
-            self.log.turned(ended, self._known.newest)
+            self.log.log_turn(ended, self._known.newest)
         else:
             # Another crawler is making it, which may take minutes. Likewise until it is there.
             self._shared.extend(now + self._policy.window / 100)

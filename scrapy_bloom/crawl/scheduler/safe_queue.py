@@ -156,7 +156,7 @@ class SafeQueue:
                 newest_first=newest_first,
             )
         except ValueError as error:
-            self._tell_of_unserializable(request, error)
+            self._log_unserializable(request, error)
             return None
         return row
 
@@ -222,7 +222,7 @@ class SafeQueue:
             close_spider_soon(self._crawler, "bloom_queue_failed")
             return None
 
-    def _tell_of_unserializable(self, request: Request, error: ValueError) -> None:
+    def _log_unserializable(self, request: Request, error: ValueError) -> None:
         if self._logs_unserializable:
             logger.warning(
                 "Unable to serialize request: %(request)s - reason: %(reason)s - no more "

@@ -153,11 +153,11 @@ class _Fullness:
         if newest.number != self._number and self._next < math.inf:
             self._number, self._next = newest.number, 1.0
         if status.load >= self._next:
-            self._tell(status)
+            self._warn_overfull(status)
         # An eighth of the room: other crawlers may fill it, too.
         return max(1.0, (self._next * newest.capacity - newest.count) / 8)
 
-    def _tell(self, status: FilterStatus) -> None:
+    def _warn_overfull(self, status: FilterStatus) -> None:
         while self._next <= status.load:
             self._next *= 2
         if self._on_full == "close":
