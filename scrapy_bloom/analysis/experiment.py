@@ -188,7 +188,7 @@ def contestants(
         bloom_hashes: its hashes, at least 1.
     """
     blocks, hashes = ours.num_blocks, ours.num_hashes
-    places = "counters" if ours.geometry.is_counting else "bits"
+    units = "counters" if ours.geometry.is_counting else "bits"
     return [
         Contestant(name="exact set", details="", memory=ExactSet(), theory=lambda _: 0.0),
         Contestant(name="MD5 set", details="", memory=Md5Set(), theory=md5_collisions),
@@ -206,7 +206,7 @@ def contestants(
         ),
         Contestant(
             name="this package",
-            details=f"{ours.num_bits:,} {places}, {hashes} {_hashes(hashes)}",
+            details=f"{ours.num_bits:,} {units}, {hashes} {_hashes(hashes)}",
             memory=ours,
             theory=lambda different: expected_false_drops(blocks, hashes, different),
         ),
@@ -248,9 +248,9 @@ def compare(
         read += 1
         is_new = exact(url)
         different += is_new
-        for place, add in enumerate(others):
+        for index, add in enumerate(others):
             if not add(url) and is_new:
-                wrong[place] += 1
+                wrong[index] += 1
         if read in ends:
             yield Row(read, different, (0, *wrong))
         if read % _TELL_EVERY == 0:

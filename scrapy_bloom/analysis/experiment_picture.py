@@ -47,8 +47,8 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
     last = rows[-1].different
     steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
     ends = []
-    for place, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
-        found = [100 * row.wrong[place] / row.different for row in rows]
+    for index, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
+        found = [100 * row.wrong[index] / row.different for row in rows]
         axes.plot(
             [0, *[row.different for row in rows]],
             [0, *found],
@@ -57,7 +57,7 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
             marker="o",
             markersize=5,
             clip_on=False,
-            zorder=3 + place,
+            zorder=3 + index,
         )
         axes.plot(
             [0, *steps],
@@ -66,7 +66,7 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
             linewidth=0.9,
             linestyle=(0, (5, 4)),
             zorder=10,
-            label=None if place else "theory",
+            label=None if index else "theory",
         )
         ends.append((found[-1], f"{each.name}  {per_cent_text(found[-1])} %", colour))
     highest = max(axes.get_ylim()[1], 0.01)
@@ -95,16 +95,16 @@ def _apart(values: Sequence[float], least: float) -> list[float]:
     """Return heights for labels: each at its value, or just so far above the one below it."""
     heights = list(values)
     lowest = -0.5 * least  # half a line above the axis, and so above its figures
-    for place in sorted(range(len(values)), key=lambda each: values[each]):
-        heights[place] = lowest = max(values[place], lowest + least)
+    for index in sorted(range(len(values)), key=lambda each: values[each]):
+        heights[index] = lowest = max(values[index], lowest + least)
     return heights
 
 
 def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
     """Draw the memory of each in the end; they differ by powers of ten."""
     sizes = [each.memory.nbytes for each in those]
-    places = range(len(those), 0, -1)
-    axes.barh(places, sizes, color=_COLOURS, height=0.6)
+    rows_from_top = range(len(those), 0, -1)
+    axes.barh(rows_from_top, sizes, color=_COLOURS, height=0.6)
     axes.set_xscale("log")
     axes.set_axisbelow(True)
     low, high = min(sizes) / 4, max(sizes) * 10  # room for the figure at the longest bar
@@ -112,11 +112,11 @@ def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
     axes.set_xticks(ticks, [size_text(each).replace(".0 ", " ") for each in ticks])
     axes.minorticks_off()
     axes.set_xlim(low, high)
-    for place, size in zip(places, sizes, strict=True):
+    for index, size in zip(rows_from_top, sizes, strict=True):
         axes.annotate(
-            size_text(size), (size, place), xytext=(5, 0), textcoords="offset points", va="center"
+            size_text(size), (size, index), xytext=(5, 0), textcoords="offset points", va="center"
         )
-    axes.set_yticks(places, [each.name for each in those])
+    axes.set_yticks(rows_from_top, [each.name for each in those])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_title("Memory in the end (log scale)")

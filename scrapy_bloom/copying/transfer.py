@@ -280,9 +280,9 @@ def _file_chunks(files: Iterable[FilterFile]) -> Iterator[memoryview]:
             yield bits.blocks(start, min(start + CHUNK_BLOCKS, bits.num_blocks))
 
 
-def _compare(source: _Digest, copy: _Digest, place: str) -> None:
+def _compare(source: _Digest, copy: _Digest, what: str) -> None:
     if copy != source:
         raise StorageError(
-            f"the copy in {place} differs ({copy} in place of {source}); it was removed: try "
+            f"the copy in {what} differs ({copy} in place of {source}); it was removed: try "
             "again, and check the memory and disk of that machine"
         )

@@ -15,7 +15,7 @@ from scrapy_bloom.crawl.outcomes.results import Outcomes
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.redis.connection.url import without_secrets
-from scrapy_bloom.settings.scrapy_redis import place_of_queue
+from scrapy_bloom.settings.scrapy_redis import url_of_queue
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = Fal
         else:
             settings.warn_of_unused(extra=extra)
             if queue_is_shared:
-                queue = without_secrets(place_of_queue(crawler.settings)[0])
+                queue = without_secrets(url_of_queue(crawler.settings)[0])
             else:
                 leftover = Leftover.of(settings, job)
                 this_run = ThisRun(

@@ -25,7 +25,7 @@ class FileStore:
         directory: where they are.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
-        is_crawl: note in the files that they are in use: a crawl that is killed leaves a queue that is broken.
+        is_crawl: note in the files that they are in use: a killed crawl leaves a broken queue.
 
     Attributes:
         live: the generations that count, oldest first. A new one is put there by its maker.
@@ -228,7 +228,9 @@ class FileStore:
         try:
             sync()
         except OSError as error:
-            self._log_failure(error, "a power loss now would lose what was recorded; check the disk")
+            self._log_failure(
+                error, "a power loss now would lose what was recorded; check the disk"
+            )
 
     def _journal_failed(self, error: OSError) -> None:
         self._log_failure(

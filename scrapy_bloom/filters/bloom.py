@@ -155,7 +155,7 @@ class BloomFilter:
         return bits[positions[: self._num_hashes]].all()
 
     def _view(self, block: int) -> Any:
-        view = self._viewed(self._place(block, block + 1))
+        view = self._viewed(self._memory(block, block + 1))
         if block < self._num_views:
             self._views[block] = view
         return view
@@ -247,9 +247,9 @@ class BloomFilter:
             start: the first block.
             stop: the one after the last.
         """
-        return self._place(start, stop).toreadonly()
+        return self._memory(start, stop).toreadonly()
 
-    def _place(self, start: int, stop: int) -> memoryview:
+    def _memory(self, start: int, stop: int) -> memoryview:
         size = self.geometry.block_bytes
         return self._buffer[start * size : stop * size]
 
@@ -269,8 +269,8 @@ class BloomFilter:
         self._merge(start, memoryview(data))
 
     def _merge(self, start: int, data: memoryview) -> None:
-        place = self._buffer[start * self.geometry.block_bytes :][: len(data)]
-        bits = bitarray(buffer=place, endian="big")
+        memory = self._buffer[start * self.geometry.block_bytes :][: len(data)]
+        bits = bitarray(buffer=memory, endian="big")
         bits |= bitarray(buffer=data, endian="big")
 
     def copy(self) -> "BloomFilter":

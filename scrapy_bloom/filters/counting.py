@@ -157,14 +157,14 @@ class CountingBloomFilter(BloomFilter):
     def block_fills(self) -> Iterator[float]:
         """Yield the share of counters that are not 0 of each block; see `BloomFilter`."""
         for block in range(self.num_blocks):
-            set_counters = reduce(or_, _planes(self._place(block, block + 1)))
+            set_counters = reduce(or_, _planes(self._memory(block, block + 1)))
             yield set_counters.count() / BLOCK_BITS
 
     def _merge(self, start: int, data: memoryview) -> None:
         """Add up the counters: what is in both has to be discarded twice."""
         for number in range(len(data) // self.geometry.block_bytes):
             theirs = _planes(data[number * self.geometry.block_bytes :])
-            planes = _planes(self._place(start + number, start + number + 1))
+            planes = _planes(self._memory(start + number, start + number + 1))
             carry = zeros(BLOCK_BITS, endian="big")
             for plane, more in zip(planes, theirs, strict=True):
                 either = plane ^ more

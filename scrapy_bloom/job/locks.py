@@ -89,9 +89,9 @@ def is_held(path: Path) -> bool | None:
         return False if Path("/proc/locks").exists() else None
     except OSError:
         return None
-    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
+    inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     held = [line.split() for line in lines if "FLOCK" in line and f":{file.st_ino} " in line]
-    if any(place in fields for fields in held):
+    if any(inode in fields for fields in held):
         return True
     return None if held else False  # some file systems show another number of the device
 

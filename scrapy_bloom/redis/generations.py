@@ -55,7 +55,7 @@ class SharedGenerations:
         self.known = KnownGenerations(wanted.policy, mirror=mirror)
         self.counts = SharedCounts(store, self.known)
         self.recovery = Recovery(store, self.known)
-        self._patience = Patience(store.server, store.lock, store.place)
+        self._patience = Patience(store.server, store.lock, store.name)
         self._clock = clock or self._server_clock
         self._clock_offset = 0.0
         self._changed = changed
@@ -68,17 +68,17 @@ class SharedGenerations:
             tell: log how the filter differs from the settings.
         """
         self.set_clock()
-        place, created, was_gone = self.store.place, False, False
+        name, created, was_gone = self.store.name, False, False
         end = time.monotonic() + LEASE_SECS + self._patience.secs
         while True:  # again, if another crawler removes it meanwhile
             if time.monotonic() > end:
-                raise StorageError(f"{place} is removed each time it is made; start again")
+                raise StorageError(f"{name} is removed each time it is made; start again")
             stored = self.store.read()
             if stored.info is None:
                 was_gone = was_gone or not stored.was_reset
                 self.store.define(self._new_info())
                 continue
-            self.wanted.check(stored.info, place)
+            self.wanted.check(stored.info, name)
             self.store.remove_left_over(stored)
             if stored.generations:
                 break
@@ -87,7 +87,7 @@ class SharedGenerations:
         self._adopt(stored)
         self._patience.restore()
         if tell and not created:
-            self.wanted.log_differences(stored.info, self.known.live, place)
+            self.wanted.log_differences(stored.info, self.known.live, name)
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; whether we made it."""

@@ -63,7 +63,7 @@ class Recovery:
             "Keys of %s were lost: evicted, flushed, or not saved before a restart. They were made "
             "anew%s; other pages recorded in them may be crawled again. Check maxmemory-policy "
             "(noeviction) and persistence (appendonly yes)",
-            self._store.place,
+            self._store.name,
             " with what this crawl knows of them" if self._known.mirrors else ", empty",
         )
 
@@ -89,18 +89,18 @@ class Recovery:
             else:  # it may have been set aside, with all of its keys
                 self._store.blocks.unlink_strays(each)
         self._void = []
-        place = self._store.place
+        name = self._store.name
         if self._known.are_of(stored):
             logger.info(
                 "%s has been restarted, or replaced by another: from now on, what it says of %s "
                 "counts, and no more what this crawl knew of it",
                 self._store.server.address,
-                place,
+                name,
             )
             return
         logger.warning(
             "%s was lost: flushed, or not saved before a restart. The queue is taken to have been "
             "lost with it: an empty filter was begun, and pages are crawled again, so that none is "
             "left out. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
-            place[0].upper() + place[1:],
+            name[0].upper() + name[1:],
         )

@@ -38,7 +38,7 @@ class Wanted:
             created_at=now,
         )
 
-    def check(self, info: FilterInfo, place: str) -> None:
+    def check(self, info: FilterInfo, name: str) -> None:
         """Check that a filter can be used.
 
         Raises:
@@ -46,15 +46,13 @@ class Wanted:
         """
         if info.fingerprinter != self.fingerprinter:
             raise FingerprinterMismatchError(
-                f"{place} was recorded with REQUEST_FINGERPRINTER_CLASS = "
+                f"{name} was recorded with REQUEST_FINGERPRINTER_CLASS = "
                 f"{info.fingerprinter!r}, and this crawl has {self.fingerprinter!r}: no request "
                 "would be found in it; set "
                 "REQUEST_FINGERPRINTER_CLASS back, or use another BLOOM_REDIS_KEY"
             )
 
-    def log_differences(
-        self, info: FilterInfo, live: Sequence[RedisGeneration], place: str
-    ) -> None:
+    def log_differences(self, info: FilterInfo, live: Sequence[RedisGeneration], name: str) -> None:
         """Tell how a filter that is there differs from what is asked for."""
         policy, newest = self.policy, live[-1]
         differences = []
@@ -73,6 +71,6 @@ class Wanted:
                 "This crawl joins %s, which was made with other settings and stays as it is: %s. "
                 "The settings count for further generations; all crawlers that share a filter "
                 "should have the same",
-                place,
+                name,
                 ", ".join(differences),
             )

@@ -30,7 +30,7 @@ def checked_url(name: str, value: Any) -> str:
     return str(value)
 
 
-def place_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
+def url_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
     """Return the URL of scrapy-redis's server, and options of redis-py for what it does not say.
 
     They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS.
@@ -60,8 +60,8 @@ def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
     Raises:
         SettingError: it is no dict.
     """
-    place = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
-    return {name: value for name, value in _params(settings).items() if name not in place}
+    parts_of_url = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
+    return {name: value for name, value in _params(settings).items() if name not in parts_of_url}
 
 
 def _params(settings: BaseSettings) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.settings.scrapy_redis import checked_url, place_of_queue
+from scrapy_bloom.settings.scrapy_redis import checked_url, url_of_queue
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class BloomSettings:
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         if values.get("backend") == "redis" and values.get("redis_url") is None:
-            values["redis_url"], values["redis_params"] = place_of_queue(settings)
+            values["redis_url"], values["redis_params"] = url_of_queue(settings)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
         return new

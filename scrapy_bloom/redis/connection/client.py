@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.redis.connection.url import first_only, places, without_secrets
+from scrapy_bloom.redis.connection.url import first_only, hosts_of, without_secrets
 
 _KEEP_SECS = 1.0  # a connection is used again without a look at it
 
@@ -147,11 +147,11 @@ def _cluster(redis: Any, url: str, params: dict[str, Any]) -> tuple[Any, Callabl
         )
     for name in ("host", "port"):
         params.pop(name, None)
-    ((host, port),) = places(address)
-    place = f"[{host}]" if ":" in host else host
+    ((host, port),) = hosts_of(address)
+    name = f"[{host}]" if ":" in host else host
     # With a URL, each node gets a pool of its own with these options; that it is encrypted is in
     # the class of the connection already.
-    client = redis.RedisCluster(url=f"redis://{place}:{port or 6379}", **params)
+    client = redis.RedisCluster(url=f"redis://{name}:{port or 6379}", **params)
 
     def close() -> None:
         client.disconnect_connection_pools()
@@ -175,7 +175,7 @@ def _master(
     if issubclass(plain, redis.connection.SSLConnection):
         of_sentinel.setdefault("ssl", True)
         managed = redis.sentinel.SentinelManagedSSLConnection
-    addresses = [(host, port or 26_379) for host, port in places(without_secrets(url))]
+    addresses = [(host, port or 26_379) for host, port in hosts_of(without_secrets(url))]
     finder = redis.sentinel.Sentinel(addresses, sentinel_kwargs=of_sentinel)
     params["connection_class"] = type("Connection", (_SendsPacked, managed), {})
     kind: Any = type("Client", (_KeepsConnection, redis.Redis), {})

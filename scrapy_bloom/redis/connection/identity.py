@@ -39,11 +39,11 @@ class Identity:
         except import_redis().exceptions.ResponseError:  # an ACL need not allow INFO
             answer = ()
         # Elsewhere than in a Cluster, one address may become another server, and the other way.
-        place = (connection.host, connection.port) if self._cluster else None
+        node = (connection.host, connection.port) if self._cluster else None
         answer = answer or object()  # none tells: it may be another one each time
-        if self._known.setdefault(place, answer) != answer:
+        if self._known.setdefault(node, answer) != answer:
             self.has_changed = True
-        self._known[place] = answer
+        self._known[node] = answer
 
     def look_at(self, client: Any) -> None:
         """Compare the masters of a Cluster with those of the last time."""

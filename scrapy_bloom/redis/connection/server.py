@@ -16,7 +16,7 @@ from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.client import connect
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
 from scrapy_bloom.redis.connection.identity import Identity
-from scrapy_bloom.redis.connection.url import places, without_secrets
+from scrapy_bloom.redis.connection.url import hosts_of, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RedisServer:
     ) -> None:
         try:
             self.address = without_secrets(url)
-            several = len(places(self.address)) > 1
+            several = len(hosts_of(self.address)) > 1
         except ValueError as error:
             raise SettingError(f"the URL of Redis is not valid: {error}") from None
         if url.startswith("unix:") and (cluster or sentinel is not None):

@@ -30,17 +30,17 @@ def without_secrets(url: str) -> str:
     return "".join(filter(None, match.groups()))
 
 
-def places(address: str) -> list[tuple[str, int | None]]:
+def hosts_of(address: str) -> list[tuple[str, int | None]]:
     """Return host and port of each server in an address without secrets.
 
-    >>> places("redis://one:26379,two/0")
+    >>> hosts_of("redis://one:26379,two/0")
     [('one', 26379), ('two', None)]
 
     Raises:
         ValueError: a port is no port.
     """
-    each = [urlsplit(f"//{place}") for place in urlsplit(address).netloc.split(",")]
-    return [(place.hostname or "localhost", place.port) for place in each]
+    each = [urlsplit(f"//{part}") for part in urlsplit(address).netloc.split(",")]
+    return [(part.hostname or "localhost", part.port) for part in each]
 
 
 def first_only(url: str) -> str:

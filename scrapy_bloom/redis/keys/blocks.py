@@ -138,10 +138,10 @@ class RedisBlocks:
         commands = []
         for block_hash, positions in hashed:
             block = block_of(block_hash, generation.geometry.num_blocks)
-            chunk, place = divmod(block, CHUNK_BLOCKS)
+            chunk, index = divmod(block, CHUNK_BLOCKS)
             key = self.chunk_key(generation, chunk).encode()
             own = positions[: generation.geometry.num_hashes]
-            commands.append((key, pack(key, place, own, generation.marks_at(chunk))))
+            commands.append((key, pack(key, index, own, generation.marks_at(chunk))))
 
         def do(client: Any) -> list[Sequence[int]]:
             if hasattr(client, "execute_packed"):
@@ -154,9 +154,9 @@ class RedisBlocks:
     def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
         """Return a block's bytes, and the marks of its key."""
         size = generation.geometry.block_bytes
-        chunk, place = divmod(block, CHUNK_BLOCKS)
+        chunk, index = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
-        start, marks_at = place * size, generation.marks_at(chunk) // 8
+        start, marks_at = index * size, generation.marks_at(chunk) // 8
 
         def do(client: Any) -> tuple[bytes, int]:
             pipeline = client.pipeline(transaction=False)

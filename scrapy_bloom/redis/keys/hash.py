@@ -25,13 +25,13 @@ class FilterHash:
     """The hash of one filter.
 
     Attributes:
-        place: where the filter is, for people.
+        name: which filter it is, and where, for people.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
         self.server = server
-        self.place = f"the filter {key!r} in {server.address}"
+        self.name = f"the filter {key!r} in {server.address}"
 
     def read(self, *, patient: bool = True) -> Stored:
         """Return what is there now.
@@ -45,14 +45,14 @@ class FilterHash:
         raw: Mapping[bytes, bytes] = self.server.call(
             lambda client: client.hgetall(self.key), patient=patient
         )
-        place = f"the key {self.key!r} of {self.server.address}"
+        what = f"the key {self.key!r} of {self.server.address}"
         try:
             return parsed(raw)
         except StorageError as error:
-            raise RefusedError(f"{place}: {error}") from None
+            raise RefusedError(f"{what}: {error}") from None
         except ValueError as error:
             raise RefusedError(
-                f"{place} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+                f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
                 "it is: set BLOOM_REDIS_KEY to another name"
             ) from None
 

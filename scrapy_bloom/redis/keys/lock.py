@@ -112,17 +112,17 @@ class Patience:
     Args:
         server: where the lock is.
         lock: held by the crawler that is waited for.
-        place: the filter, for people.
+        name: the filter, for people.
 
     Attributes:
         secs: how long the next wait may last.
     """
 
-    def __init__(self, server: RedisServer, lock: RedisLock, place: str) -> None:
+    def __init__(self, server: RedisServer, lock: RedisLock, name: str) -> None:
         self.secs = _START_PATIENCE_SECS
         self._server = server
         self._lock = lock
-        self._place = place
+        self._name = name
         self._waits_since = 0.0  # since then every attempt was in vain; 0: all is well
 
     def wait_until(self, succeeds: Callable[[], bool]) -> None:
@@ -156,7 +156,7 @@ class Patience:
         self._waits_since = 0.0
 
     def _busy(self) -> str:
-        return f"another crawler is changing {self._place} ({self._lock.told()})"
+        return f"another crawler is changing {self._name} ({self._lock.told()})"
 
 
 def _milliseconds(secs: float) -> int:
