@@ -25,7 +25,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
-from scrapy_bloom.commands.shared.places import opened_filter
+from scrapy_bloom.commands.shared.places import opened_for_crawl
 from scrapy_bloom.commands.shared.project import load_project, url_list
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the URLs that are asked for."""
-    project = load_project(settings, options.spider)
+    project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
     write = None if options.json else sys.stdout.buffer.write
     read = seen = 0
     with (
-        opened_filter(options, settings, project) as reader,
+        opened_for_crawl(options, project) as reader,
         # A bar between the URLs would be in their way.
         progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance,
     ):

@@ -24,12 +24,12 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
 from scrapy_bloom.commands.shared.output import print_json, say
-from scrapy_bloom.commands.shared.places import opened_filter
+from scrapy_bloom.commands.shared.places import Reader, opened_for_crawl
 from scrapy_bloom.commands.shared.project import Project, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.reader import FilterReader, filter_directory
+from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.reader import RedisReader
@@ -53,12 +53,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Forget requests."""
     if not options.rest and options.file is None:
         raise UsageError("which requests? Give their URLs, or a list of them with --file")
-    project = load_project(settings, options.spider)
+    project = load_project(settings, options.spider, options.place)
     forgotten = unrecorded = 0
     urls = url_list(options.file, project, options) if options.file is not None else None
     fingerprints = _fingerprints(options.rest, urls, project)
     with (
-        opened_filter(options, settings, project) as reader,
+        opened_for_crawl(options, project) as reader,
         _forgetting(options.place, reader) as forgotten_requests,
     ):
         while batch := list(islice(fingerprints, _BATCH)):
@@ -99,9 +99,7 @@ def _fingerprints(
 
 
 @contextmanager
-def _forgetting(
-    place: str, reader: FilterReader | RedisReader
-) -> Iterator[RedisForgotten | ForgottenFile]:
+def _forgetting(place: str, reader: Reader) -> Iterator[RedisForgotten | ForgottenFile]:
     """Return the forgotten requests of a filter, to be added to."""
     if isinstance(reader, RedisReader):
         yield reader.forgotten

@@ -41,6 +41,7 @@ from scrapy_bloom.commands.shared.arguments import (
     add_json,
     add_list,
     error_rate,
+    is_redis,
     requests,
 )
 from scrapy_bloom.commands.shared.import_source import (
@@ -62,8 +63,6 @@ from scrapy_bloom.commands.shared.output import (
 )
 from scrapy_bloom.commands.shared.places import (
     connect,
-    is_redis,
-    redis_settings,
     say_where,
     warn_of_queue,
 )
@@ -79,7 +78,6 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
@@ -125,7 +123,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with ExitStack() as stack:
         source = open_source(options, settings, project, stack)
         begun = time.monotonic()
-        read, added, status = _imported(options, settings, project, source)
+        read, added, status = _imported(options, project, source)
     figures = {
         "source": masked(options.source),
         "read": read,
@@ -158,18 +156,16 @@ def _project(options: argparse.Namespace, settings: Settings) -> Project:
         more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
     if options.error_rate is not None:
         more["BLOOM_ERROR_RATE"] = options.error_rate
-    if is_redis(options.dest):
-        more |= redis_settings(options.dest)
-    return load_project(settings, options.spider, **more)
+    return load_project(settings, options.spider, options.dest, **more)
 
 
 def _imported(
-    options: argparse.Namespace, settings: Settings, project: Project, source: Source
+    options: argparse.Namespace, project: Project, source: Source
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
     fingerprints = iter(source)
     first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
-    backend, add_many = _destination(options, settings, project, total)
+    backend, add_many = _destination(options, project, total)
     for name in ("generation_log", "store"):  # what they tell of a crawl is the end here
         logging.getLogger(f"scrapy_bloom.{name}").disabled = True
     backend.open()
@@ -212,19 +208,18 @@ def _close(backend: LocalBackend | RedisBackend) -> None:
 
 
 def _destination(
-    options: argparse.Namespace, settings: Settings, project: Project, total: int | None
+    options: argparse.Namespace, project: Project, total: int | None
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
     bloom = replace(project.bloom, on_full="grow")  # nobody is there to raise the expectation
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     if is_redis(options.dest):
-        server, key, _ = connect(options, settings, options.dest)
-        live = RedisStore(server, key).read().generations
-        if live:
+        store = connect(options, project)
+        if live := store.read().generations:
             _check_window(live[-1].open_until, bloom)
         shared = redis_backend(
             replace(enough, redis_flush=False),
-            server,
-            key,
+            store.server,
+            store.key,
             spider=project.spider,
             fingerprinter=project.fingerprinter,
             job=Job(None, "keep"),

@@ -19,30 +19,22 @@ Examples:
 import argparse
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.report import measured
-from scrapy_bloom.commands.shared.arguments import add_json, add_place
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
 from scrapy_bloom.commands.shared.output import number, print_json, print_table, say
-from scrapy_bloom.commands.shared.places import connect, is_redis, state_text, use_of
-from scrapy_bloom.files.reader import (
-    FilterReader,
-    filter_directory,
-    forgotten_beside,
-    found_files,
-)
+from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
+from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
-from scrapy_bloom.generations.policy import Generation, window_of
+from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.queues.sqlite import read_counts
-from scrapy_bloom.redis.reader import RedisReader
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"
@@ -61,45 +53,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
-    if is_redis(options.place):
-        figures = _in_redis(options, settings)
+    path = None if is_redis(options.place) else Path(options.place)
+    queue = _queue(path) if path else None
+    if path and queue and not filter_files(filter_directory(path)):
+        figures: _Figures = {"location": str(path), "queue": queue}  # its filter is elsewhere
     else:
-        figures = _in_files(Path(options.place), settings, scan=options.scan)
-    if "salt" in figures and not options.show_salt:
-        figures["salt"] = _MASKED
+        with opened_filter(options, settings) as reader:
+            figures = _figures(reader, settings.get("BLOOM_ON_FULL", "grow"), queue)
+            if options.scan:
+                _scan(figures, reader)
+        if not options.show_salt:
+            figures["salt"] = _MASKED
     if options.json:
         print_json(figures)
     else:
         _print(figures)
-
-
-def _in_files(path: Path, settings: Settings, *, scan: bool) -> _Figures:
-    queue = _queue(path)
-    if queue and not filter_files(filter_directory(path)):
-        return {"location": str(path), "queue": queue}  # its filter is elsewhere
-    found = found_files(path)
-    newest = found[-1]
-    where = newest.path.parent if len(found) > 1 else newest.path
-    live = [each.figures for each in found]
-    figures = _figures(str(where), live, settings)
-    figures |= {
-        "spider": newest.header.spider,
-        "fingerprinter": newest.header.fingerprinter,
-        "salt": newest.header.salt.hex(),
-        **use_of(found),
-        "queue": queue,
-        "forgotten": len(forgotten_beside(path)),
-    }
-    for each, row in zip(found, figures["generations"], strict=True):
-        row |= {
-            "file": each.path.name,
-            "created": each.header.created_at,
-            "open_until": each.state.open_until or None,
-        }
-    if scan:
-        with closing(FilterReader(path)) as reader:
-            _scan(figures, live, [file.filter.block_fills() for file in reader.files])
-    return figures
 
 
 def _queue(path: Path) -> _Figures | None:
@@ -112,29 +80,9 @@ def _queue(path: Path) -> _Figures | None:
     return None
 
 
-def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
-    server, key, _ = connect(options, settings, options.place)
-    with closing(server):
-        reader = RedisReader(server, key)
-        info, stored = reader.info, reader.generations
-        figures = _figures(f"{server.address}, key {key}", stored, settings)
-        figures |= {
-            "spider": info.spider,
-            "fingerprinter": info.fingerprinter,
-            "salt": info.salt,
-            "closed": None,
-            "in_use": None,
-            "forgotten": len(reader.forgotten.everything()),
-        }
-        for each, row in zip(stored, figures["generations"], strict=True):
-            row |= {"created": each.created_at, "open_until": each.open_until or None}
-        if options.scan:
-            _scan(figures, stored, reader.block_fills())
-    return figures
-
-
-def _figures(location: str, live: Sequence[Generation], settings: Settings) -> _Figures:
-    status = FilterStatus.of(location, live, settings.get("BLOOM_ON_FULL", "grow"))
+def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
+    live, is_local = reader.generations, isinstance(reader, FilterReader)
+    status = FilterStatus.of(reader.location, live, on_full)
     return {
         "location": status.location,
         "recorded": status.count,
@@ -146,7 +94,22 @@ def _figures(location: str, live: Sequence[Generation], settings: Settings) -> _
         "error_rate_asked": status.error_rate,
         "window_secs": window_of(live) or None,
         "expected_false_drops": status.expected_false_drops,
-        "generations": [_generation(each) for each in status.generations],
+        "generations": [
+            {
+                **_generation(figures),
+                **({"file": name} if is_local else {}),
+                "created": each.created_at,
+                "open_until": each.open_until or None,
+            }
+            for figures, each, name in zip(status.generations, live, reader.names, strict=True)
+        ],
+        "spider": reader.spider,
+        "fingerprinter": reader.fingerprinter,
+        "salt": reader.salt,
+        "closed": reader.is_closed(),
+        "in_use": reader.is_in_use(),
+        **({"queue": queue} if is_local else {}),
+        "forgotten": reader.count_forgotten(),
     }
 
 
@@ -165,8 +128,8 @@ def _generation(each: GenerationStatus) -> _Figures:
     }
 
 
-def _scan(figures: _Figures, live: Sequence[Generation], fills: Sequence[Iterator[float]]) -> None:
-    for row, each in zip(figures["generations"], measured(live, fills), strict=True):
+def _scan(figures: _Figures, reader: Reader) -> None:
+    for row, each in zip(figures["generations"], measured(reader), strict=True):
         row["scan"] = {
             "fill_ratio": each.contents.fill_ratio,
             "error_rate_now": each.contents.error_rate,
@@ -185,7 +148,7 @@ def _print(figures: _Figures) -> None:
         ("spider", figures["spider"]),
         ("fingerprinter", figures["fingerprinter"]),
         ("salt", figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else "")),
-        ("state", state_text(closed=figures["closed"], in_use=figures["in_use"])),
+        ("state", state_text(figures["closed"], figures["in_use"])),
         ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),

@@ -22,9 +22,9 @@ from scrapy_bloom.commands.shared.arguments import (
 )
 from scrapy_bloom.commands.shared.output import print_json, say, working
 from scrapy_bloom.commands.shared.places import connect, say_where
-from scrapy_bloom.copying.transfer import Copied, copy_from_redis
+from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.copying.transfer import Copied, download
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.redis.keys.store import RedisStore
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter from Redis into files"
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
-    server, key, _ = connect(options, settings, options.url)
-    with closing(server), working(f"Copying from {server.address}"):
-        copied = copy_from_redis(RedisStore(server, key), options.path)
+    store = connect(options, load_project(settings, options.spider, options.url))
+    with closing(store.server), working(f"Copying from {store.server.address}"):
+        copied = download(store.server, store.key, options.path)
     tell_copied(options, copied, str(options.path))
     if not options.json:
         say_where(options.path)

@@ -22,9 +22,9 @@ from scrapy_bloom.commands.shared.arguments import (
 )
 from scrapy_bloom.commands.shared.output import working
 from scrapy_bloom.commands.shared.places import connect, warn_of_queue
-from scrapy_bloom.copying.transfer import copy_to_redis
+from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.reader import filter_directory, found_files
-from scrapy_bloom.redis.keys.store import RedisStore
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter from files into Redis"
@@ -42,13 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
-    server, key, _ = connect(
-        options,
-        settings,
-        options.url,
-        made_for=found_files(options.path)[-1].header.spider,
-    )
-    with closing(server), working(f"Copying to {server.address}"):
-        copied = copy_to_redis(filter_directory(options.path), RedisStore(server, key))
+    made_for = found_files(options.path)[-1].header.spider
+    project = load_project(settings, options.spider, options.url)
+    store = connect(options, project, made_for=made_for)
+    with closing(store.server), working(f"Copying to {store.server.address}"):
+        copied = upload(filter_directory(options.path), store.server, store.key)
     warn_of_queue(filter_directory(options.path))
-    tell_copied(options, copied, f"{server.address}, key {key}")
+    tell_copied(options, copied, f"{store.server.address}, key {store.key}")

@@ -16,8 +16,6 @@ Examples:
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 
@@ -26,15 +24,12 @@ from scrapy.settings import Settings
 from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.analysis.report import Measured, Report, measure
 from scrapy_bloom.analysis.report_page import report_page
-from scrapy_bloom.commands.shared.arguments import add_output, add_place
+from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
 from scrapy_bloom.commands.shared.output import check_output, progress, say
-from scrapy_bloom.commands.shared.places import connect, is_redis, state_text, use_of
+from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.commands.shared.project import load_project
-from scrapy_bloom.files.reader import FilterReader
-from scrapy_bloom.generations.policy import Generation, Policy, window_of
+from scrapy_bloom.generations.policy import Policy, window_of
 from scrapy_bloom.generations.status import size_text
-from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.settings.settings import BloomSettings
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"
@@ -50,64 +45,39 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
     check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # if it is missing, that is better told before the work
-    report = _in_redis if is_redis(options.place) else _in_files
-    page = report_page(report(options, settings))
+    project = load_project(settings, options.spider, options.place)
+    with opened_filter(options, settings, project) as reader:
+        is_shared = is_redis(options.place)
+        report = Report(
+            location=reader.location if is_shared else str(Path(options.place).absolute()),
+            spider=reader.spider,
+            fingerprinter=reader.fingerprinter,
+            state=state_text(reader.is_closed(), reader.is_in_use()),
+            names=reader.names,
+            generations=measured(reader),
+            policy=Policy(
+                expected=project.bloom.expected_requests,
+                error_rate=project.bloom.error_rate,
+                on_full=project.bloom.on_full,
+                window=window_of(reader.generations),
+            ),
+        )
+    page = report_page(report)
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
 
 
-def _in_files(options: argparse.Namespace, settings: Settings) -> Report:
-    bloom = load_project(settings, options.spider).bloom
-    path = Path(options.place)
-    with closing(FilterReader(path)) as reader:
-        header = reader.files[-1].header
-        live = [file.figures for file in reader.files]
-        return Report(
-            location=str(path.absolute()),
-            spider=header.spider,
-            fingerprinter=header.fingerprinter,
-            state=state_text(**use_of(reader.files)),
-            names=[file.path.name for file in reader.files],
-            generations=measured(live, [file.filter.block_fills() for file in reader.files]),
-            policy=_policy(bloom, live),
-        )
-
-
-def _in_redis(options: argparse.Namespace, settings: Settings) -> Report:
-    server, key, bloom = connect(options, settings, options.place)
-    with closing(server):
-        reader = RedisReader(server, key)
-        live = reader.generations
-        return Report(
-            location=f"{server.address}, key {key}",
-            spider=reader.info.spider,
-            fingerprinter=reader.info.fingerprinter,
-            state=state_text(closed=None, in_use=None),
-            names=[f"{each.num_chunks:,} keys" for each in live],
-            generations=measured(live, reader.block_fills()),
-            policy=_policy(bloom, live),
-        )
-
-
-def measured(live: Sequence[Generation], fills: Sequence[Iterator[float]]) -> list[Measured]:
-    """Count the bits of some generations, with a bar: of each, the share set in its blocks."""
-    blocks = [each.geometry.num_blocks for each in live]
+def measured(reader: Reader) -> list[Measured]:
+    """Count the bits of a filter, generation by generation, with a bar."""
+    blocks = [each.geometry.num_blocks for each in reader.generations]
     with progress("Counting bits", sum(blocks), "blocks") as advance:
         done = accumulate(blocks[:-1], initial=0)
         return [
             measure(figures, each, advance, before)
-            for figures, each, before in zip(live, fills, done, strict=True)
+            for figures, each, before in zip(
+                reader.generations, reader.block_fills(), done, strict=True
+            )
         ]
-
-
-def _policy(bloom: BloomSettings, live: Sequence[Generation]) -> Policy:
-    """Return how the filter will grow."""
-    return Policy(
-        expected=bloom.expected_requests,
-        error_rate=bloom.error_rate,
-        on_full=bloom.on_full,
-        window=window_of(live),
-    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place
+from scrapy_bloom.commands.shared.arguments import add_place, is_redis
 from scrapy_bloom.commands.shared.output import note, say
-from scrapy_bloom.commands.shared.places import connect, is_redis
+from scrapy_bloom.commands.shared.places import connect
+from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import filter_directory
@@ -26,7 +27,6 @@ from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
-from scrapy_bloom.redis.keys.store import RedisStore
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
@@ -72,9 +72,9 @@ def _reset_files(path: Path, *, yes: bool) -> None:
 
 
 def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
-    server, key, _ = connect(options, settings, options.place)
-    with closing(server):
-        store = RedisStore(server, key)
+    store = connect(options, load_project(settings, options.spider, options.place))
+    name = f"{store.key} in {store.server.address}"
+    with closing(store.server):
         stored = store.read()
         if stored.info is None:
             store.read_filter()  # says best that there is none
@@ -82,12 +82,12 @@ def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
         count = sum(each.count for each in generations)
         size = size_text(sum(each.geometry.nbytes for each in generations))
         _confirm(
-            f"Delete the filter {key} in {server.address}: {count:,} requests, {size}? Crawlers "
-            "that use it now go on with an empty one.",
+            f"Delete the filter {name}: {count:,} requests, {size}? Crawlers that use it now go on "
+            "with an empty one.",
             yes=options.yes,
         )
         store.reset()
-    say(f"Deleted the filter {key} in {server.address}")
+    say(f"Deleted the filter {name}")
 
 
 def _confirm(question: str, *, yes: bool) -> None:

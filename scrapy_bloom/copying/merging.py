@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
+from scrapy_bloom.copying.new_filter import new_filter
 from scrapy_bloom.exceptions import (
     FingerprinterMismatchError,
     GeometryMismatchError,
-    StorageError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import FilterDirectory, check_closed, check_free, set_changed_at
@@ -19,7 +19,7 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader, status_of
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 
 _BLOCKS_AT_ONCE = 128
@@ -45,30 +45,11 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         for source, reader in zip(sources, readers, strict=True):
             check_closed(source, [file.state for file in reader.files])
         parts = _parts([reader.files for reader in readers])
-        check_free(target)
-        directory = FilterDirectory(target, fingerprinter="", job=Job(None, "stop"))
-        directory.lock()
-        stack.callback(directory.unlock)
-        if filter_files(target):
-            raise StorageError(f"{target} holds a filter already; give another directory")
-        made: list[FilterFile] = []
-        try:
-            for number, part in enumerate(parts, 1):
-                made.append(_merged(directory, number, part, in_use=True))
-            # Not before: should we be killed, what there is is no filter.
-            _forget(target, [reader.forgotten for reader in readers])
-            for file in made:
-                file.save_state(in_use=False)
-                file.sync()
-            return status_of(str(target), made)
-        except BaseException:
-            for path in [*(file.path for file in made), *forgotten_file.files(target)]:
-                path.unlink()
-            raise
-        finally:
-            for file in made:
-                file.close()
-                set_changed_at(file.path)
+        made = stack.enter_context(new_filter(target, otherwise="another directory"))
+        for number, part in enumerate(parts, 1):
+            made.append(_merged(target, number, part, in_use=True))
+        _forget(target, [reader.forgotten for reader in readers])
+        return status_of(str(target), made)
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
@@ -100,7 +81,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         _parts([present, reader.files])  # checks them
         for here, there in zip_longest(present, reader.files):
             if here is None:
-                new = _merged(directory, len(present) + 1, [there])
+                new = _merged(target, len(present) + 1, [there])
                 stack.callback(new.close)
                 present.append(new)
             elif there is not None:
@@ -155,7 +136,7 @@ def _check_alike(files: Sequence[FilterFile]) -> None:
 
 
 def _merged(
-    directory: FilterDirectory, number: int, part: Sequence[FilterFile], *, in_use: bool = False
+    target: Path, number: int, part: Sequence[FilterFile], *, in_use: bool = False
 ) -> FilterFile:
     first = part[0]
     header = replace(
@@ -169,7 +150,7 @@ def _merged(
             _or(bits, file.filter)
         return _count(bits, part)
 
-    return directory.create(header, State(in_use=in_use), fill)
+    return FilterFile.create(target / file_name(number), header, State(in_use=in_use), fill)
 
 
 def _or(bits: BloomFilter, other: BloomFilter) -> None:

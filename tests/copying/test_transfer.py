@@ -24,8 +24,10 @@ def fps(start: int, stop: int) -> list[bytes]:
     return [hashlib.sha1(b"%d" % number).digest() for number in range(start, stop)]
 
 
-def url_of(place: str) -> str:
-    return servers.shared_cluster().url if place == "cluster" else servers.shared(place).url
+def server_of(place: str) -> RedisServer:
+    if place == "cluster":
+        return RedisServer(servers.shared_cluster().url, cluster=True)
+    return RedisServer(servers.shared(place).url)
 
 
 def local(path: Path, **options: object) -> LocalBackend:
@@ -38,8 +40,9 @@ def local(path: Path, **options: object) -> LocalBackend:
 
 
 def shared(place: str, key: str, **options: object) -> RedisBackend:
-    server = RedisServer(url_of(place), cluster=place == "cluster")
-    backend = RedisBackend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+    backend = RedisBackend(
+        server_of(place), key, **{"capacity": 2000, "error_rate": 1e-12, **options}
+    )
     backend.open()
     backend.begin()
     return backend
@@ -64,7 +67,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     before = blocks(tmp_path / "one")
     assert len(before) == 3
 
-    copied = upload(tmp_path / "one", url_of(place), key, cluster=place == "cluster")
+    copied = upload(tmp_path / "one", server_of(place), key)
     assert blocks(tmp_path / "one") == before
     assert copied.generations == 3
     assert copied.requests == 9000
@@ -82,7 +85,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert count == 20_000
     backend.close()
 
-    back = download(url_of(place), key, tmp_path / "two", cluster=place == "cluster")
+    back = download(server_of(place), key, tmp_path / "two")
     assert (back.generations, back.requests) == (4, count)
     after = blocks(tmp_path / "two")
     assert after[1] == before[1]
@@ -100,8 +103,8 @@ def test_a_filter_of_many_keys(tmp_path: Path, key: str) -> None:
     for fingerprint in fps(0, 5000):
         backend.add(fingerprint)
     backend.close()
-    copied = upload(tmp_path / "one", url_of("valkey"), key)
-    back = download(url_of("valkey"), key, tmp_path / "two")
+    copied = upload(tmp_path / "one", server_of("valkey"), key)
+    back = download(server_of("valkey"), key, tmp_path / "two")
     assert back == copied
     assert blocks(tmp_path / "one") == blocks(tmp_path / "two")
 
@@ -113,7 +116,7 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     now += 260
     assert backend.add(b"second")
     backend.close()
-    upload(tmp_path / "one", url_of("valkey"), key)
+    upload(tmp_path / "one", server_of("valkey"), key)
     now += 500
     uploaded = shared("valkey", key, window_secs=1000, clock=lambda: now)
     assert b"first" in uploaded
@@ -121,7 +124,7 @@ def test_windows_go_along(tmp_path: Path, key: str) -> None:
     assert b"first" not in uploaded
     assert b"second" in uploaded
     uploaded.close()
-    download(url_of("valkey"), key, tmp_path / "two")
+    download(server_of("valkey"), key, tmp_path / "two")
     backend = local(tmp_path / "two", window_secs=1000, clock=lambda: now)
     assert b"first" not in backend
     assert b"second" in backend
@@ -133,12 +136,12 @@ def test_nothing_is_replaced(tmp_path: Path, key: str) -> None:
         backend = local(tmp_path / name)
         backend.add(name.encode())
         backend.close()
-    upload(tmp_path / "one", url_of("valkey"), key)
+    upload(tmp_path / "one", server_of("valkey"), key)
     with pytest.raises(StorageError, match="has a filter .* already; nothing was changed"):
-        upload(tmp_path / "two", url_of("valkey"), key)
+        upload(tmp_path / "two", server_of("valkey"), key)
     before = blocks(tmp_path / "two")
     with pytest.raises(StorageError, match="holds a filter already"):
-        download(url_of("valkey"), key, tmp_path / "two")
+        download(server_of("valkey"), key, tmp_path / "two")
     assert blocks(tmp_path / "two") == before
     backend = shared("valkey", key)
     assert b"one" in backend
@@ -148,28 +151,28 @@ def test_nothing_is_replaced(tmp_path: Path, key: str) -> None:
 
 def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="holds no filter"):
-        upload(tmp_path / "nothing", url_of("valkey"), key)
+        upload(tmp_path / "nothing", server_of("valkey"), key)
     assert not (tmp_path / "nothing").exists()
     backend = local(tmp_path / "one")
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
-        upload(tmp_path / "one", url_of("valkey"), key)
+        upload(tmp_path / "one", server_of("valkey"), key)
     backend._store._directory.unlock()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
-        upload(tmp_path / "one", url_of("valkey"), key)
+        upload(tmp_path / "one", server_of("valkey"), key)
     assert not servers.shared("valkey").client.keys(f"{key}*")
 
 
 def test_what_cannot_be_downloaded(tmp_path: Path, key: str) -> None:
     with pytest.raises(StorageError, match="has no filter .*BLOOM_REDIS_KEY"):
-        download(url_of("valkey"), key, tmp_path / "one")
+        download(server_of("valkey"), key, tmp_path / "one")
     backend = shared("valkey", key, capacity=1_000_000)
     backend.add(b"page")
     backend.close()
-    (generation,) = RedisStore(RedisServer(url_of("valkey")), key).read().generations
+    (generation,) = RedisStore(server_of("valkey"), key).read().generations
     servers.shared("valkey").client.delete(f"{key}:{generation.id}:1")
     with pytest.raises(StorageError, match="has lost the key .*:1'"):
-        download(url_of("valkey"), key, tmp_path / "one")
+        download(server_of("valkey"), key, tmp_path / "one")
     assert filter_files(tmp_path / "one") == []
 
 
@@ -182,7 +185,7 @@ def test_a_full_server_keeps_nothing_of_it(tmp_path: Path) -> None:
         used = server.client.info("memory")["used_memory"]
         server.client.config_set("maxmemory", used + 3_000_000)
         with pytest.raises(StorageError, match="memory is full"):
-            upload(tmp_path / "one", server.url, "k")
+            upload(tmp_path / "one", RedisServer(server.url), "k")
         assert not server.client.keys("*")
     finally:
         server.end()

@@ -12,6 +12,7 @@ from cli import bloom
 from crawls import Crawl
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.settings.settings import BloomSettings
 from sites import Site
 from workspace import fingerprints, make_filter, urls
@@ -48,7 +49,7 @@ def test_a_filter_with_six_parts_is_what_was_asked_for(
     place = {"BLOOM_DIR": "filter"}
     if backend == "redis":
         url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
-        upload(tmp_path / "filter", url, key)
+        upload(tmp_path / "filter", RedisServer(url), key)
         place = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key}
         place["BLOOM_REDIS_DEADLINE_SECS"] = "20s"
     crawl = Crawl(tree.url, tmp_path, {**SETTINGS, **place})

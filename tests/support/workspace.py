@@ -17,6 +17,7 @@ import servers
 from cli import Ran, bloom
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.redis.connection.server import RedisServer
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
@@ -107,7 +108,7 @@ def prepare(path: Path) -> str:
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
-    upload(path / "jobs/shop/bloom", url, "shop:bloom")
+    upload(path / "jobs/shop/bloom", RedisServer(url), "shop:bloom")
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
     return url
 

@@ -8,6 +8,7 @@ from typing import Any
 from scrapy_bloom import text as amounts
 from scrapy_bloom.commands.shared.lists import FORMATS
 from scrapy_bloom.commands.shared.output import masked
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
@@ -65,6 +66,22 @@ def path_argument(text: str) -> Path:
     if "://" in text:
         raise argparse.ArgumentTypeError(f"{masked(text)} is a URL; a path is meant here")
     return Path(text)
+
+
+def is_redis(place: str) -> bool:
+    """Return whether a place is the URL of a server, and no path.
+
+    Raises:
+        BloomError: it is another URL. A directory of that name would bear its password.
+    """
+    if place.lower().startswith(REDIS_SCHEMES):
+        return True
+    if "://" in place:
+        raise BloomError(
+            f"{masked(place)} is neither a path nor the URL of a Redis server, which begins with "
+            "redis://, with rediss:// (for TLS) or with unix://"
+        )
+    return False
 
 
 def redis_argument(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
+from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import (
     FORMATS,
     UNREADABLE,
@@ -21,7 +22,7 @@ from scrapy_bloom.commands.shared.lists import (
     reason,
 )
 from scrapy_bloom.commands.shared.output import note
-from scrapy_bloom.commands.shared.places import answering_server, is_redis, redis_settings
+from scrapy_bloom.commands.shared.places import answering_server
 from scrapy_bloom.commands.shared.project import Project, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.header import MAGIC
@@ -203,8 +204,7 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    bloom = load_project(settings, **redis_settings(options.source)).bloom
-    server = answering_server(settings, options.source, bloom)
+    server = answering_server(load_project(settings, place=options.source))
     stack.enter_context(closing(server))
     return RedisSet(server, key)
 

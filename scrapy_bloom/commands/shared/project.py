@@ -11,6 +11,7 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
+from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.output import masked
 from scrapy_bloom.crawl.fingerprinting import Fingerprint, fingerprint_function
@@ -18,16 +19,13 @@ from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.settings.scrapy_redis import redis_params
 from scrapy_bloom.settings.settings import BloomSettings
 
-_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
-_DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
-_FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
-
 
 @dataclass(frozen=True)
 class Project:
     """The settings and the fingerprinter of a crawl.
 
     Attributes:
+        settings: as the command got them.
         bloom: the BLOOM_* settings.
         fingerprint: makes the fingerprint of a request.
         fingerprinter: import path of what makes it.
@@ -35,6 +33,7 @@ class Project:
         spider: the spider's name; empty if none was said.
     """
 
+    settings: Settings
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str
@@ -50,18 +49,25 @@ class Project:
         return self.fingerprint(Request(url))
 
 
-def load_project(settings: Settings, spider: str | None = None, **more: Any) -> Project:
+def load_project(
+    settings: Settings, spider: str | None = None, place: str = "", **more: Any
+) -> Project:
     """Return the settings and the fingerprinter of a crawl with these settings.
 
     Args:
         settings: as the command got them.
         spider: the spider's name; in a project it must be one of its spiders.
+        place: of a filter; if it is the URL of a server, the crawl uses that one, whatever the
+            project's own is.
         more: settings that the command sets itself.
 
     Raises:
         SettingError: a setting is not valid.
         BloomError: there is no such spider, or the fingerprinter cannot be made.
     """
+    has_url = is_redis(place)
+    if has_url:
+        more |= {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": place}
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters ask for them.
@@ -86,11 +92,12 @@ def load_project(settings: Settings, spider: str | None = None, **more: Any) -> 
             f"{type(error).__name__}: {error}"
         ) from error
     bloom = BloomSettings.from_settings(crawler.settings)
-    if "BLOOM_REDIS_URL" in more and not has_own_url:
+    if has_url and not has_own_url:
         bloom = replace(bloom, redis_params=redis_params(crawler.settings))
     if only_crawled:  # the other half of the rate is that of the filter in memory
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
+        settings=settings,
         bloom=bloom,
         fingerprint=fingerprint_function(fingerprinter),
         fingerprinter=global_object_name(type(fingerprinter)),

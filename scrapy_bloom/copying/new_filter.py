@@ -1,0 +1,48 @@
+"""A new filter in a directory: all of it appears, or nothing."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import check_free, set_changed_at
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.paths import filter_files
+
+
+@contextmanager
+def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
+    """Have a block make the files of a filter, and remove what it made if it fails.
+
+    Args:
+        target: the directory, without a filter yet; made if missing.
+        otherwise: which directory to give if it has one.
+
+    Returns:
+        A list, into which the block puts the files, oldest first. They are marked as in use until
+        all are there: should we be killed, what there is is no filter.
+
+    Raises:
+        StorageError: or one of its children: see `check_free`; there is a filter.
+    """
+    check_free(target)
+    with ExitStack() as stack:
+        stack.callback(lock_directory(target).release)
+        if filter_files(target):
+            raise StorageError(f"{target} holds a filter already; give {otherwise}")
+        made: list[FilterFile] = []
+        try:
+            yield made
+            for file in made:
+                file.save_state(in_use=False)
+                file.sync()
+        except BaseException:
+            for path in [*(file.path for file in made), *forgotten_file.files(target)]:
+                path.unlink()
+            raise
+        finally:
+            for file in made:
+                file.close()
+                set_changed_at(file.path)
