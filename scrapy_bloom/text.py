@@ -1,8 +1,11 @@
-"""Amounts as people write them, in settings and on the command line: 5M requests, 7d."""
+"""Amounts as people write and read them: 5M requests, 7 days, 3.4 MiB, practically 0."""
 
 import math
 import re
 
+PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
+
+_LEAST_RATE = 1e-15  # no filter is made for less
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,5 may mean 15 to some, and 1.5 to others
@@ -44,3 +47,100 @@ def _amount(text: str, units: dict[str, int]) -> float:
         return float(digits) * (unit or 1)
     except ValueError:
         return math.nan
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """Return a figure for people: with commas if it is whole, else with the digits that count.
+
+    >>> number_text(1_000_000), number_text(0.0329871), number_text(3.02e-7), number_text(1.5e-23)
+    ('1,000,000', '0.033', '3.02e-07', 'practically 0')
+    >>> number_text(123.4, 2), number_text(99.7, 2), number_text(12.3, 1)
+    ('123', '100', '12')
+    """
+    if 0 < abs(value) < PRACTICALLY_0:
+        return "practically 0"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(float(f"{value:.{digits}g}")) >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def in_short(value: float) -> str:
+    """Return a number of requests, as the command line takes it, too.
+
+    >>> in_short(0), in_short(1_234_567), in_short(2.5e9)
+    ('0', '1.23M', '2.5B')
+    """
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def in_words(value: float, digits: int = 3) -> str:
+    """Return a number within a sentence.
+
+    >>> in_words(1_234_567), in_words(987.4), in_words(2.57e12, 2)
+    ('1.23 million', '987', '2.6 trillion')
+    """
+    value = float(f"{value:.{digits}g}")
+    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if value >= unit:
+            return f"{number_text(value / unit, digits)} {name}"
+    return number_text(value, digits)
+
+
+def rate_text(value: float) -> str:
+    """Return an error rate.
+
+    >>> rate_text(3.021e-9), rate_text(0), rate_text(1e-17)
+    ('3e-09', '0', 'practically 0')
+    """
+    return "practically 0" if 0 < value < _LEAST_RATE else f"{value:.2g}"
+
+
+def share_text(share: float) -> str:
+    """Return a share in per cent.
+
+    >>> share_text(0.0123456), share_text(0.9999), share_text(23.4)
+    ('1.23 %', '100 %', '2,340 %')
+    """
+    return f"{100 * share:.3g} %" if share < 0.9995 else f"{100 * share:,.0f} %"
+
+
+def per_cent_text(value: float) -> str:
+    """Return per cent: two decimals, or the first digit that counts.
+
+    >>> per_cent_text(4.837), per_cent_text(0.00031), per_cent_text(1e-32)
+    ('4.84', '0.0003', 'practically 0')
+    """
+    if 0 < value < PRACTICALLY_0:
+        return "practically 0"
+    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size, in units of 1,024.
+
+    >>> size_text(8192), size_text(3_604_480), size_text(3_604_480 * 1024)
+    ('8.0 KiB', '3.4 MiB', '3.4 GiB')
+    """
+    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{value:.1f} {units[0]}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a time, in the largest unit of which it is a whole number.
+
+    >>> duration_text(604_800), duration_text(5400), duration_text(0.5)
+    ('7 days', '90 minutes', '0.5 seconds')
+    """
+    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
+        if seconds >= unit and seconds % unit == 0:
+            count = int(seconds // unit)
+            return f"{count:,} {name}{'s' if count > 1 else ''}"
+    return f"{seconds:,.9g} seconds"

@@ -1,26 +1,19 @@
 """Other ways to remember a crawl's requests: their bytes, and how often they err."""
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
 REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
 MD5_TABLE_BYTES = 32  # 16 for a digest, in a table that is half full
 
 
-@dataclass(frozen=True)
-class Alternative:
-    """A way to remember requests.
-
-    Attributes:
-        name: for people.
-        nbytes: its size with all requests.
-        false_drops: requests that it is expected to take for seen in the whole crawl.
-    """
+class Alternative(NamedTuple):
+    """A way to remember requests: its bytes with all of them, and how many it takes for seen."""
 
     name: str
-    nbytes: int
-    false_drops: float
+    bytes: int
+    expected_false_drops: float
 
 
 def alternatives(requests: int, nbytes: int) -> list[Alternative]:

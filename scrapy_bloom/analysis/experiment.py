@@ -9,8 +9,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bitarray import bitarray
 from mmh3 import mmh3_x64_128_utupledigest
@@ -41,8 +40,7 @@ class Memory(Protocol):
         """The memory taken now, in bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contestant:
+class Contestant(NamedTuple):
     """One of the memories that are compared.
 
     Attributes:
@@ -59,8 +57,7 @@ class Contestant:
     theory: Callable[[int], float]
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Progress of the experiment, and what went wrong up to there.
 
     Attributes:
@@ -187,34 +184,33 @@ def contestants(
         bloom_bits: size of the classic Bloom filter in bits, at least 1.
         bloom_hashes: its hashes, at least 1.
     """
-    blocks, hashes = ours.num_blocks, ours.num_hashes
     units = "counters" if ours.geometry.is_counting else "bits"
     return [
-        Contestant(name="exact set", details="", memory=ExactSet(), theory=lambda _: 0.0),
-        Contestant(name="MD5 set", details="", memory=Md5Set(), theory=md5_collisions),
+        Contestant("exact set", "", ExactSet(), lambda _: 0.0),
+        Contestant("MD5 set", "", Md5Set(), md5_collisions),
         Contestant(
-            name="bitmap",
-            details=f"{bitmap_bits:,} bits, 1 hash",
-            memory=ClassicFilter(bitmap_bits, 1),
-            theory=lambda different: bitmap_collisions(different, bitmap_bits),
+            "bitmap",
+            f"{bitmap_bits:,} bits, 1 hash",
+            ClassicFilter(bitmap_bits, 1),
+            lambda different: bitmap_collisions(different, bitmap_bits),
         ),
         Contestant(
-            name="Bloom filter",
-            details=f"{bloom_bits:,} bits, {bloom_hashes} {_hashes(bloom_hashes)}",
-            memory=ClassicFilter(bloom_bits, bloom_hashes),
-            theory=lambda different: classic_false_drops(bloom_bits, bloom_hashes, different),
+            "Bloom filter",
+            f"{bloom_bits:,} bits, {_hashes(bloom_hashes)}",
+            ClassicFilter(bloom_bits, bloom_hashes),
+            lambda different: classic_false_drops(bloom_bits, bloom_hashes, different),
         ),
         Contestant(
-            name="this package",
-            details=f"{ours.num_bits:,} {units}, {hashes} {_hashes(hashes)}",
-            memory=ours,
-            theory=lambda different: expected_false_drops(blocks, hashes, different),
+            "this package",
+            f"{ours.num_bits:,} {units}, {_hashes(ours.num_hashes)}",
+            ours,
+            lambda different: expected_false_drops(ours.num_blocks, ours.num_hashes, different),
         ),
     ]
 
 
 def _hashes(number: int) -> str:
-    return "hash" if number == 1 else "hashes"
+    return "1 hash" if number == 1 else f"{number} hashes"
 
 
 def compare(

@@ -6,7 +6,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.experiment import Contestant, Row
 from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
-from scrapy_bloom.generations.status import per_cent_text, size_text
+from scrapy_bloom.text import per_cent_text, size_text
 
 _COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
 _THEORY_STEPS = 25
@@ -18,10 +18,7 @@ def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> b
     Args:
         those: the contestants.
         rows: the course of the experiment, at least one.
-        kind: "png" or "svg".
-
-    Returns:
-        The content of an image file.
+        kind: of image file to return: "png" or "svg".
 
     Raises:
         BloomError: matplotlib is missing.
@@ -50,7 +47,7 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
     for index, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
         found = [100 * row.wrong[index] / row.different for row in rows]
         axes.plot(
-            [0, *[row.different for row in rows]],
+            [0, *(row.different for row in rows)],
             [0, *found],
             color=colour,
             linewidth=2.5,
@@ -61,7 +58,7 @@ def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) ->
         )
         axes.plot(
             [0, *steps],
-            [0, *[100 * each.theory(step) / step for step in steps]],
+            [0, *(100 * each.theory(step) / step for step in steps)],
             color=INK,
             linewidth=0.9,
             linestyle=(0, (5, 4)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.report import Point, Spread
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.status import size_text
+from scrapy_bloom.text import in_short, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -66,7 +66,7 @@ def import_pyplot() -> Any:
 def error_chart(
     course: Sequence[Point], *, now: int, capacity: int, asked: float, narrow: bool = False
 ) -> str:
-    """Draw the error rate against the requests recorded, so far and from now on.
+    """Draw the error rate against the requests recorded; return an SVG element.
 
     Args:
         course: from 0 requests to those that are looked ahead to.
@@ -74,23 +74,21 @@ def error_chart(
         capacity: requests for which there is room.
         asked: the highest rate that was asked for, 0 < p < 1.
         narrow: for a narrow page, where letters must be larger.
-
-    Returns:
-        An SVG element.
     """
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
     with _axes(*((430, 350) if narrow else (920, 350))) as (figure, axes):
-        for points, style, name in (
-            (so_far, {"linestyle": "-", "linewidth": 2.2}, "so far"),
-            (ahead, {"linestyle": (0, (4, 2.5)), "linewidth": 1.8}, "forecast"),
+        for points, line, width, name in (
+            (so_far, "-", 2.2, "so far"),
+            (ahead, (0, (4, 2.5)), 1.8, "forecast"),
         ):
             axes.plot(
                 [point.requests for point in points],
                 [max(point.error_rate, 1e-300) for point in points],
                 color=OURS,
                 label=name,
-                **style,
+                linestyle=line,
+                linewidth=width,
             )
         rate = so_far[-1].error_rate if so_far else 0.0
         highest = max(asked, course[-1].error_rate)
@@ -121,16 +119,7 @@ def error_chart(
 
 
 def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
-    """Draw the filter's size and that of a set against the requests recorded.
-
-    Args:
-        course: see `error_chart`.
-        now: requests recorded now.
-        set_bytes: what a set takes for each request.
-
-    Returns:
-        An SVG element.
-    """
+    """Draw the filter's size and that of a set of so many bytes a request; see `error_chart`."""
     most = max(course[-1].nbytes, course[-1].requests * set_bytes)
     unit = max(each for each in _UNITS if each <= max(most, 1024))
     requests = [point.requests for point in course]
@@ -165,9 +154,6 @@ def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
         loads: how many blocks hold so many fingerprints, by that number.
         spread: what is expected.
         name: tells the picture from others of the page; letters and digits.
-
-    Returns:
-        An SVG element.
     """
     reach = 3.5 * spread.deviation
     first = min(*loads, max(0, math.floor(spread.mean - reach)))
@@ -197,18 +183,6 @@ def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
         axes.set_ylabel("blocks")
         axes.legend(loc="upper right", ncols=2)
         return _svg(figure, f"load-{name}", "Block load")
-
-
-def in_short(value: float) -> str:
-    """Return a number of requests, as the command line takes it, too.
-
-    >>> in_short(0), in_short(1_234_567), in_short(2.5e9)
-    ('0', '1.23M', '2.5B')
-    """
-    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * unit:
-            return f"{value / unit:.3g}{letter}"
-    return f"{value:.3g}"
 
 
 @contextmanager

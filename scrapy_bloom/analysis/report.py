@@ -5,25 +5,19 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 from scrapy_bloom.filters.bloom import Contents, block_load
-from scrapy_bloom.filters.sizing import (
-    BLOCK_BITS,
-    Geometry,
-    block_error_rate,
-    classic_fill_ratio,
-    expected_offered,
-)
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, any_errs
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """A generation whose bits were counted.
 
     Attributes:
@@ -39,9 +33,8 @@ class Measured:
     @property
     def fill_when_full(self) -> float:
         """The share of bits that is set at its capacity, 0 to 1."""
-        return classic_fill_ratio(
-            self.figures.geometry.num_bits, self.figures.geometry.num_hashes, self.figures.capacity
-        )
+        geometry = self.figures.geometry
+        return classic_fill_ratio(geometry.num_bits, geometry.num_hashes, self.figures.capacity)
 
 
 def measure(
@@ -68,11 +61,7 @@ def measure(
             if done % 100 == 0 or done == num_blocks:
                 advance(before + done)
 
-    return Measured(
-        figures=figures,
-        contents=Contents.of(fills(), num_hashes),
-        loads=loads,
-    )
+    return Measured(figures, Contents.of(fills(), num_hashes), loads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +87,14 @@ class Report:
     policy: Policy
 
     @property
+    def live(self) -> list[Generation]:
+        """The generations as the crawl wrote them down."""
+        return [each.figures for each in self.generations]
+
+    @cached_property
     def status(self) -> FilterStatus:
         """The figures that follow from what the crawl wrote down."""
-        live = [each.figures for each in self.generations]
-        return FilterStatus.of(self.location, live, self.policy.on_full)
+        return FilterStatus.of(self.location, self.live, self.policy.on_full)
 
     @property
     def error_rate(self) -> float:
@@ -115,16 +108,10 @@ class Report:
         fills = [each.contents.fill_ratio for each in self.generations]
         return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
 
-    @property
-    def has_window(self) -> bool:
-        """Return whether the filter forgets as time goes on."""
-        return any(each.figures.open_until for each in self.generations)
-
     def forecast(self) -> list[Generation]:
         """Return the generations that there will be at four times the capacity; see `grown`."""
-        live = [each.figures for each in self.generations]
         count = self.status.count
-        return grown(live, self.policy, max(4 * self.status.capacity, count + count // 4))
+        return grown(self.live, self.policy, max(4 * self.status.capacity, count + count // 4))
 
 
 class Point(NamedTuple):
@@ -160,14 +147,11 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
         newest.count += int(room)
         missing -= int(room)
         if missing > 0:
-            size = policy.next(live)
             live.append(
-                Generation(
-                    number=newest.number + 1,
-                    geometry=size.geometry,
-                    capacity=size.capacity,
-                    error_rate=size.error_rate,
-                    created_at=newest.created_at,
+                Generation.of(
+                    policy.next(live),
+                    newest.number + 1,
+                    newest.created_at,
                     open_until=newest.open_until,
                 )
             )
@@ -195,16 +179,18 @@ def course(generations: Sequence[Generation]) -> list[Point]:
 
 def after(generations: Sequence[Generation], requests: int) -> Point:
     """Return a point of a filter's course: that many requests are recorded; see `course`."""
-    rates, nbytes, left = [], 0, requests
+    then: list[GenerationStatus] = []
+    left = requests
     for each in generations:
-        if left <= 0 and nbytes:
+        if left <= 0 and then:
             break
-        num_blocks, num_hashes, _ = each.geometry
-        came = expected_offered(each.geometry.num_bits, num_hashes, min(left, each.count))
-        rates.append(block_error_rate(num_blocks, num_hashes, came))
-        nbytes += each.geometry.nbytes
+        then.append(replace(GenerationStatus.of(each), count=min(left, each.count)))
         left -= each.count
-    return Point(requests, any_errs(rates), nbytes)
+    return Point(
+        requests,
+        any_errs(each.error_rate_now for each in then),
+        sum(each.geometry.nbytes for each in then),
+    )
 
 
 class Spread:

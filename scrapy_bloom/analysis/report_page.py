@@ -12,8 +12,8 @@ from string import Template
 from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.pictures import error_chart, load_chart, memory_chart
 from scrapy_bloom.analysis.report import Measured, Report, Spread, course
-from scrapy_bloom.generations.policy import window_of
-from scrapy_bloom.generations.status import FilterStatus, duration_text, size_text
+from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.text import duration_text, in_words, number_text, share_text, size_text
 
 _HISTOGRAMS = 6  # at most, of the newest generations
 _TOLERANCE = 1.1  # what is counted scatters around what was asked for
@@ -58,7 +58,7 @@ def report_page(report: Report) -> str:
             _row(name, each, is_newest=each is report.generations[-1])
             for name, each in zip(report.names, report.generations, strict=True)
         ),
-        window=escape(_WINDOW) if report.has_window else "",
+        window=escape(_WINDOW) if report.policy.window else "",
         error_wide=wide,
         error_narrow=narrow,
         forecast=escape(_forecast(report, len(later))),
@@ -70,13 +70,12 @@ def report_page(report: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    live = [each.figures for each in report.generations]
-    window = window_of(live)
+    window = report.policy.window
     facts = {
         "Place": report.location,
         "Spider": report.spider or "not said",
         "Fingerprinter": report.fingerprinter or "not said",
-        "Created": f"{_time(live[0].created_at)} UTC",
+        "Created": f"{_time(report.live[0].created_at)} UTC",
         "Time window": duration_text(window) if window else "none",
         "State": report.state,
     }
@@ -86,30 +85,28 @@ def _facts(report: Report) -> str:
 def _verdict(report: Report) -> tuple[str, str, str]:
     """Return the mood of the page, its headline, and what that means."""
     status, rate = report.status, report.error_rate
-    lost = _lost(report.status.expected_false_drops)
-    asked, room = _one_in(status.error_rate), f"{status.capacity:,}"
+    room = f"{status.capacity:,}"
+    asked = f"At most {_one_in(status.error_rate)} was asked for."
     if not status.count:
-        return (
-            "good",
-            "Nothing is recorded yet, so no page can be taken for seen.",
-            f"There is room for {room} requests. At most {asked} was asked for.",
-        )
+        verdict = "Nothing is recorded yet, so no page can be taken for seen."
+        return "good", verdict, f"There is room for {room} requests. {asked}"
     if rate >= 0.05:
-        taken = f"{_percent(rate)} of the new requests are taken for seen"
+        taken = f"{share_text(rate)} of the new requests are taken for seen"
     else:
         taken = f"{_one_in(rate, 'one new request in')} is taken for seen"
     if status.count <= status.capacity:
         verdict = f"With {status.count:,} of {room} requests recorded, {taken}."
     else:
         verdict = f"With {status.count:,} requests in a filter for {room}, {taken}."
+    advice = f"{_lost(status.expected_false_drops)} {asked}"
     if rate > _TOLERANCE * status.error_rate:
-        return "bad", verdict, f"{lost} At most {asked} was asked for. {_way_out(report)}"
-    return "good", verdict, f"{lost} At most {asked} was asked for."
+        return "bad", verdict, f"{advice} {_way_out(report)}"
+    return "good", verdict, advice
 
 
 def _lost(drops: float) -> str:
     if drops >= 1:
-        return f"About {_words(drops, 2)} pages are expected to have been lost so far."
+        return f"About {in_words(drops, 2)} pages are expected to have been lost so far."
     none = 100 * math.exp(-drops)
     chance = f"{none:.0f} %" if none < 99 else f"{none:.2f} %" if none < 99.99 else "over 99.99 %"
     return f"Chances are {chance} that not a single page has been lost so far."
@@ -130,24 +127,24 @@ def _way_out(report: Report) -> str:
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
     status = report.status
     count, room = status.count, status.capacity
-    yield "Recorded", f"{count:,}", f"of {room:,}: {_percent(count / room)}"
+    yield "Recorded", f"{count:,}", f"of {room:,}: {share_text(count / room)}"
     rate = report.error_rate
     yield (
         "Error rate now",
-        _percent(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
+        share_text(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
         f"{_rate(rate)}; asked for: {_rate(status.error_rate)}",
     )
     drops = status.expected_false_drops
     if 0 < drops < 0.001:
         yield "Expected false drops", "< 0.001", f"{_rate(drops)} pages lost so far"
     else:
-        yield "Expected false drops", _figure(drops, 2), "pages lost so far"
+        yield "Expected false drops", number_text(drops, 2), "pages lost so far"
     yield "Size", size_text(status.nbytes), f"Scrapy's set: {size_text(count * SCRAPY_SET_BYTES)}"
-    yield "Fill", _percent(report.fill_ratio), "of the bits are set"
+    yield "Fill", share_text(report.fill_ratio), "of the bits are set"
     yield (
         "Bytes per request",
-        _figure(status.nbytes / count) if count else "none yet",
-        f"{_figure(status.nbytes / room, 2)} when full; Scrapy's set: {SCRAPY_SET_BYTES}",
+        number_text(status.nbytes / count) if count else "none yet",
+        f"{number_text(status.nbytes / room, 2)} when full; Scrapy's set: {SCRAPY_SET_BYTES}",
     )
 
 
@@ -168,7 +165,7 @@ def _row(name: str, each: Measured, *, is_newest: bool) -> str:
     bar = (
         f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
         f'<u style="left:{100 * each.fill_when_full:.2f}%"></u></span>'
-        f'<span class="share">{_percent(fill)}</span></span>'
+        f'<span class="share">{share_text(fill)}</span></span>'
     )
     cells = (
         f"{figures.number}<small>{escape(name)}</small>",
@@ -181,14 +178,11 @@ def _row(name: str, each: Measured, *, is_newest: bool) -> str:
         _rate(each.contents.error_rate),
         state,
     )
-    return "".join(
-        ["<tr>"]
-        + [
-            f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
-            for name, cell in zip(_COLUMNS, cells, strict=True)
-        ]
-        + ["</tr>"]
-    )
+    row = [
+        f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
+        for name, cell in zip(_COLUMNS, cells, strict=True)
+    ]
+    return f"<tr>{''.join(row)}</tr>"
 
 
 def _kind(name: str) -> str:
@@ -207,7 +201,7 @@ def _forecast(report: Report, generations: int) -> str:
         text += "the spider is closed at capacity, and this is what it is spared."
     else:
         text += "no generation follows a full one, and the rate goes on rising."
-    if report.has_window:
+    if report.policy.window:
         text += " It takes the generations as they are now: none expires meanwhile."
     return text
 
@@ -217,10 +211,10 @@ def _memory(status: FilterStatus) -> str:
     others = count * SCRAPY_SET_BYTES
     text = f"Now: {size_text(ours)}; Scrapy's set would take {size_text(others)}"
     if others > ours:
-        return f"{text}, {_words(others / ours, 2)} times as much."
+        return f"{text}, {in_words(others / ours, 2)} times as much."
     return (
         f"{text}. The filter takes all its space at once, and is the smaller one from "
-        f"{_words(ours / SCRAPY_SET_BYTES)} requests on."
+        f"{in_words(ours / SCRAPY_SET_BYTES)} requests on."
     )
 
 
@@ -234,12 +228,12 @@ def _loads(report: Report) -> Iterator[str]:
         name, blocks = str(each.figures.number), each.figures.geometry.num_blocks
         spread = Spread(each.contents.requests, each.figures.geometry)
         squares = sum(there * (load - spread.mean) ** 2 for load, there in each.loads.items())
-        here = math.sqrt(squares / blocks)
+        mean, here = number_text(spread.mean), number_text(math.sqrt(squares / blocks))
         yield (
             f'<figure class="panel"><h3>Requests in each block, generation {name}</h3>'
             f"{load_chart(each.loads, spread, name)}<figcaption>"
-            f"{blocks:,} blocks hold {_figure(spread.mean)} ±\u00a0{_figure(here)} each; a hash "
-            f"that prefers none gives ±\u00a0{_figure(spread.deviation)}.</figcaption></figure>"
+            f"{blocks:,} blocks hold {mean} ±\u00a0{here} each; a hash "
+            f"that prefers none gives ±\u00a0{number_text(spread.deviation)}.</figcaption></figure>"
         )
     if not shown:
         yield (
@@ -247,10 +241,6 @@ def _loads(report: Report) -> Iterator[str]:
             "nothing to spread: no request is recorded yet, or each generation is a single block."
             "</figcaption></figure>"
         )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share < 0.9995 else f"{100 * share:,.0f} %"
 
 
 def _time(seconds: float) -> str:
@@ -264,17 +254,4 @@ def _rate(value: float) -> str:
 def _one_in(rate: float, start: str = "one in", less: str = "less than") -> str:
     if rate < 1e-15:
         return f"{less} {start} 1,000 trillion"
-    return f"{start} {_words(1 / rate, 2)}"
-
-
-def _words(value: float, digits: int = 3) -> str:
-    """Return a large number for people: 1.2 million."""
-    value = float(f"{value:.{digits}g}")
-    for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if value >= unit:
-            return f"{_figure(value / unit, digits)} {name}"
-    return _figure(value, digits)
-
-
-def _figure(value: float, digits: int = 3) -> str:
-    return f"{value:.{digits}g}" if value < 100 else f"{value:,.0f}"
+    return f"{start} {in_words(1 / rate, 2)}"

@@ -51,7 +51,6 @@ from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.commands.shared.output import (
     check_output,
     note,
-    number,
     print_json,
     print_table,
     progress,
@@ -61,8 +60,8 @@ from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.counting import CountingBloomFilter
 from scrapy_bloom.filters.sizing import MAX_HASHES
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.generations.status import per_cent_text, size_text
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import number_text, per_cent_text, size_text
 
 SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"
 HELP = "the textbook experiment: sets, bitmap and filters on a file of URLs"
@@ -206,8 +205,8 @@ def _print(figures: dict[str, Any]) -> None:
         ["URLs read", "different", *names],
         [
             [
-                number(row["read"]),
-                number(row["different"]),
+                number_text(row["read"]),
+                number_text(row["different"]),
                 *[_wrongly_seen(row["wrongly_seen"][n], row["per_cent"][n]) for n in names],
             ]
             for row in figures["rows"]
@@ -222,7 +221,7 @@ def _print(figures: dict[str, Any]) -> None:
                 each["details"],
                 size_text(each["bytes"]),
                 f"{each['bytes_per_url']:,.1f}",
-                number(each["wrongly_seen"]),
+                number_text(each["wrongly_seen"]),
                 per_cent_text(each["per_cent"]),
                 per_cent_text(each["theory_per_cent"]),
             ]
@@ -233,7 +232,7 @@ def _print(figures: dict[str, Any]) -> None:
 
 
 def _wrongly_seen(count: int, per_cent: float) -> str:
-    return f"{number(count)} ({per_cent_text(per_cent)} %)" if count else "0"
+    return f"{number_text(count)} ({per_cent_text(per_cent)} %)" if count else "0"
 
 
 def _check_picture(path: Path, *, overwrite: bool) -> None:

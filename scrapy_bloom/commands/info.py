@@ -26,15 +26,15 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.report import measured
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
-from scrapy_bloom.commands.shared.output import number, print_json, print_table, say
+from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.files.reader import FilterReader, filter_directory
-from scrapy_bloom.filters.sizing import MIN_ERROR_RATE
 from scrapy_bloom.generations.policy import window_of
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, duration_text, size_text
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
 HELP = "what a filter is, and how full"
@@ -152,18 +152,18 @@ def _print(figures: _Figures) -> None:
         ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),
-        ("fill", f"{100 * figures['fill_ratio']:.3g} % of the bits"),
+        ("fill", f"{share_text(figures['fill_ratio'])} of the bits"),
         (
             "error rate",
             "; ".join(
                 [
-                    _rate(figures["error_rate_now"]),
-                    f"when full {_rate(figures['error_rate_at_capacity'])}",
+                    rate_text(figures["error_rate_now"]),
+                    f"when full {rate_text(figures['error_rate_at_capacity'])}",
                     f"asked for {figures['error_rate_asked']:g}",
                 ]
             ),
         ),
-        ("false drops", f"{number(figures['expected_false_drops'], 2)} expected so far"),
+        ("false drops", f"{number_text(figures['expected_false_drops'], 2)} expected so far"),
     ):
         say(f"  {name + ':':<15}{value}")
     if queue:
@@ -183,21 +183,17 @@ def _row(each: _Figures) -> list[str]:
     row = [
         str(each["number"]),
         time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
-        number(each["recorded"]),
-        number(each["capacity"]),
+        number_text(each["recorded"]),
+        number_text(each["capacity"]),
         size_text(each["bytes"]),
         str(each["hashes"]),
-        f"{100 * each['fill_ratio']:.3g} %",
-        _rate(each["error_rate_now"]),
+        share_text(each["fill_ratio"]),
+        rate_text(each["error_rate_now"]),
     ]
     if scan := each.get("scan"):
         row += [
-            f"{100 * scan['fill_ratio']:.3g} %",
-            _rate(scan["error_rate_now"]),
-            number(scan["recorded"]),
+            share_text(scan["fill_ratio"]),
+            rate_text(scan["error_rate_now"]),
+            number_text(scan["recorded"]),
         ]
     return row
-
-
-def _rate(value: float) -> str:
-    return "practically 0" if 0 < value < MIN_ERROR_RATE else f"{value:.2g}"

@@ -22,11 +22,11 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.analysis.alternatives import alternatives
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
-from scrapy_bloom.commands.shared.output import note, number, print_json, print_table, say
+from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
-from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import number_text, size_text
 
 SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"
@@ -75,46 +75,60 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         )
     print_table(
         ["requests", "error rate", "size", "false drops", "bits/request", "hashes"],
-        [_row(plan) for plan in plans],
+        [
+            [
+                number_text(plan["requests"]),
+                f"{plan['error_rate']:g}",
+                size_text(plan["bytes"]),
+                number_text(plan["expected_false_drops"]),
+                f"{plan['bits_per_request']:.1f}",
+                str(plan["hashes"]),
+            ]
+            for plan in plans
+        ],
         keys=2,
     )
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
         say(line)
     for plan in plans if options.vs else []:
+        requests = number_text(plan["requests"])
         print_table(
             ["instead:", "size", "times ours", "false drops"],
-            [_row_of_other(plan, other) for other in plan["instead"]],
-            title=f"\nInstead, for {number(plan['requests'])} requests at {plan['error_rate']:g}",
+            [
+                [
+                    other["name"],
+                    size_text(other["bytes"]),
+                    f"{other['bytes'] / plan['bytes']:.1f}",
+                    number_text(other["expected_false_drops"]),
+                ]
+                for other in plan["instead"]
+            ],
+            title=f"\nInstead, for {requests} requests at {plan['error_rate']:g}",
         )
 
 
 def _plan(policy: Policy) -> dict[str, Any]:
-    geometry, requests = policy.first().geometry, policy.expected
+    geometry = policy.first().geometry
     return {
         **_cost(policy),
         "hashes": geometry.num_hashes,
         "bits": geometry.nbytes * 8,
-        "bits_per_request": geometry.nbytes * 8 / requests,
+        "bits_per_request": geometry.nbytes * 8 / policy.expected,
         "advice": _advice(policy),
-        "instead": [
-            {
-                "name": each.name,
-                "bytes": each.nbytes,
-                "expected_false_drops": each.false_drops,
-            }
-            for each in alternatives(requests, geometry.nbytes)
-        ],
+        "instead": [each._asdict() for each in alternatives(policy.expected, geometry.nbytes)],
     }
 
 
 def _cost(policy: Policy) -> dict[str, Any]:
     """Return what a filter takes, and how many pages it is expected to lose."""
-    num_blocks, num_hashes, _ = policy.first().geometry
+    geometry = policy.first().geometry
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,
-        "bytes": policy.first().geometry.nbytes,
-        "expected_false_drops": expected_false_drops(num_blocks, num_hashes, policy.expected),
+        "bytes": geometry.nbytes,
+        "expected_false_drops": expected_false_drops(
+            geometry.num_blocks, geometry.num_hashes, policy.expected
+        ),
     }
 
 
@@ -129,27 +143,8 @@ def _advice(policy: Policy) -> dict[str, Any] | None:
 
 
 def _advice_line(advice: dict[str, Any]) -> str:
+    drops = number_text(advice["expected_false_drops"], 1)
     return (
-        f"Better for {number(advice['requests'])} requests: {advice['error_rate']:g}, which loses "
-        f"{number(advice['expected_false_drops'], 1)} pages, in {size_text(advice['bytes'])}"
+        f"Better for {number_text(advice['requests'])} requests: {advice['error_rate']:g}, which "
+        f"loses {drops} pages, in {size_text(advice['bytes'])}"
     )
-
-
-def _row(plan: dict[str, Any]) -> list[str]:
-    return [
-        number(plan["requests"]),
-        f"{plan['error_rate']:g}",
-        size_text(plan["bytes"]),
-        number(plan["expected_false_drops"]),
-        f"{plan['bits_per_request']:.1f}",
-        str(plan["hashes"]),
-    ]
-
-
-def _row_of_other(plan: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [
-        other["name"],
-        size_text(other["bytes"]),
-        f"{other['bytes'] / plan['bytes']:.1f}",
-        number(other["expected_false_drops"]),
-    ]

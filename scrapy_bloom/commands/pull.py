@@ -24,7 +24,7 @@ from scrapy_bloom.commands.shared.output import print_json, say, working
 from scrapy_bloom.commands.shared.places import connect, say_where
 from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.copying.transfer import Copied, download
-from scrapy_bloom.generations.status import size_text
+from scrapy_bloom.text import size_text
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter from Redis into files"

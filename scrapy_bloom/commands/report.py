@@ -29,7 +29,7 @@ from scrapy_bloom.commands.shared.output import check_output, progress, say
 from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.generations.policy import Policy, window_of
-from scrapy_bloom.generations.status import size_text
+from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"

@@ -23,10 +23,10 @@ from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import filter_directory
-from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"

@@ -23,8 +23,8 @@ from scrapy_bloom.crawl.telemetry.figures import Figures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.crawl.unconfirmed import Unconfirmed
 from scrapy_bloom.exceptions import SettingError, StorageError
-from scrapy_bloom.generations.status import size_text
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import size_text
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

@@ -8,8 +8,6 @@ from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.policy import Generation, rate_asked
 
-PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
-
 
 @dataclass(frozen=True)
 class GenerationStatus:
@@ -162,40 +160,3 @@ def any_errs(rates: Iterable[float]) -> float:
     (0.75, 2e-20)
     """
     return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
-
-
-def size_text(nbytes: int) -> str:
-    """Return a size for people, in units of 1,024.
-
-    >>> size_text(8192), size_text(3_604_480), size_text(3_604_480 * 1024)
-    ('8.0 KiB', '3.4 MiB', '3.4 GiB')
-    """
-    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.1f} {units[0]}"
-
-
-def duration_text(seconds: float) -> str:
-    """Return a time for people, in the largest unit of which it is a whole number.
-
-    >>> duration_text(604_800), duration_text(5400), duration_text(0.5)
-    ('7 days', '90 minutes', '0.5 seconds')
-    """
-    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
-        if seconds >= unit and seconds % unit == 0:
-            number = int(seconds // unit)
-            return f"{number:,} {name}{'s' if number > 1 else ''}"
-    return f"{seconds:,.9g} seconds"
-
-
-def per_cent_text(value: float) -> str:
-    """Return per cent for people: two decimals, or the first digit that counts.
-
-    >>> per_cent_text(4.837), per_cent_text(0.00031), per_cent_text(1e-32)
-    ('4.84', '0.0003', 'practically 0')
-    """
-    if 0 < value < PRACTICALLY_0:
-        return "practically 0"
-    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"

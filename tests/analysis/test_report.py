@@ -26,7 +26,8 @@ from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs, size_text
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs
+from scrapy_bloom.text import size_text
 
 PATIENCE = 90.0  # seconds that a browser may take
 SALT = bytes(range(100, 116))

@@ -16,7 +16,7 @@ from cli import SCRAPY, bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.status import size_text
+from scrapy_bloom.text import size_text
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 

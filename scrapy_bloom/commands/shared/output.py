@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.status import PRACTICALLY_0, FilterStatus, size_text
+from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.text import number_text, size_text
 
 # Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
 _URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
@@ -116,21 +117,6 @@ def _aligned(name: str, *cells: str) -> list[str]:
     return [align(text, width) for text in texts]
 
 
-def number(value: float, digits: int = 3) -> str:
-    """Return a figure for people: with commas if it is whole, else with the digits that count.
-
-    >>> number(1_000_000), number(0.0329871), number(3.02e-7), number(1.5e-23)
-    ('1,000,000', '0.033', '3.02e-07', 'practically 0')
-    """
-    if 0 < abs(value) < PRACTICALLY_0:
-        return "practically 0"
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
-
-
 def status_figures(status: FilterStatus) -> dict[str, Any]:
     """Return the figures of a filter after a change, for a program."""
     return {
@@ -158,7 +144,7 @@ def status_line(status: FilterStatus) -> str:
     """Return the figures of a filter after a change, for people."""
     return (
         f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
-        f"{size_text(status.nbytes)}, error rate now {number(status.error_rate_now, 2)}"
+        f"{size_text(status.nbytes)}, error rate now {number_text(status.error_rate_now, 2)}"
     )
 
 
