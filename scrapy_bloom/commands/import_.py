@@ -166,8 +166,8 @@ def _imported(
     fingerprints = iter(source)
     first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
     backend, add_many = _destination(options, project, total)
-    for name in ("generation_log", "store"):  # what they tell of a crawl is the end here
-        logging.getLogger(f"scrapy_bloom.{name}").disabled = True
+    for handler in logging.getLogger("scrapy_bloom").handlers:
+        handler.addFilter(_is_no_failure)
     backend.open()
     read = added = 0
     try:
@@ -191,6 +191,12 @@ def _imported(
             f"{error} ({read:,} requests are recorded; when that is mended, repeat the command to "
             "go on)"
         ) from error
+
+
+def _is_no_failure(record: logging.LogRecord) -> bool:
+    """Leave out of the log what a crawl survives, and what is the end here."""
+    packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
+    return record.levelno < logging.ERROR or not record.name.startswith(packages)
 
 
 def _check_storage(backend: LocalBackend | RedisBackend) -> None:
