@@ -45,8 +45,13 @@ from scrapy_bloom.analysis.experiment import (
 )
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.arguments import add_json, add_output, path_argument
+from scrapy_bloom.commands.shared.arguments import (
+    add_json,
+    add_output,
+    count_of,
+    error_rate,
+    path_argument,
+)
 from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.commands.shared.output import (
     check_output,
@@ -75,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", type=path_argument, metavar="URLFILE", help="the URLs, one a line")
     parser.add_argument(
         "--error-rate",
-        type=arguments.error_rate,
+        type=error_rate,
         metavar="P",
         help="of this package's filter (default: BLOOM_ERROR_RATE)",
     )
@@ -114,11 +119,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.plot:
         _check_picture(options.plot, overwrite=options.overwrite)
     bloom = BloomSettings.from_settings(settings)
-    error_rate = options.error_rate or bloom.error_rate
+    rate = options.error_rate or bloom.error_rate
     with progress("Counting the URLs", None, "URLs") as advance:
         total = count_urls(options.urls, advance)
     # As a crawl would make it that expects so many requests.
-    size = Policy(expected=total, error_rate=error_rate, on_full=bloom.on_full).first()
+    size = Policy(expected=total, error_rate=rate, on_full=bloom.on_full).first()
     kind = CountingBloomFilter if options.counting else BloomFilter
     those = contestants(
         kind(size.capacity, size.error_rate, salt=SALT),
@@ -129,7 +134,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with progress("Comparing", total, "URLs") as advance:
         memories = [each.memory for each in those]
         rows = list(compare(urls_in(options.urls), total, memories, advance))
-    figures = _figures(those, rows, error_rate)
+    figures = _figures(those, rows, rate)
     if options.json:
         print_json(figures)
     else:
@@ -141,44 +146,29 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _bits(text: str) -> int:
-    """Return a size in bits: 1000000, 1M, 1_000_000."""
-    try:
-        value = arguments.requests(text)
-    except argparse.ArgumentTypeError:
-        value = 0
-    if not 1 <= value <= _MAX_BITS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of bits; allowed is a whole number from 1 to {_MAX_BITS:,}, "
-            "for example 480833, 10M or 1_000_000"
-        )
-    return value
+    return count_of("bits", text, _MAX_BITS, ", for example 480833, 10M or 1_000_000")
 
 
 def _hashes(text: str) -> int:
-    if not (text.isdecimal() and len(text) <= len(str(MAX_HASHES)) and 0 < int(text) <= MAX_HASHES):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of hashes; allowed is a whole number from 1 to {MAX_HASHES}"
-        )
-    return int(text)
+    return count_of("hashes", text, MAX_HASHES)
 
 
-def _figures(those: Sequence[Contestant], rows: Sequence[Row], error_rate: float) -> dict[str, Any]:
+def _figures(those: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
     last = rows[-1]
+    names = [each.name for each in those]
     expected = [each.theory(last.different) for each in those]
     return {
         "urls": last.read,
         "different": last.different,
-        "error_rate": error_rate,
+        "error_rate": rate,
         "rows": [
             {
                 "read": row.read,
                 "different": row.different,
-                "wrongly_seen": {
-                    each.name: wrong for each, wrong in zip(those, row.wrong, strict=True)
-                },
+                "wrongly_seen": dict(zip(names, row.wrong, strict=True)),
                 "per_cent": {
-                    each.name: 100 * wrong / row.different
-                    for each, wrong in zip(those, row.wrong, strict=True)
+                    name: 100 * wrong / row.different
+                    for name, wrong in zip(names, row.wrong, strict=True)
                 },
             }
             for row in rows

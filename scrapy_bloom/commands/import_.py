@@ -44,6 +44,7 @@ from scrapy_bloom.commands.shared.arguments import (
     is_redis,
     requests,
 )
+from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.commands.shared.import_source import (
     Source,
     is_filter,
@@ -51,21 +52,8 @@ from scrapy_bloom.commands.shared.import_source import (
     tell_what_was_left_out,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import (
-    masked,
-    note,
-    print_json,
-    progress,
-    say,
-    status_figures,
-    status_line,
-    warn_of_overfull,
-)
-from scrapy_bloom.commands.shared.places import (
-    connect,
-    say_where,
-    warn_of_queue,
-)
+from scrapy_bloom.commands.shared.output import masked, note, progress, say
+from scrapy_bloom.commands.shared.places import connect
 from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import local_backend, redis_backend
@@ -116,7 +104,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record what a source holds."""
-    project = _project(options, settings)
+    more: dict[str, Any] = {}
+    if options.expected_requests is not None:
+        more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
+    if options.error_rate is not None:
+        more["BLOOM_ERROR_RATE"] = options.error_rate
+    project = load_project(settings, options.spider, options.dest, **more)
     if not is_redis(options.source) and is_filter(Path(options.source)):
         _copy(options, Path(options.source))
         return
@@ -124,39 +117,23 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         source = open_source(options, settings, project, stack)
         begun = time.monotonic()
         read, added, status = _imported(options, project, source)
-    figures = {
-        "source": masked(options.source),
-        "read": read,
-        "new": added,
-        "skipped": source.skipped if isinstance(source, UrlList) else 0,
-        "seconds": time.monotonic() - begun,
-        **status_figures(status),
-    }
-    if options.json:
-        print_json(figures)
-    else:
-        _print(figures, status)
-        if not is_redis(options.dest):
-            say_where(_directory(Path(options.dest)))
-    tell_what_was_left_out(source)
-
-
-def _print(figures: dict[str, Any], status: FilterStatus) -> None:
-    rate = figures["read"] / max(figures["seconds"], 1e-3)
-    say(
-        f"Read {figures['read']:,} requests in {figures['seconds']:.1f} seconds ({rate:,.0f} a "
-        f"second), {figures['new']:,} of them new"
+    seconds = time.monotonic() - begun
+    if not options.json:
+        say(
+            f"Read {read:,} requests in {seconds:.1f} seconds ({read / max(seconds, 1e-3):,.0f} a "
+            f"second), {added:,} of them new"
+        )
+    tell_changed(
+        options,
+        status,
+        None if is_redis(options.dest) else _directory(options),
+        source=masked(options.source),
+        read=read,
+        new=added,
+        skipped=source.skipped if isinstance(source, UrlList) else 0,
+        seconds=seconds,
     )
-    say(status_line(status))
-
-
-def _project(options: argparse.Namespace, settings: Settings) -> Project:
-    more: dict[str, Any] = {}
-    if options.expected_requests is not None:
-        more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
-    if options.error_rate is not None:
-        more["BLOOM_ERROR_RATE"] = options.error_rate
-    return load_project(settings, options.spider, options.dest, **more)
+    tell_what_was_left_out(source)
 
 
 def _imported(
@@ -231,7 +208,7 @@ def _destination(
             job=Job(None, "keep"),
         )
         return shared, shared.add_many
-    directory = _directory(Path(options.dest))
+    directory = _directory(options)
     check_free(directory)
     is_there = bool(filter_files(directory))
     if is_there:
@@ -270,8 +247,9 @@ def _check_seen(job_dir: Path, source: str) -> None:
         )
 
 
-def _directory(dest: Path) -> Path:
+def _directory(options: argparse.Namespace) -> Path:
     """Return where the files of the destination are, or go."""
+    dest = Path(options.dest)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
     signs = (jobdir.seen_path, jobdir.queue_path, jobdir.in_use_path)
@@ -283,12 +261,8 @@ def _directory(dest: Path) -> Path:
 def _copy(options: argparse.Namespace, source: Path) -> None:
     if is_redis(options.dest):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
-    target = _directory(Path(options.dest))
+    target = _directory(options)
     status = merge_into(source, target) if filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(filter_directory(source))
-    if options.json:
-        print_json({"source": options.source, **status_figures(status)})
-    else:
-        say(status_line(status))
-        say_where(target)
+    tell_changed(options, status, target, source=options.source)

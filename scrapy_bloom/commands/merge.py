@@ -13,14 +13,7 @@ import argparse
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, path_argument
-from scrapy_bloom.commands.shared.output import (
-    print_json,
-    say,
-    status_figures,
-    status_line,
-    warn_of_overfull,
-)
-from scrapy_bloom.commands.shared.places import say_where, warn_of_queue
+from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.reader import filter_directory
 
@@ -49,9 +42,5 @@ def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG00
     status = merge(sources, options.output)
     for source in sources:
         warn_of_queue(filter_directory(source))
-    if options.json:
-        print_json(status_figures(status))
-    else:
-        say(status_line(status))
-        say_where(options.output)
+    tell_changed(options, status, options.output)
     warn_of_overfull(status)

@@ -20,11 +20,11 @@ from scrapy_bloom.commands.shared.arguments import (
     path_argument,
     redis_argument,
 )
-from scrapy_bloom.commands.shared.output import print_json, say, working
-from scrapy_bloom.commands.shared.places import connect, say_where
+from scrapy_bloom.commands.shared.changed import say_where, tell_copied
+from scrapy_bloom.commands.shared.output import working
+from scrapy_bloom.commands.shared.places import connect
 from scrapy_bloom.commands.shared.project import load_project
-from scrapy_bloom.copying.transfer import Copied, download
-from scrapy_bloom.text import size_text
+from scrapy_bloom.copying.transfer import download
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter from Redis into files"
@@ -48,24 +48,3 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     tell_copied(options, copied, str(options.path))
     if not options.json:
         say_where(options.path)
-
-
-def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
-    """Print what was copied."""
-    if options.json:
-        print_json(
-            {
-                "destination": destination,
-                "recorded": copied.requests,
-                "generations": copied.generations,
-                "bytes": copied.nbytes,
-                "bits_set": copied.bits,
-                "crc32": f"{copied.checksum:08x}",
-            }
-        )
-        return
-    say(
-        f"Copied to {destination}: {copied.requests:,} requests, {copied.generations} "
-        f"generation{'s' if copied.generations > 1 else ''}, {size_text(copied.nbytes)}; read "
-        "back and compared"
-    )

@@ -13,15 +13,15 @@ from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.pull import tell_copied
 from scrapy_bloom.commands.shared.arguments import (
     add_filter_name,
     add_json,
     path_argument,
     redis_argument,
 )
+from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
 from scrapy_bloom.commands.shared.output import working
-from scrapy_bloom.commands.shared.places import connect, warn_of_queue
+from scrapy_bloom.commands.shared.places import connect
 from scrapy_bloom.commands.shared.project import load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.reader import filter_directory, found_files

@@ -23,11 +23,20 @@ def requests(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: it is none, or out of range.
     """
+    return count_of("requests", text, MAX_CAPACITY, ", for example 10k, 5M, 1e9 or 1_000_000")
+
+
+def count_of(what: str, text: str, most: int, examples: str = "") -> int:
+    """Return a whole number of something, from 1 on.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or more than `most`.
+    """
     value = amounts.number(text)
-    if not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_CAPACITY:
+    if not math.isfinite(value) or value != int(value) or not 1 <= value <= most:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of requests; allowed is a whole number from 1 to "
-            f"{MAX_CAPACITY:,}, for example 10k, 5M, 1e9 or 1_000_000"
+            f"{text!r} is no number of {what}; allowed is a whole number from 1 to {most:,}"
+            f"{examples}"
         )
     return int(value)
 

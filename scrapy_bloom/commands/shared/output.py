@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.text import number_text, size_text
 
 # Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
 _URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
@@ -115,37 +113,6 @@ def _aligned(name: str, *cells: str) -> list[str]:
     texts = [name.removesuffix(":"), *cells]
     width = max(map(len, texts))
     return [align(text, width) for text in texts]
-
-
-def status_figures(status: FilterStatus) -> dict[str, Any]:
-    """Return the figures of a filter after a change, for a program."""
-    return {
-        "destination": status.location,
-        "recorded": status.count,
-        "capacity": status.capacity,
-        "bytes": status.nbytes,
-        "generations": len(status.generations),
-        "error_rate_now": status.error_rate_now,
-    }
-
-
-def warn_of_overfull(status: FilterStatus) -> None:
-    """Say so if a generation holds more than it was made for."""
-    if overfull := [each for each in status.generations if each.count > each.capacity]:
-        note(
-            f"scrapy bloom: warning: {overfull[0].count:,} requests are in a generation that was "
-            f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
-            f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
-            "for the requests of all of them together"
-        )
-
-
-def status_line(status: FilterStatus) -> str:
-    """Return the figures of a filter after a change, for people."""
-    return (
-        f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
-        f"{size_text(status.nbytes)}, error rate now {number_text(status.error_rate_now, 2)}"
-    )
 
 
 def _is_lively(stream: TextIO) -> bool:

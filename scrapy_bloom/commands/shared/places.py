@@ -10,11 +10,9 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import SETTINGS_PRIORITIES, Settings
 
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.output import note
 from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.files.reader import FilterReader
-from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.reader import RedisReader
@@ -138,25 +136,3 @@ def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: 
     if is_in_use is None:
         return "not closed: in use, or its crawl was killed"
     return "not closed: its crawl was killed, or runs on another machine or in another container"
-
-
-def say_where(directory: Path) -> None:
-    """Say how a crawl finds a filter."""
-    if directory.name != "bloom":
-        note(
-            f"Crawls use it with BLOOM_DIR = {str(directory)!r}. (A crawl with a JOBDIR and no "
-            "BLOOM_DIR has its filter in JOBDIR/bloom)"
-        )
-
-
-def warn_of_queue(directory: Path) -> None:
-    """Say so if requests that a filter holds wait in its job's queue."""
-    job_dir = directory.parent
-    if directory.name != "bloom":
-        return
-    if has_waiting(job_dir):
-        note(
-            f"scrapy bloom: warning: requests that are recorded in {directory} wait in the queue "
-            f"of {job_dir}, and are not crawled yet. A crawl with the copy takes them for seen: "
-            f"let that job finish first, or let one crawl with the copy have {job_dir} as JOBDIR"
-        )
