@@ -84,27 +84,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="of this package's filter (default: BLOOM_ERROR_RATE)",
     )
-    parser.add_argument(
-        "--bitmap-bits",
-        type=_bits,
-        default=BITMAP_BITS,
-        metavar="N",
-        help=f"size of the bitmap (default: {BITMAP_BITS:,})",
-    )
-    parser.add_argument(
-        "--bloom-bits",
-        type=_bits,
-        default=BLOOM_BITS,
-        metavar="N",
-        help=f"size of the classic Bloom filter (default: {BLOOM_BITS:,})",
-    )
-    parser.add_argument(
-        "--bloom-hashes",
-        type=_hashes,
-        default=BLOOM_HASHES,
-        metavar="K",
-        help=f"its hashes (default: {BLOOM_HASHES})",
-    )
+    for flag, kind, default, metavar, what in (
+        ("--bitmap-bits", _bits, BITMAP_BITS, "N", "size of the bitmap"),
+        ("--bloom-bits", _bits, BLOOM_BITS, "N", "size of the classic Bloom filter"),
+        ("--bloom-hashes", _hashes, BLOOM_HASHES, "K", "its hashes"),
+    ):
+        parser.add_argument(
+            flag,
+            type=kind,
+            default=default,
+            metavar=metavar,
+            help=f"{what} (default: {default:,})",
+        )
     add_output(parser, "--plot", what="a picture of it, PNG or SVG by its ending")
     parser.add_argument(
         "--counting",
@@ -228,9 +219,8 @@ def _wrongly_seen(count: int, per_cent: float) -> str:
 def _check_picture(path: Path, *, overwrite: bool) -> None:
     """Check all that can be wrong with the picture, before the work for it is done."""
     if path.suffix.lower() not in _FORMATS:
-        raise UsageError(
-            f"--plot is {path}; allowed are names that end with {' or '.join(_FORMATS)}"
-        )
+        allowed = " or ".join(_FORMATS)
+        raise UsageError(f"--plot is {path}; allowed are names that end with {allowed}")
     check_output(path, overwrite=overwrite)
     import_pyplot()
 

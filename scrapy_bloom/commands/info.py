@@ -113,18 +113,17 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
     }
 
 
-def _generation(each: GenerationStatus) -> _Figures:
-    num_blocks, num_hashes, _ = each.geometry
+def _generation(figures: GenerationStatus) -> _Figures:
     return {
-        "number": each.number,
-        "recorded": each.count,
-        "capacity": each.capacity,
-        "bytes": each.geometry.nbytes,
-        "blocks": num_blocks,
-        "hashes": num_hashes,
-        "fill_ratio": each.fill_ratio,
-        "error_rate_now": each.error_rate_now,
-        "error_rate_at_capacity": each.error_rate,
+        "number": figures.number,
+        "recorded": figures.count,
+        "capacity": figures.capacity,
+        "bytes": figures.geometry.nbytes,
+        "blocks": figures.geometry.num_blocks,
+        "hashes": figures.geometry.num_hashes,
+        "fill_ratio": figures.fill_ratio,
+        "error_rate_now": figures.error_rate_now,
+        "error_rate_at_capacity": figures.error_rate,
     }
 
 
@@ -144,6 +143,11 @@ def _print(figures: _Figures) -> None:
         say(f"  queue: {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
         return
     say(f"Filter in {figures['location']}")
+    rates = (
+        rate_text(figures["error_rate_now"]),
+        f"when full {rate_text(figures['error_rate_at_capacity'])}",
+        f"asked for {figures['error_rate_asked']:g}",
+    )
     for name, value in (
         ("spider", figures["spider"]),
         ("fingerprinter", figures["fingerprinter"]),
@@ -153,16 +157,7 @@ def _print(figures: _Figures) -> None:
         ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
         ("size", size_text(figures["bytes"])),
         ("fill", f"{share_text(figures['fill_ratio'])} of the bits"),
-        (
-            "error rate",
-            "; ".join(
-                [
-                    rate_text(figures["error_rate_now"]),
-                    f"when full {rate_text(figures['error_rate_at_capacity'])}",
-                    f"asked for {figures['error_rate_asked']:g}",
-                ]
-            ),
-        ),
+        ("error rate", "; ".join(rates)),
         ("false drops", f"{number_text(figures['expected_false_drops'], 2)} expected so far"),
     ):
         say(f"  {name + ':':<15}{value}")

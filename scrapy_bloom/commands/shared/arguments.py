@@ -1,4 +1,7 @@
-"""Arguments of several subcommands: their options, and what their values may be."""
+"""Arguments of several subcommands: their options, and what their values may be.
+
+What converts a value raises argparse.ArgumentTypeError if it is not valid.
+"""
 
 import argparse
 import math
@@ -19,19 +22,12 @@ def requests(text: str) -> int:
 
     >>> [requests(text) for text in ("10k", "2.5M", "1e9", "1_000_000", "1,000")]
     [10000, 2500000, 1000000000, 1000000, 1000]
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or out of range.
     """
     return count_of("requests", text, MAX_CAPACITY, ", for example 10k, 5M, 1e9 or 1_000_000")
 
 
 def count_of(what: str, text: str, most: int, examples: str = "") -> int:
-    """Return a whole number of something, from 1 on.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or more than `most`.
-    """
+    """Return a whole number of something, from 1 to `most`."""
     value = amounts.number(text)
     if not math.isfinite(value) or value != int(value) or not 1 <= value <= most:
         raise argparse.ArgumentTypeError(
@@ -46,9 +42,6 @@ def error_rate(text: str) -> float:
 
     >>> error_rate("1e-6"), error_rate("0.1%")
     (1e-06, 0.001)
-
-    Raises:
-        argparse.ArgumentTypeError: it is none, or out of range.
     """
     value = amounts.number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not MIN_ERROR_RATE <= value < 1:
@@ -67,11 +60,7 @@ def requests_or_rate(text: str) -> int | float:
 
 
 def path_argument(text: str) -> Path:
-    """Return an argument that must be a path.
-
-    Raises:
-        argparse.ArgumentTypeError: it is a URL.
-    """
+    """Return an argument that must be a path, and no URL."""
     if "://" in text:
         raise argparse.ArgumentTypeError(f"{masked(text)} is a URL; a path is meant here")
     return Path(text)
@@ -94,11 +83,7 @@ def is_redis(place: str) -> bool:
 
 
 def redis_argument(text: str) -> str:
-    """Return an argument that must be the URL of a Redis server.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Return an argument that must be the URL of a Redis server."""
     if not text.lower().startswith(REDIS_SCHEMES):
         raise argparse.ArgumentTypeError(
             f"{masked(text)} is no URL of a Redis server: redis://, rediss:// or unix://"

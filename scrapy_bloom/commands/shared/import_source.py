@@ -76,9 +76,9 @@ class RedisSet:
         Raises:
             StorageError: a member is no fingerprint, or the server failed.
         """
-        cursor = 0
-        while True:
-            cursor, members = self._scan(cursor)
+        cursor = None
+        while cursor != 0:
+            cursor, members = self._scan(cursor or 0)
             for member in members:
                 try:
                     yield bytes.fromhex(member.decode())
@@ -87,15 +87,9 @@ class RedisSet:
                         f"the set {self._key!r} of {self._server.address} holds {member[:60]!r}, "
                         "which is no fingerprint in hexadecimal digits; it was left as it is"
                     ) from None
-            if cursor == 0:
-                return
 
-    def _scan(self, cursor: int) -> tuple[int, list[bytes]]:
-        def ask(client: Any) -> tuple[int, list[bytes]]:
-            answer: tuple[int, list[bytes]] = client.sscan(self._key, cursor, count=_SCAN_COUNT)
-            return answer
-
-        return self._server.call(ask)
+    def _scan(self, cursor: int) -> Any:
+        return self._server.call(lambda client: client.sscan(self._key, cursor, count=_SCAN_COUNT))
 
 
 Source = SeenFile | UrlList | RedisSet
