@@ -110,13 +110,16 @@ class FilterReader:
     """
 
     def __init__(self, path: Path, *, window: float = 0.0) -> None:
-        found = found_files(path)
         with ExitStack() as stack:
             self.files: Sequence[FilterFile] = [
                 stack.enter_context(closing(FilterFile.open(each.path, readonly=True)))
-                for each in found
+                for each in found_files(path)
             ]
+            # Before the bits are asked: what a crawl moves into them meanwhile is found here or
+            # there.
+            recent = None if path.is_file() else read_journal(filter_directory(path))
             stack.pop_all()  # they stay open
+        self._recent = frozenset(recent or ())
         newest = self.files[-1]
         self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
         self.spider, self.fingerprinter = newest.header.spider, newest.header.fingerprinter
@@ -126,8 +129,6 @@ class FilterReader:
         live = {each.number for each in unexpired(self.generations, time.time(), window)}
         bits = [file.filter for file in self.files if file.header.generation in live]
         self._lookup = Lookup(bits) if bits else None
-        # Before the bits are asked: what a crawl moves into them meanwhile is found here or there.
-        self._recent = set() if path.is_file() else set(read_journal(filter_directory(path)) or ())
         self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:

@@ -11,6 +11,8 @@ import pytest
 
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.journal import Journal, read_journal
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Lookup
 from scrapy_bloom.job.recovery import Job
@@ -172,3 +174,18 @@ def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -
     assert backend.add(first)
     assert backend.add(second)
     backend.close()
+
+
+def test_who_cannot_read_it_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = LocalBackend(tmp_path, capacity=1000, error_rate=1e-6)
+    backend.open()
+    backend.close()
+    (tmp_path / "journal-1").mkdir()
+    closed = []
+    close = FilterFile.close
+    monkeypatch.setattr(FilterFile, "close", lambda file: (closed.append(file.path), close(file)))
+    with pytest.raises(IsADirectoryError):
+        FilterReader(tmp_path)
+    assert [path.name for path in closed] == ["generation-0001.bloom"]
