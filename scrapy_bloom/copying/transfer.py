@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bitarray import bitarray
 
@@ -27,8 +28,7 @@ from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.reader import chunks_of
 
 
-@dataclass(frozen=True)
-class Copied:
+class Copied(NamedTuple):
     """The figures of a copy, found alike on both sides.
 
     Attributes:
@@ -195,13 +195,9 @@ class _Digest:
         return new
 
     def copied(self, generations: Sequence[RedisGeneration]) -> Copied:
-        return Copied(
-            generations=len(generations),
-            requests=sum(each.count for each in generations),
-            nbytes=sum(each.geometry.nbytes for each in generations),
-            bits=self.bits,
-            checksum=self.checksum,
-        )
+        requests = sum(each.count for each in generations)
+        nbytes = sum(each.geometry.nbytes for each in generations)
+        return Copied(len(generations), requests, nbytes, self.bits, self.checksum)
 
 
 def _file_chunks(files: Iterable[FilterFile]) -> Iterator[memoryview]:

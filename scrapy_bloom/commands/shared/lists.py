@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import BloomError, StorageError
 
@@ -64,16 +64,9 @@ def begins_with_scheme(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-class _Entries(NamedTuple):
-    """The content of a list, read in constant memory.
-
-    Attributes:
-        entries: each line or record that is not empty, behind its number.
-        url: returns the URL in one of them. A ValueError says that there is none.
-    """
-
-    entries: Iterator[tuple[int, Any]]
-    url: Callable[[Any], str]
+# Each line or record of a list that is not empty, behind its number; and what returns the URL in
+# one of them, or says by a ValueError that there is none.
+_Entries = tuple[Iterator[tuple[int, Any]], Callable[[Any], str]]
 
 
 class UrlList:
@@ -117,8 +110,8 @@ class UrlList:
         """
         if self._path is None or (self._path.exists() and not self._path.is_file()):
             return None  # a pipe can be read once only
-        with self._read() as found:
-            return sum(1 for _ in found.entries)
+        with self._read() as (entries, _):
+            return sum(1 for _ in entries)
 
     def __iter__(self) -> Iterator[bytes]:
         return (fingerprint for _, fingerprint in self.pairs())
@@ -131,10 +124,10 @@ class UrlList:
             BloomError: the fingerprinter fails.
         """
         is_first = True
-        with self._read() as found:
-            for number, entry in found.entries:
+        with self._read() as (entries, url_of):
+            for number, entry in entries:
                 try:
-                    url = found.url(entry).strip()
+                    url = url_of(entry).strip()
                     _check_scheme(url)
                     pair = url.encode(), self._fingerprinted(url, number)
                 except ValueError as error:
@@ -200,7 +193,7 @@ def _read_list(file: BinaryIO, form: str, field: str, name: str) -> _Entries:
         return _table(lines, field, name)
     # Empty lines and comments are none of the list's.
     entries = ((n, line) for n, each in lines if (line := each.strip()) and line[:1] != b"#")
-    return _Entries(entries, partial(_url_in_object, field=field) if form == "jl" else _decoded)
+    return entries, partial(_url_in_object, field=field) if form == "jl" else _decoded
 
 
 def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
@@ -259,4 +252,4 @@ def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> _Entrie
             raise ValueError(f"it has no column {field!r}")
         return row[column]
 
-    return _Entries(entries, url)
+    return entries, url
