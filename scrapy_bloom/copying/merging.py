@@ -22,8 +22,6 @@ from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 
-_BLOCKS_AT_ONCE = 128
-
 
 def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
     """Make a filter that holds what any of some filters holds, and leave those as they are.
@@ -85,8 +83,9 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 stack.callback(new.close)
                 present.append(new)
             elif there is not None:
-                _or(here.filter, there.filter)
-                here.save_state(count=_count(here.filter, [here, there]))
+                bits = here.filter
+                bits |= there.filter
+                here.save_state(count=_count(bits, [here, there]))
                 here.sync()
         _forget(target, [reader.forgotten])
         stack.callback(set_changed_at, present[-1].path, changed_at)
@@ -147,16 +146,10 @@ def _merged(
 
     def fill(bits: BloomFilter) -> int:
         for file in part:
-            _or(bits, file.filter)
+            bits |= file.filter
         return _count(bits, part)
 
     return FilterFile.create(target / file_name(number), header, State(in_use=in_use), fill)
-
-
-def _or(bits: BloomFilter, other: BloomFilter) -> None:
-    for start in range(0, other.num_blocks, _BLOCKS_AT_ONCE):
-        stop = min(start + _BLOCKS_AT_ONCE, other.num_blocks)
-        bits.add_blocks(start, other.blocks(start, stop))
 
 
 def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
