@@ -83,7 +83,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 stack.callback(new.close)
                 present.append(new)
             elif there is not None:
-                bits = here.filter
+                bits: BloomFilter = here.filter
                 bits |= there.filter
                 here.save_state(count=_count(bits, [here, there]))
                 here.sync()
