@@ -14,13 +14,9 @@ from scrapy_bloom.text import number_text, size_text
 def tell_changed(
     options: argparse.Namespace, status: FilterStatus, directory: Path | None, **more: Any
 ) -> None:
-    """Print what a filter is after a change, and how a crawl finds it.
+    """Print what a filter is after a change, and how a crawl finds it in its directory, if any.
 
-    Args:
-        options: --json.
-        status: the filter's figures.
-        directory: of its files, if that is where it is.
-        more: figures that come before its own, for a program.
+    With --json, `more` are the figures that come before its own.
     """
     if options.json:
         print_json(

@@ -149,7 +149,7 @@ def progress(
         shown: whether to show it at all.
 
     Returns:
-        A function to be told how many are done. It is cheap enough for each hundredth.
+        A function to be told how many are done.
     """
     if not (shown and _is_lively(sys.stderr)):
         yield lambda done: None  # noqa: ARG005 - nobody looks

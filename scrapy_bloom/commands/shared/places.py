@@ -29,8 +29,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
 
     Args:
         options: --key and --spider.
-        project: loaded with the URL of the server. BLOOM_REDIS_CLUSTER and the like count, and as
-            in a crawl REDIS_PARAMS unless there is a BLOOM_REDIS_URL.
+        project: loaded with the URL of the server.
         made_for: the spider's name if --spider says none.
 
     Raises:
@@ -81,16 +80,12 @@ def _server(bloom: BloomSettings) -> RedisServer:
 def opened_filter(
     options: argparse.Namespace, settings: Settings, project: Project | None = None
 ) -> Iterator[Reader]:
-    """Open a filter, wherever it is, to be looked at.
+    """Open a filter, wherever it is, to be looked at: see `FilterReader` and `RedisReader`.
 
     Args:
         options: PATH|REDIS-URL, --key and --spider.
         settings: as the command got them.
-        project: of its crawls, loaded with that place, if the command needs it anyway. The
-            filter's window is then that of the project.
-
-    Raises:
-        StorageError: or one of its children: see `FilterReader` and `RedisReader`.
+        project: of its crawls, loaded with that place, if the command needs it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
     if not is_redis(options.place):
@@ -104,15 +99,10 @@ def opened_filter(
 
 @contextmanager
 def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open a filter to see what a crawl of the project would find in it.
-
-    Args:
-        options: see `opened_filter`.
-        project: loaded with that place.
+    """Open a filter to see what a crawl of the project would find in it; see `opened_filter`.
 
     Raises:
         FingerprinterMismatchError: it was recorded with other fingerprints than this project's.
-        StorageError: see `opened_filter`.
     """
     with opened_filter(options, project.settings, project) as reader:
         if reader.fingerprinter != project.fingerprinter:

@@ -57,8 +57,8 @@ def load_project(
     Args:
         settings: as the command got them.
         spider: the spider's name; in a project it must be one of its spiders.
-        place: of a filter; if it is the URL of a server, the crawl uses that one, whatever the
-            project's own is.
+        place: of a filter; if it is the URL of a server, the crawl uses that one. As in a crawl,
+            REDIS_PARAMS then counts unless there is a BLOOM_REDIS_URL.
         more: settings that the command sets itself.
 
     Raises:
@@ -107,12 +107,7 @@ def load_project(
 
 
 def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
-    """Return the URLs that a command-line argument names, "-" being the standard input.
-
-    Args:
-        argument: a path, or "-".
-        project: makes the fingerprints.
-        options: those of `add_list`.
+    """Return the URLs in a list: at a path, or on the standard input if that is "-".
 
     Raises:
         BloomError: it is a URL.
