@@ -41,14 +41,10 @@ class Memory(Protocol):
 
 
 class Contestant(NamedTuple):
-    """One of the memories that are compared.
+    """One of the memories that are compared, with its name, size and kind for people.
 
-    Attributes:
-        name: a short one, for people.
-        details: its size and kind, for people; may be empty.
-        memory: what it records in.
-        theory: from a number of different URLs to how many of them it is expected to take for
-            seen ones while it records them.
+    `theory` says of a number of different URLs how many of them it is expected to take for seen
+    ones while it records them.
     """
 
     name: str

@@ -18,17 +18,11 @@ _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
 
 class Measured(NamedTuple):
-    """A generation whose bits were counted.
+    """A generation whose bits were counted."""
 
-    Attributes:
-        figures: as the crawl wrote them down.
-        contents: what the bits tell.
-        loads: how many blocks hold so many fingerprints, by that (estimated) number.
-    """
-
-    figures: Generation
-    contents: Contents
-    loads: Mapping[int, int]
+    figures: Generation  # as the crawl wrote them down
+    contents: Contents  # as the bits tell
+    loads: Mapping[int, int]  # how many blocks hold so many fingerprints, by that estimate
 
     @property
     def fill_when_full(self) -> float:
@@ -66,25 +60,15 @@ def measure(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A filter as it is, and what is asked of it.
+    """A filter as it is, and what is asked of it."""
 
-    Attributes:
-        location: where it is, for people.
-        spider: the spider's name; empty if it is not said.
-        fingerprinter: import path of what made the fingerprints; empty if it is not said.
-        state: whether a crawl uses it, for people.
-        names: of the generations' files, or of their keys in Redis.
-        generations: oldest first, at least one.
-        policy: how it will grow.
-    """
-
-    location: str
-    spider: str
-    fingerprinter: str
-    state: str
-    names: Sequence[str]
-    generations: Sequence[Measured]
-    policy: Policy
+    location: str  # for people
+    spider: str  # may be empty
+    fingerprinter: str  # import path; may be empty
+    state: str  # whether a crawl uses it, for people
+    names: Sequence[str]  # of the generations' files, or of their keys in Redis
+    generations: Sequence[Measured]  # oldest first, at least one
+    policy: Policy  # how it will grow
 
     @property
     def live(self) -> list[Generation]:
@@ -115,16 +99,10 @@ class Report:
 
 
 class Point(NamedTuple):
-    """A filter at one moment of its crawl.
+    """A filter at one moment of its crawl."""
 
-    Attributes:
-        requests: recorded until then.
-        error_rate: its false-positive rate then, 0 to 1.
-        nbytes: its size then.
-    """
-
-    requests: int
-    error_rate: float
+    requests: int  # recorded until then
+    error_rate: float  # 0 to 1
     nbytes: int
 
 

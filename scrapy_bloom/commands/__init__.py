@@ -9,7 +9,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 
@@ -54,9 +54,7 @@ class BloomCommand(ScrapyCommand):
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND"
         )
         parser.set_defaults(run=_list_subcommands, parser=parser)
-        for each in SUBCOMMANDS:
-            module = importlib.import_module(f"{__name__}.{each}")
-            name = each.removesuffix("_")  # of a word of Python's
+        for name, module in _subcommands():
             sub = subparsers.add_parser(
                 name,
                 prog=f"scrapy bloom {name}",
@@ -114,12 +112,15 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
 
 
+def _subcommands() -> Iterator[tuple[str, Any]]:
+    for each in SUBCOMMANDS:  # one that is a word of Python's has an underscore
+        yield each.removesuffix("_"), importlib.import_module(f"{__name__}.{each}")
+
+
 def _list_subcommands(options: argparse.Namespace, settings: Any) -> None:  # noqa: ARG001
     """Print what there is, as `scrapy` alone does."""
     lines = ["Usage:", "  scrapy bloom SUBCOMMAND [options] [args]", "", "Subcommands:"]
-    for each in SUBCOMMANDS:
-        module = importlib.import_module(f"{__name__}.{each}")
-        lines.append(f"  {each.removesuffix('_'):<8} {module.HELP}")
+    lines += [f"  {name:<8} {module.HELP}" for name, module in _subcommands()]
     lines += ["", 'Use "scrapy bloom SUBCOMMAND -h" to see its options and examples']
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -176,8 +177,5 @@ def _warnings_told() -> Iterator[None]:
 
 
 class _OneLine(logging.Formatter):
-    _NAMES: ClassVar[Mapping[str, str]] = {"WARNING": "warning", "ERROR": "error"}
-
     def format(self, record: logging.LogRecord) -> str:
-        level = self._NAMES.get(record.levelname, record.levelname.lower())
-        return f"scrapy bloom: {level}: {record.getMessage()}"
+        return f"scrapy bloom: {record.levelname.lower()}: {record.getMessage()}"
