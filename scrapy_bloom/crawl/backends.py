@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """A place that keeps a filter for a crawl.
+    """Keeps a filter for a crawl.
 
     It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
     `add`, `close`.
@@ -40,7 +40,7 @@ class Backend(Protocol):
         """Record a fingerprint; True if it was new."""
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let fingerprints that were recorded be new once more, in this run or a later one."""
+        """Let recorded fingerprints be new once more, in this run or a later one."""
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
         """Note that requests were crawled: they are not forgotten, even if this run dies."""

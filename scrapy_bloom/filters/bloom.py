@@ -70,7 +70,8 @@ class BloomFilter:
             salt: the 16 bytes it was filled under.
 
         Raises:
-            ValueError: the buffer's length does not fit the geometry, or that is not of this kind.
+            ValueError: the buffer's length does not fit the geometry, or the geometry is of the
+                other kind of filter.
         """
         if geometry.is_counting != cls._is_counting:
             raise ValueError(f"{geometry} is not that of a {cls.__name__}")
@@ -305,9 +306,9 @@ class Contents(NamedTuple):
 
     Attributes:
         fill_ratio: share of bits that are set, 0 to 1.
-        error_rate: its false-positive rate now, 0 to 1. A fingerprint never added falls into each
-            block with equal chance, and is taken for seen if its k positions there are all set:
-            the mean of fill^k over the blocks.
+        error_rate: its false-positive rate now, 0 to 1. A fingerprint that was never added falls
+            into each block with equal chance, and is taken for seen if its k positions there are
+            all set. So it is the mean of fill^k over the blocks.
         requests: different fingerprints in it. Per block, -(B/k) ln(1 - X/B) with X of B bits set
             (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity
             measures to improve chemical retrieval", 2007). Within about 1 % as long as the filter

@@ -6,8 +6,8 @@ a counter passes 15 once in 10^15.
 
 A block of 65,536 counters is four planes of 65,536 bits, one after the other: the ones of all
 counters, then their twos, fours and eights. A plane is laid out as a block of the plain filter is.
-Counting is then a handful of operations on all positions of a fingerprint at once; with the four
-bits of a counter side by side it is a loop over them, and takes twice as long in Python.
+Counting is then a handful of operations on all positions of a fingerprint at once. With the four
+bits of a counter side by side it would be a loop, which takes twice as long in Python.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ Planes = tuple[bitarray, bitarray, bitarray, bitarray]
 class CountingBloomFilter(BloomFilter):
     """A Bloom filter that can forget: `BloomFilter` with `discard`, in four times the space.
 
-    It holds a set: to add what is there already changes nothing, and one `discard` forgets it. As
-    long as only what is there is discarded, no other fingerprint is lost by that.
+    It holds a set: adding a fingerprint twice changes nothing, and one `discard` forgets it.
+    Discarding what was added loses no other fingerprint.
 
-    A counter that has reached 15 stays there for ever, since it is unknown from then on how many
-    fingerprints share it: never a false negative, but what shares it may stay "seen" when it is
-    discarded.
+    A counter that has reached 15 stays there for ever: from then on nobody knows how many
+    fingerprints share it. So there is never a false negative, but a fingerprint that shares it may
+    stay "seen" when it is discarded.
 
     >>> seen = CountingBloomFilter(1000, 0.001)
     >>> seen.add(b"page 1"), seen.add(b"page 2")
@@ -111,10 +111,9 @@ class CountingBloomFilter(BloomFilter):
             fingerprint: what `add` returned True for, and what was not discarded since.
 
         Returns:
-            False if it is not there: nothing was changed. True if it is there, or seems so: a
-            fingerprint that was never added seems to be there at the error rate, and that cannot
-            be told from here. The counters that are lowered then are those of others, up to
-            `num_hashes` of which are forgotten with it.
+            False if it is not there: nothing was changed. True if it is there, or seems to be: at
+            the error rate, a fingerprint that was never added does. Discarding that one lowers the
+            counters of others, and forgets up to `num_hashes` of them.
 
         Raises:
             TypeError: fingerprint is not bytes.
@@ -161,7 +160,7 @@ class CountingBloomFilter(BloomFilter):
             yield set_counters.count() / BLOCK_BITS
 
     def _merge(self, start: int, data: memoryview) -> None:
-        """Add up the counters: what is in both has to be discarded twice."""
+        """Add up the counters: a fingerprint that is in both has to be discarded twice."""
         for number in range(len(data) // self.geometry.block_bytes):
             theirs = _planes(data[number * self.geometry.block_bytes :])
             planes = _planes(self._memory(start + number, start + number + 1))

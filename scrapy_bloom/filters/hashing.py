@@ -28,9 +28,9 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     """Build the hash function of filters with one salt (scheme 1).
 
     Args:
-        salt: 16 bytes, mixed into every hash. While it is secret, nobody can craft URLs that
-            share bits with others, provided that fingerprints are digests, as Scrapy's are: of
-            32 chosen bytes and more, MurmurHash3 has collisions that no salt prevents.
+        salt: 16 bytes, mixed into every hash. While it is secret, nobody can craft URLs that share
+            bits with others. That holds for digests, as Scrapy's fingerprints are: of 32 chosen
+            bytes and more, MurmurHash3 has collisions that no salt prevents.
         num_hashes: bits a fingerprint sets, at least 1: the most that any of the filters needs.
 
     Returns:

@@ -15,8 +15,8 @@ Mathematics 1(4), 2004.
 
 Our filter is an array of blocks of 65,536 bits, and a fingerprint sets all its bits in one of
 them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficient Bloom filters", 2007).
-Some blocks receive more fingerprints than others, which costs a little: `block_error_rate`
-counts it exactly, and `choose_geometry` sizes with it.
+Some blocks receive more fingerprints than others, which costs a little. `block_error_rate` counts
+that exactly, and `choose_geometry` sizes with it.
 """
 
 import math
@@ -146,8 +146,8 @@ def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
 def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     """Return the error rate of our block filter that holds `count` fingerprints.
 
-    A block's load is binomial (each fingerprint falls into one of the blocks with equal chance),
-    and so this is the mean of the one-block error rate over that distribution.
+    A block's load is binomial, since a fingerprint falls into each block with equal chance. This is
+    the mean of the one-block error rate over that distribution.
 
     Args:
         num_blocks: blocks of 65,536 bits, at least 1.
@@ -191,8 +191,8 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
 def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     """Estimate how many pages a crawl loses while it records its first `count` requests.
 
-    The filter starts empty, so the early requests risk next to nothing: this is the sum of the
-    error rate over the crawl, well below `count` times the final error rate.
+    The filter starts empty, so the early requests risk next to nothing. The result is the sum of
+    the error rate over the crawl, well below `count` times the final error rate.
 
     Args:
         num_blocks: blocks of 65,536 bits, at least 1.
@@ -220,9 +220,9 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
 def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
     """Estimate how many different fingerprints came, if so many of them were recorded.
 
-    The others were taken for seen, and are counted by nobody. While the error rate is low that
-    makes no difference; in a filter far beyond its capacity most are, and the fill, which follows
-    from all that came (who is taken for seen would have set no new bit), is higher than the
+    The others were taken for seen, and nobody has counted them. While the error rate is low they
+    make no difference; far beyond the capacity they are most of all. A request that is taken for
+    seen would have set no new bit. So the fill follows from all that came, and is higher than the
     recorded ones tell. With n that came, r recorded and p(n) the error rate, dn/dr = 1/(1 - p(n)).
 
     Args:

@@ -4,10 +4,10 @@ import time
 
 
 def next_attempt(begun: float, pause: float = 0.0) -> float:
-    """Return when to try again, so that the attempts take a tenth of our time at most.
+    """Return when to try again, on the monotonic clock: attempts take a tenth of our time at most.
 
     Args:
-        begun: when the last attempt began, on the monotonic clock, as is what is returned.
+        begun: when the last attempt began, on the monotonic clock.
         pause: seconds from now on, at least.
     """
     now = time.monotonic()

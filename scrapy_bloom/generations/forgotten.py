@@ -22,13 +22,13 @@ _LOOK_SECS = 1.0  # between two looks at what others have forgotten
 
 
 class ForgottenStore(Protocol):
-    """A place that keeps the set: see `ForgottenFile` and `RedisForgotten`.
+    """Keeps the set: see `ForgottenFile` and `RedisForgotten`.
 
     Each method may raise a StorageError.
 
     Attributes:
-        claims: what is taken is only claimed, until it is removed: the queue of this run dies with
-            it. What it has claimed by then is forgotten still.
+        claims: what is taken is only claimed until it is removed, since the queue of this run dies
+            with it. Whatever is claimed then is forgotten still.
     """
 
     claims: bool
@@ -40,7 +40,7 @@ class ForgottenStore(Protocol):
         """Return everything that can be taken."""
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; what this run has claimed of them can be taken again."""
+        """Add fingerprints; those that this run has claimed can be taken again."""
 
     def take(self, fingerprint: bytes) -> bool:
         """Take a fingerprint out, or claim it for this run; False if it is not there."""
@@ -83,7 +83,7 @@ class Forgotten:
         self._look()
 
     def take(self, fingerprint: bytes) -> bool:
-        """Check that a fingerprint is forgotten: then it is not any more, or claimed.
+        """Return whether a fingerprint is forgotten, and take it out, or claim it.
 
         Raises:
             StorageError: the store failed.
@@ -150,8 +150,9 @@ class Forgotten:
 class _Front:
     """Bits in memory that tell what cannot be in the set; about two bytes a fingerprint.
 
-    Not a `BloomFilter`, although it is one: each duplicate is asked for here, and a fingerprint's
-    hash() is known already. That takes 0.1 us; another MurmurHash3 and its positions take 0.6 us.
+    No `BloomFilter`, although it works as one: every duplicate is asked for here, and the hash() of
+    its fingerprint is known already. That takes 0.1 us; another MurmurHash3 and its positions take
+    0.6 us.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Limits of a filter's stored figures, in a file or in Redis; all else is refused.
 
-A checksum only tells that nobody has changed them since. Who wrote them may have been broken, or
-hostile: a capacity of 0 divides by zero, a number of blocks of 10^30 fills the memory, an error
-rate of nan compares with nothing.
+A checksum tells only that nobody has changed the figures since. The program that wrote them may
+have been broken, or hostile: a capacity of 0 divides by zero, a number of blocks of 10^30 fills the
+memory, an error rate of nan compares with nothing.
 """
 
 from scrapy_bloom.filters.sizing import check_geometry
@@ -13,7 +13,7 @@ _LAST_TIME = 253_402_300_799  # of the year 9999
 
 
 def check_generation(generation: Generation, oldest: int = 1) -> None:
-    """Check that a filter of ours may have such a generation.
+    """Check that a filter of ours may have a generation with these figures.
 
     Args:
         generation: as it was stored.

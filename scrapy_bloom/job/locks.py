@@ -22,13 +22,13 @@ class Lock(Protocol):
         """Let others have it."""
 
 
-def lock_file(path: Path, of: Path, settings: str) -> Lock:
+def lock_file(path: Path, what: Path, settings: str) -> Lock:
     """Take a lock, at once or not at all.
 
     Args:
         path: the lock file; its directory is made.
-        of: what it is the lock of, for the messages.
-        settings: by which the user can choose another place.
+        what: the directory or file that it locks, for the messages.
+        settings: which ones choose another directory or file.
 
     Returns:
         The lock, to be released.
@@ -49,7 +49,7 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
         lock.acquire()
     except Timeout:
         raise LockedError(
-            f"{of} is in use by another running crawl; wait for it to end, or give this one "
+            f"{what} is in use by another running crawl; wait for it to end, or give this one "
             f"another {settings}"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
@@ -74,7 +74,7 @@ def lock_file(path: Path, of: Path, settings: str) -> Lock:
 def is_held(path: Path) -> bool | None:
     """Return whether a process of this machine holds a lock, without taking it for an instant.
 
-    To try it would turn away a crawl that starts just then.
+    Trying it would turn away a crawl that starts just then.
 
     Args:
         path: the lock file; it need not exist.

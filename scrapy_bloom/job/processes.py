@@ -15,7 +15,7 @@ def name_this_process() -> str:
     Returns:
         `machine/pid/started/random`: the machine since it was started, and its container (empty
         where that is unknown); the process id there; when the process was started, in the kernel's
-        units, for ids are used again; and what tells runs in one process apart.
+        units, since ids are used again; and random digits that tell the runs of one process apart.
     """
     pid = os.getpid()
     return f"{_machine()}/{pid}/{_started(pid)}/{secrets.token_hex(4)}"

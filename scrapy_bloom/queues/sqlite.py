@@ -175,8 +175,8 @@ class RequestDatabase:
     def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
         """Take the next request: from now on, it is in flight.
 
-        By slots, that is one of the slot with the fewest downloads: of several, the one after
-        that which was served last, in the order of their names.
+        With `by_slot`, it is of the slot with the fewest downloads. Several such slots take turns,
+        in the order of their names.
 
         Args:
             active: how many downloads a slot has now.
@@ -241,7 +241,7 @@ class RequestDatabase:
 
 
 def unpacked(data: bytes) -> Mapping[str, Any]:
-    """Return what was serialized. It may raise anything: a class may be gone since."""
+    """Return the serialized request. It may raise anything: a class may be gone since."""
     found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own file
     return found
 

@@ -98,7 +98,7 @@ def connect(
         params: options that the URL does not say.
         cluster: the URL is that of a node of a Cluster.
         sentinel: the name of the service, if the URL is that of Sentinels.
-        socket_secs: for one answer, unless the URL says otherwise.
+        socket_secs: how long to wait for one answer, unless the URL says otherwise.
         connected: called with each new connection; it has to log in, but not on a Cluster.
 
     Raises:

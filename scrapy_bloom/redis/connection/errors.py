@@ -39,7 +39,7 @@ def hint(error: Exception) -> str:
 
 
 def reason(error: Exception) -> Exception:
-    """Return what is behind an error of a Cluster's client, which wraps what a node answered."""
+    """Return the error of the node that an error of a Cluster's client wraps."""
     redis = import_redis()
     inner = error.__cause__ or error.__context__
     if isinstance(error, redis.exceptions.RedisClusterException) and isinstance(

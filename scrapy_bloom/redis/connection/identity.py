@@ -9,7 +9,7 @@ _IDENTITY = re.compile(rb"^(?:run_id|master_replid):\S+", re.MULTILINE)
 
 
 class Identity:
-    """Notices that another server answers than before, or one with another history.
+    """Notices that another server answers now, or one with another history.
 
     A server that was restarted has another run id, a replica that was promoted another replication
     id. A connection ends with the process at its other end, so asking each new one is enough. In a
@@ -19,7 +19,7 @@ class Identity:
         cluster: there are several servers, each with an address of its own.
 
     Attributes:
-        has_changed: that was so; whoever acts upon it sets it back.
+        has_changed: it was noticed; whoever acts upon it sets it back.
     """
 
     def __init__(self, *, cluster: bool) -> None:

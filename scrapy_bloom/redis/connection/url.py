@@ -1,4 +1,4 @@
-"""The URL of a Redis server: which ones are valid, and what of it people may see."""
+"""The URL of a Redis server: which ones are valid, and the parts that people may see."""
 
 import re
 from urllib.parse import urlsplit
@@ -22,7 +22,8 @@ def without_secrets(url: str) -> str:
     'rediss://host:6380/1'
 
     Raises:
-        ValueError: it is not valid. The message says what is, and shows nothing of it.
+        ValueError: it is not valid. The message says what would be valid, and shows nothing of the
+            URL.
     """
     match = _URL.fullmatch(url)
     if match is None or not (url.isascii() and url.isprintable()):
