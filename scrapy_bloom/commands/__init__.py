@@ -71,7 +71,7 @@ class BloomCommand(ScrapyCommand):
             sub.error = _without_passwords(sub.error)  # type: ignore[assignment,method-assign]
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
-        """Refuse what nobody knows, and take the global options over into the settings."""
+        """Refuse unknown arguments, and take the global options over into the settings."""
         if hasattr(opts, "rest") and not any(each.startswith("-") for each in args):
             # argparse takes them only if no option stands before them.
             opts.rest, args = [*opts.rest, *args], []
@@ -118,7 +118,7 @@ def _subcommands() -> Iterator[tuple[str, Any]]:
 
 
 def _list_subcommands(options: argparse.Namespace, settings: Any) -> None:  # noqa: ARG001
-    """Print what there is, as `scrapy` alone does."""
+    """List the subcommands, as `scrapy` alone does."""
     lines = ["Usage:", "  scrapy bloom SUBCOMMAND [options] [args]", "", "Subcommands:"]
     lines += [f"  {name:<8} {module.HELP}" for name, module in _subcommands()]
     lines += ["", 'Use "scrapy bloom SUBCOMMAND -h" to see its options and examples']
@@ -134,7 +134,7 @@ def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
 
 
 def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoReturn]:
-    """Mask what argparse says of an argument, as it repeats the argument."""
+    """Mask argparse's error about an argument, which repeats the argument."""
 
     def masked_error(message: str) -> NoReturn:
         from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above

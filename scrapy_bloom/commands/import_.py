@@ -171,7 +171,7 @@ def _imported(
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:
-    """Leave out of the log what a crawl survives, and what is the end here."""
+    """Return whether to keep a log record: errors of the storage end the import in one line."""
     packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
     return record.levelno < logging.ERROR or not record.name.startswith(packages)
 
@@ -182,7 +182,7 @@ def _check_storage(backend: LocalBackend | RedisBackend) -> None:
 
 
 def _close(backend: LocalBackend | RedisBackend) -> None:
-    """Close it; what fails then has mostly failed before."""
+    """Close the filter; after an error, a second one is dropped: it mostly has the same cause."""
     if sys.exc_info()[0] is None:
         backend.close()
     else:

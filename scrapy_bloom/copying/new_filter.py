@@ -21,8 +21,8 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
         otherwise: which directory to give if it has one.
 
     Returns:
-        A list, into which the block puts the files, oldest first. They are marked as in use until
-        all are there: should we be killed, what there is is no filter.
+        A list, into which the block puts the files, oldest first. They say that they are in use
+        until all are there: if we are killed before that, they are no filter.
 
     Raises:
         StorageError: or one of its children: see `check_free`; there is a filter.

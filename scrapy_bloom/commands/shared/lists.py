@@ -60,7 +60,7 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
 
 
 def begins_with_scheme(text: str) -> bool:
-    """Return whether a text may be a URL: no relative one, and nothing else."""
+    """Return whether a text begins as an absolute URL does."""
     return _SCHEME.match(text) is not None
 
 
@@ -72,8 +72,8 @@ _Entries = tuple[Iterator[tuple[int, Any]], Callable[[Any], str]]
 class UrlList:
     """The URLs in a list, and their fingerprints; in constant memory.
 
-    What is no URL, as it does not begin with a scheme and "://", is left out and counted; if
-    nothing comes before it, there is no list of URLs. White space around a URL does not count.
+    A URL begins with a scheme and "://". Other lines are left out and counted; if the first line is
+    one of them, this is no list of URLs. White space around a URL does not count.
 
     Args:
         path: the file; None: the standard input.

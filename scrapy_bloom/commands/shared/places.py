@@ -52,7 +52,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
 def answering_server(project: Project) -> RedisServer:
     """Return the server of a project that was loaded with its URL, once it has answered.
 
-    It is waited for a moment only, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
+    The wait is short, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
 
     Raises:
         StorageError: the server is out of reach, or refuses.
