@@ -12,11 +12,11 @@ _COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their 
 _THEORY_STEPS = 25
 
 
-def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> bytes:
+def comparison(contestants: Sequence[Contestant], rows: Sequence[Row], kind: str) -> bytes:
     """Draw who took how many new URLs for seen, and in how much memory.
 
     Args:
-        those: the contestants.
+        contestants: what is compared.
         rows: the course of the experiment, at least one.
         kind: of image file to return: "png" or "svg".
 
@@ -31,20 +31,20 @@ def comparison(those: Sequence[Contestant], rows: Sequence[Row], kind: str) -> b
     last = rows[-1]
     how_many = "all" if last.different == last.read else f"{last.different:,} of them"
     figure.suptitle(f"{last.read:,} URLs, {how_many} different", fontweight="bold")
-    _draw_errors(left, those, rows)
-    _draw_memory(right, those)
+    _draw_errors(left, contestants, rows)
+    _draw_memory(right, contestants)
     drawn = BytesIO()
     figure.savefig(drawn, format=kind, dpi=150)
     plt.close(figure)
     return drawn.getvalue()
 
 
-def _draw_errors(axes: Any, those: Sequence[Contestant], rows: Sequence[Row]) -> None:
+def _draw_errors(axes: Any, contestants: Sequence[Contestant], rows: Sequence[Row]) -> None:
     """Draw the wrongly seen URLs in per cent, as they were found and as theory has them."""
     last = rows[-1].different
     steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
     ends = []
-    for index, (each, colour) in enumerate(zip(those, _COLOURS, strict=True)):
+    for index, (each, colour) in enumerate(zip(contestants, _COLOURS, strict=True)):
         found = [100 * row.wrong[index] / row.different for row in rows]
         axes.plot(
             [0, *(row.different for row in rows)],
@@ -97,10 +97,10 @@ def _apart(values: Sequence[float], least: float) -> list[float]:
     return heights
 
 
-def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
+def _draw_memory(axes: Any, contestants: Sequence[Contestant]) -> None:
     """Draw the memory of each in the end; they differ by powers of ten."""
-    sizes = [each.memory.nbytes for each in those]
-    rows_from_top = range(len(those), 0, -1)
+    sizes = [each.memory.nbytes for each in contestants]
+    rows_from_top = range(len(contestants), 0, -1)
     axes.barh(rows_from_top, sizes, color=_COLOURS, height=0.6)
     axes.set_xscale("log")
     axes.set_axisbelow(True)
@@ -113,7 +113,7 @@ def _draw_memory(axes: Any, those: Sequence[Contestant]) -> None:
         axes.annotate(
             size_text(size), (size, index), xytext=(5, 0), textcoords="offset points", va="center"
         )
-    axes.set_yticks(rows_from_top, [each.name for each in those])
+    axes.set_yticks(rows_from_top, [each.name for each in contestants])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_title("Memory in the end (log scale)")

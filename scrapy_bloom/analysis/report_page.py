@@ -156,15 +156,15 @@ def _card(name: str, value: str, more: str) -> str:
     )
 
 
-def _row(name: str, each: Measured, *, is_newest: bool) -> str:
-    figures = each.figures
+def _row(name: str, generation: Measured, *, is_newest: bool) -> str:
+    figures = generation.figures
     state = "open" if is_newest else "complete"
     if is_newest and figures.open_until:
         state = f"<span>open until <small>{_time(figures.open_until)}</small></span>"
-    fill = each.contents.fill_ratio
+    fill = generation.contents.fill_ratio
     bar = (
         f'<span><span class="bar"><i style="width:{100 * fill:.2f}%"></i>'
-        f'<u style="left:{100 * each.fill_when_full:.2f}%"></u></span>'
+        f'<u style="left:{100 * generation.fill_when_full:.2f}%"></u></span>'
         f'<span class="share">{share_text(fill)}</span></span>'
     )
     cells = (
@@ -175,7 +175,7 @@ def _row(name: str, each: Measured, *, is_newest: bool) -> str:
         size_text(figures.geometry.nbytes),
         str(figures.geometry.num_hashes),
         bar,
-        _rate(each.contents.error_rate),
+        _rate(generation.contents.error_rate),
         state,
     )
     row = [

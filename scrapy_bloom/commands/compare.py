@@ -116,23 +116,23 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     # As a crawl would make it that expects so many requests.
     size = Policy(expected=total, error_rate=rate, on_full=bloom.on_full).first()
     kind = CountingBloomFilter if options.counting else BloomFilter
-    those = contestants(
+    compared = contestants(
         kind(size.capacity, size.error_rate, salt=SALT),
         bitmap_bits=options.bitmap_bits,
         bloom_bits=options.bloom_bits,
         bloom_hashes=options.bloom_hashes,
     )
     with progress("Comparing", total, "URLs") as advance:
-        memories = [each.memory for each in those]
+        memories = [each.memory for each in compared]
         rows = list(compare(urls_in(options.urls), total, memories, advance))
-    figures = _figures(those, rows, rate)
+    figures = _figures(compared, rows, rate)
     if options.json:
         print_json(figures)
     else:
         _print(figures)
     if options.plot:
         # Drawn before the file is opened: a failure must leave no half of a picture.
-        options.plot.write_bytes(comparison(those, rows, options.plot.suffix.lower()[1:]))
+        options.plot.write_bytes(comparison(compared, rows, options.plot.suffix.lower()[1:]))
         note(f"The picture is in {options.plot}")
 
 
@@ -144,10 +144,10 @@ def _hashes(text: str) -> int:
     return count_of("hashes", text, MAX_HASHES)
 
 
-def _figures(those: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
+def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
     last = rows[-1]
-    names = [each.name for each in those]
-    expected = [each.theory(last.different) for each in those]
+    names = [each.name for each in compared]
+    expected = [each.theory(last.different) for each in compared]
     return {
         "urls": last.read,
         "different": last.different,
@@ -175,7 +175,7 @@ def _figures(those: Sequence[Contestant], rows: Sequence[Row], rate: float) -> d
                 "theory_wrongly_seen": theory,
                 "theory_per_cent": 100 * theory / last.different,
             }
-            for each, wrong, theory in zip(those, last.wrong, expected, strict=True)
+            for each, wrong, theory in zip(compared, last.wrong, expected, strict=True)
         ],
     }
 

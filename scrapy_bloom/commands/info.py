@@ -174,18 +174,18 @@ def _print(figures: _Figures) -> None:
     )
 
 
-def _row(each: _Figures) -> list[str]:
+def _row(generation: _Figures) -> list[str]:
     row = [
-        str(each["number"]),
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(each["created"])),
-        number_text(each["recorded"]),
-        number_text(each["capacity"]),
-        size_text(each["bytes"]),
-        str(each["hashes"]),
-        share_text(each["fill_ratio"]),
-        rate_text(each["error_rate_now"]),
+        str(generation["number"]),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(generation["created"])),
+        number_text(generation["recorded"]),
+        number_text(generation["capacity"]),
+        size_text(generation["bytes"]),
+        str(generation["hashes"]),
+        share_text(generation["fill_ratio"]),
+        rate_text(generation["error_rate_now"]),
     ]
-    if scan := each.get("scan"):
+    if scan := generation.get("scan"):
         row += [
             share_text(scan["fill_ratio"]),
             rate_text(scan["error_rate_now"]),
