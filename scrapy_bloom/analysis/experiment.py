@@ -118,7 +118,7 @@ class ClassicFilter:
     def add(self, url: bytes, /) -> bool:
         """Record a URL; True if at least one of its bits was not set."""
         hashes = [half for seed in self._seeds for half in mmh3_x64_128_utupledigest(url, seed)]
-        positions = [each % self._num_bits for each in hashes[: self._num_hashes]]
+        positions = [hashed % self._num_bits for hashed in hashes[: self._num_hashes]]
         if self._bits[positions].all():
             return False
         self._bits[positions] = 1
@@ -233,7 +233,7 @@ def compare(
     Row(read=3, different=2, wrong=(0, 1))
     """
     ends = {total * tenth // 10 for tenth in range(1, 11)}
-    exact, *others = [each.add for each in memories]
+    exact, *others = [memory.add for memory in memories]
     wrong = [0] * len(others)
     read = different = 0
     for url in urls:

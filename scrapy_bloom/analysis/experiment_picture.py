@@ -99,21 +99,21 @@ def _apart(values: Sequence[float], least: float) -> list[float]:
 
 def _draw_memory(axes: Any, contestants: Sequence[Contestant]) -> None:
     """Draw the memory of each in the end; they differ by powers of ten."""
-    sizes = [each.memory.nbytes for each in contestants]
+    sizes = [contestant.memory.nbytes for contestant in contestants]
     rows_from_top = range(len(contestants), 0, -1)
     axes.barh(rows_from_top, sizes, color=_COLOURS, height=0.6)
     axes.set_xscale("log")
     axes.set_axisbelow(True)
     low, high = min(sizes) / 4, max(sizes) * 10  # room for the figure at the longest bar
     ticks = [4 * 16**power for power in range(2, 12) if low <= 4 * 16**power <= high]
-    axes.set_xticks(ticks, [size_text(each).replace(".0 ", " ") for each in ticks])
+    axes.set_xticks(ticks, [size_text(tick).replace(".0 ", " ") for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(low, high)
     for index, size in zip(rows_from_top, sizes, strict=True):
         axes.annotate(
             size_text(size), (size, index), xytext=(5, 0), textcoords="offset points", va="center"
         )
-    axes.set_yticks(rows_from_top, [each.name for each in contestants])
+    axes.set_yticks(rows_from_top, [contestant.name for contestant in contestants])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.set_title("Memory in the end (log scale)")

@@ -73,7 +73,7 @@ class Report:
     @property
     def live(self) -> list[Generation]:
         """The generations as the crawl wrote them down."""
-        return [each.figures for each in self.generations]
+        return [generation.figures for generation in self.generations]
 
     @cached_property
     def status(self) -> FilterStatus:
@@ -83,13 +83,13 @@ class Report:
     @property
     def error_rate(self) -> float:
         """The false-positive rate of all generations together, 0 to 1, by the bits that are set."""
-        return any_errs(each.contents.error_rate for each in self.generations)
+        return any_errs(generation.contents.error_rate for generation in self.generations)
 
     @property
     def fill_ratio(self) -> float:
         """The share of all bits that are set, 0 to 1, counted."""
-        sizes = [each.figures.geometry.num_bits for each in self.generations]
-        fills = [each.contents.fill_ratio for each in self.generations]
+        sizes = [generation.figures.geometry.num_bits for generation in self.generations]
+        fills = [generation.contents.fill_ratio for generation in self.generations]
         return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
 
     def forecast(self) -> list[Generation]:
@@ -117,8 +117,8 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
     Returns:
         All of them, with the counts of then. None that is there loses any.
     """
-    live = [replace(each) for each in live]
-    missing = until - sum(each.count for each in live)
+    live = [replace(generation) for generation in live]
+    missing = until - sum(generation.count for generation in live)
     while missing > 0:
         newest = live[-1]
         room = min(max(policy.grow_at(live) - newest.count, 0), missing)
@@ -146,7 +146,7 @@ def course(generations: Sequence[Generation]) -> list[Point]:
         Points from 0 requests to all of them, close enough for a curve, and with the one before
         and the one after each beginning of a generation.
     """
-    ends = list(accumulate(each.count for each in generations))
+    ends = list(accumulate(generation.count for generation in generations))
     total = ends[-1]
     # The rate rises by many powers of ten at first.
     at = {round(total * step / _POINTS) for step in range(_POINTS + 1)}
@@ -159,15 +159,15 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
     """Return a point of a filter's course: that many requests are recorded; see `course`."""
     then: list[GenerationStatus] = []
     left = requests
-    for each in generations:
+    for generation in generations:
         if left <= 0 and then:
             break
-        then.append(replace(GenerationStatus.of(each), count=min(left, each.count)))
-        left -= each.count
+        then.append(replace(GenerationStatus.of(generation), count=min(left, generation.count)))
+        left -= generation.count
     return Point(
         requests,
-        any_errs(each.error_rate_now for each in then),
-        sum(each.geometry.nbytes for each in then),
+        any_errs(generation.error_rate_now for generation in then),
+        sum(generation.geometry.nbytes for generation in then),
     )
 
 

@@ -55,8 +55,8 @@ def report_page(report: Report) -> str:
         cards="\n".join(starmap(_card, _cards(report))),
         columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in _COLUMNS),
         rows="\n".join(
-            _row(name, each, is_newest=each is report.generations[-1])
-            for name, each in zip(report.names, report.generations, strict=True)
+            _row(name, generation, is_newest=generation is report.generations[-1])
+            for name, generation in zip(report.names, report.generations, strict=True)
         ),
         window=escape(_WINDOW) if report.policy.window else "",
         error_wide=wide,
@@ -220,9 +220,9 @@ def _memory(status: FilterStatus) -> str:
 
 def _loads(report: Report) -> Iterator[str]:
     shown = [
-        each
-        for each in report.generations[-_HISTOGRAMS:]
-        if each.figures.geometry.num_blocks > 1 and each.contents.requests
+        generation
+        for generation in report.generations[-_HISTOGRAMS:]
+        if generation.figures.geometry.num_blocks > 1 and generation.contents.requests
     ]
     for each in shown:
         name, blocks = str(each.figures.number), each.figures.geometry.num_blocks

@@ -123,7 +123,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         bloom_hashes=options.bloom_hashes,
     )
     with progress("Comparing", total, "URLs") as advance:
-        memories = [each.memory for each in compared]
+        memories = [contestant.memory for contestant in compared]
         rows = list(compare(urls_in(options.urls), total, memories, advance))
     figures = _figures(compared, rows, rate)
     if options.json:
@@ -146,8 +146,8 @@ def _hashes(text: str) -> int:
 
 def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
     last = rows[-1]
-    names = [each.name for each in compared]
-    expected = [each.theory(last.different) for each in compared]
+    names = [contestant.name for contestant in compared]
+    expected = [contestant.theory(last.different) for contestant in compared]
     return {
         "urls": last.read,
         "different": last.different,
@@ -166,22 +166,22 @@ def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -
         ],
         "contestants": [
             {
-                "name": each.name,
-                "details": each.details,
-                "bytes": each.memory.nbytes,
-                "bytes_per_url": each.memory.nbytes / last.different,
+                "name": contestant.name,
+                "details": contestant.details,
+                "bytes": contestant.memory.nbytes,
+                "bytes_per_url": contestant.memory.nbytes / last.different,
                 "wrongly_seen": wrong,
                 "per_cent": 100 * wrong / last.different,
                 "theory_wrongly_seen": theory,
                 "theory_per_cent": 100 * theory / last.different,
             }
-            for each, wrong, theory in zip(compared, last.wrong, expected, strict=True)
+            for contestant, wrong, theory in zip(compared, last.wrong, expected, strict=True)
         ],
     }
 
 
 def _print(figures: dict[str, Any]) -> None:
-    names = [each["name"] for each in figures["contestants"]]
+    names = [contestant["name"] for contestant in figures["contestants"]]
     print_table(
         ["URLs read", "different", *names],
         [

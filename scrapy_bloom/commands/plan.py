@@ -115,7 +115,9 @@ def _plan(policy: Policy) -> dict[str, Any]:
         "bits": geometry.nbytes * 8,
         "bits_per_request": geometry.nbytes * 8 / policy.expected,
         "advice": _advice(policy),
-        "instead": [each._asdict() for each in alternatives(policy.expected, geometry.nbytes)],
+        "instead": [
+            alternative._asdict() for alternative in alternatives(policy.expected, geometry.nbytes)
+        ],
     }
 
 

@@ -54,10 +54,10 @@ def _reset_files(path: Path, *, yes: bool) -> None:
     try:
         # What is in them does not matter: a damaged one is a reason to be here.
         files = filter_files(directory)
-        size = size_text(sum(each.stat().st_size for each in files))
+        size = size_text(sum(file.stat().st_size for file in files))
         _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
-        for each in [*reversed(files), *forgotten_file.files(directory)]:
-            each.unlink()
+        for file in [*reversed(files), *forgotten_file.files(directory)]:
+            file.unlink()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:
@@ -79,8 +79,8 @@ def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
         if stored.info is None:
             store.read_filter()  # says best that there is none
         generations = stored.generations
-        count = sum(each.count for each in generations)
-        size = size_text(sum(each.geometry.nbytes for each in generations))
+        count = sum(generation.count for generation in generations)
+        size = size_text(sum(generation.geometry.nbytes for generation in generations))
         _confirm(
             f"Delete the filter {name}: {count:,} requests, {size}? Crawlers that use it now go on "
             "with an empty one.",

@@ -82,7 +82,9 @@ def warn_of_queue(directory: Path) -> None:
 
 def warn_of_overfull(status: FilterStatus) -> None:
     """Say so if a generation holds more than it was made for."""
-    if overfull := [each for each in status.generations if each.count > each.capacity]:
+    if overfull := [
+        generation for generation in status.generations if generation.count > generation.capacity
+    ]:
         note(
             f"scrapy bloom: warning: {overfull[0].count:,} requests are in a generation that was "
             f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
