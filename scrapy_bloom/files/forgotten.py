@@ -36,15 +36,15 @@ def files(directory: Path) -> list[Path]:
 
 
 class ForgottenFile:
-    """A set of forgotten fingerprints, each change of which is a transaction of its own.
+    """A set of forgotten fingerprints; each change is a transaction.
 
     A `scrapy bloom forget` may add to the file while a crawl uses it.
 
     Args:
         path: the file, made when something is first forgotten; None: a private temporary one.
-        readonly: it is only looked at: nothing changes, and no file appears beside it.
-        claims: what is taken is only claimed for this run, and removed by `remove`: the queue of
-            this run dies with it.
+        readonly: read only; nothing changes, and no file appears beside it.
+        claims: what is taken is only claimed for this run, and removed by `remove`, since the queue
+            of this run dies with it.
     """
 
     def __init__(self, path: Path | None, *, readonly: bool = False, claims: bool = False) -> None:
