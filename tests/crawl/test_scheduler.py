@@ -13,7 +13,7 @@ from cli import bloom
 from crawls import SPIDER, Crawl
 from scrapy_bloom.job.paths import database_path
 from scrapy_bloom.queues.sqlite import read_counts
-from sites import ScriptedSite, Site, tree_site
+from sites import LIMIT, ScriptedSite, Site, tree_site
 from workspace import in_redis
 
 PAGES = 150
@@ -100,7 +100,7 @@ def test_a_kill_while_it_is_opened(tree: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
 def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, SAFE)
-    end_of_wait = time.monotonic() + 60
+    end_of_wait = time.monotonic() + LIMIT
     while line not in crawl.output and time.monotonic() < end_of_wait:
         time.sleep(0.001)
     crawl.kill()

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from crawls import LIMIT
+from example.site import ARTICLES, SECTIONS, page_count, status_of
 from scrapy_bloom.files.header import read_header
 from sites import Site, tree_site
 
 EXAMPLE = Path(__file__).parents[2] / "example_project"
-
-from example.site import ARTICLES, SECTIONS, page_count, status_of  # noqa: E402
 
 
 @pytest.fixture
@@ -70,7 +69,8 @@ def test_the_site_has_what_real_sites_have() -> None:
 
 def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path) -> None:
     command = ("crawl", "docs", "-s", "JOBDIR=job")
-    process = scrapy(project, *command)
+    # At first so slow that it cannot be done before it is interrupted.
+    process = scrapy(project, *command, "-s", "DOWNLOAD_DELAY=0.05")
     filter_file = project / "job/bloom/generation-0001.bloom"
     end = time.monotonic() + LIMIT
     while not filter_file.exists() or read_header(filter_file)[1].count < 500:
@@ -111,12 +111,13 @@ def test_another_site(project: Path, other_site: Site) -> None:
 
 
 def test_the_shell_keeps_away_from_a_paused_job(project: Path, other_site: Site) -> None:
-    other_site.delay = 0.2
+    other_site.hold_after(1)
     process = scrapy(project, "crawl", "docs", "-a", f"url={other_site.url}", "-s", "JOBDIR=job")
     end = time.monotonic() + LIMIT
-    while other_site.total() < 1 and time.monotonic() < end:
+    while not other_site.is_holding() and time.monotonic() < end:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
+    other_site.release()
     process.communicate(timeout=LIMIT)
 
     def contents() -> dict[str, bytes]:

@@ -55,14 +55,19 @@ def test_two_workers_crawl_each_page_once_between_them(
     site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     pages = all_pages(site, tmp_path / "default")
-    # They begin with some pages of the queue each, so that both take part.
     site.hold_after(60)
-    site.delay = 0.1
     together = tmp_path / "together"
     together.touch()
     settings = {"REDIS_URL": server.url, "STAYS_WHILE": together}
     workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
-    servers.wait_for(lambda: site.under_way > AT_ONCE, lambda: "one of them has nothing")
+    # Both take part, also if one of them stands still for a while: each has its share under way
+    # whenever some of it is answered.
+    for _ in range(6):
+        servers.wait_for(
+            lambda: site.is_holding() and site.under_way == 2 * AT_ONCE,
+            lambda: "one of them has too little",
+        )
+        site.hold_after(2 * AT_ONCE)
     site.release()
     servers.wait_for(lambda: set(site.hits) == pages, lambda: "not all pages")
     together.unlink()
@@ -90,8 +95,10 @@ def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
         workers = [Crawl(site.url, tmp_path / name, settings) for name in "ab"]
     else:
         workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
+    for worker in workers:
+        worker.wait_until(lambda worker=worker: "Bloom filter in " in worker.output)
     for further in (200, math.inf):
-        servers.wait_for(site.is_holding, str)
+        servers.wait_for(site.is_holding, lambda: "the site is not asked for enough")
         server.kill()
         site.hold_after(further)
         time.sleep(0.5)
