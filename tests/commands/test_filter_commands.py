@@ -1,4 +1,4 @@
-"""`scrapy bloom info, check, merge, push, pull, reset`: on filters in files and in Redis."""
+"""`scrapy bloom info, check, merge, push, pull`: on filters in files and in Redis."""
 
 import os
 import select
@@ -10,6 +10,7 @@ import pytest
 
 import servers
 from cli import SCRAPY, at_a_terminal, bloom
+from clock import Clock
 from crawls import Crawl
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
@@ -24,7 +25,6 @@ from workspace import (
     SALT,
     fingerprints,
     make_filter,
-    start_project,
     urls,
     write_urls,
 )
@@ -238,14 +238,6 @@ def test_check_within_a_window_that_grew_shortly_before_a_quarter_ended(tmp_path
     assert bloom("check", ".", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 120
 
 
-class Clock:
-    def __init__(self, now: float) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_check_with_another_fingerprinter(tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
     write_urls(tmp_path / "urls.txt", urls(range(10)))
@@ -412,91 +404,3 @@ def test_a_copy_under_way_shows_at_a_terminal(server: servers.Server, tmp_path: 
     ran = at_a_terminal("push", "filter", server.url, "--key", tmp_path.name, cwd=tmp_path)
     assert ran.status == 0, ran
     assert f"Copying to redis://127.0.0.1:{server.port}" in ran.out
-
-
-# reset
-
-
-def test_reset_asks(tmp_path: Path) -> None:
-    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(300))), capacity=100)
-    (tmp_path / "job/requests.queue").mkdir()
-    (tmp_path / "job/requests.queue/active.json").write_text("[]")
-    before = contents(tmp_path)
-    nobody = bloom("reset", "job", cwd=tmp_path)
-    assert "add --yes" in nobody.error
-    no = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
-    assert no.status == 1
-    assert "nothing was deleted" in no.out
-    after = contents(tmp_path)
-    lock = "job/bloom/lock"  # an older filelock sets its time
-    assert {**after, lock: ()} == {**before, lock: ()}
-    yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
-    assert yes.status == 0, yes
-    assert "Deleted 2 file(s)" in yes.out
-    assert set(before) - set(contents(tmp_path)) == {
-        "job/bloom/generation-0001.bloom",
-        "job/bloom/generation-0002.bloom",
-    }
-    assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
-
-
-def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
-    assert (
-        "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
-    )
-    tree.release()
-    assert crawl.finish() == 0
-    assert len(tree.hits) == 150
-    assert bloom("reset", "job", "--yes", cwd=tmp_path).status == 0
-    tree.hits.clear()
-    assert Crawl(tree.url, tmp_path, {"JOBDIR": "job"}).finish() == 0
-    assert len(tree.hits) == 150
-
-
-def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
-    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(10)))
-    shared_filter(server, key, recorded)
-    crawler = RedisBackend(
-        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
-    )
-    crawler.open()
-    crawler.begin()
-    assert not crawler.add(recorded[0])
-    assert bloom("reset", server.url, "--key", key, cwd=tmp_path).status == 1
-    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
-    assert server.client.keys(f"{key}*") == [key.encode()]
-    assert server.client.hkeys(key) == [b"reset"]
-    time.sleep(1)  # for so long a mirror is trusted
-    assert [crawler.add(each) for each in recorded] == [True] * 10
-    crawler.close()
-    other = RedisBackend(
-        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
-    )
-    other.open()
-    assert [each in other for each in recorded] == [True] * 10
-    other.close()
-    error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
-    assert "has no filter" in error
-
-
-def test_the_spiders_own_key(server: servers.Server, tmp_path: Path) -> None:
-    project = start_project(tmp_path / "work")
-    (project / "shopping/spiders/shop.py").write_text(
-        "import scrapy\n"
-        "class Shop(scrapy.Spider):\n"
-        f"    name = {tmp_path.name!r}\n"
-        "    custom_settings = {'BLOOM_REDIS_KEY': 'mine:%(spider)s'}\n"
-    )
-    shared_filter(server, f"mine:{tmp_path.name}", fingerprints(urls(range(10))))
-    ran = bloom("info", server.url, "--spider", tmp_path.name, "--json", cwd=project)
-    assert ran.json["recorded"] == 10
-
-
-def test_a_definition_without_a_filter_can_be_reset(server: servers.Server, tmp_path: Path) -> None:
-    key = f"{tmp_path.name}:bloom"
-    info = FilterInfo(salt=SALT.hex(), fingerprinter="x", spider="", created_at=0.0)
-    RedisStore(RedisServer(server.url), key).define(info)
-    assert server.client.hkeys(key) == [b"filter"]
-    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
-    assert server.client.hkeys(key) == [b"reset"]

@@ -15,7 +15,7 @@ is still there, unchanged.
 | a web server at the port | that no Redis answers there |
 | a server that accepts and never answers | "Timeout", after the deadline |
 | a server that loads its data | one WARNING; the crawl begins when it has |
-| a policy that evicts | a WARNING, and the crawl goes on: `test_redis_in_the_middle.py` |
+| a policy that evicts | a WARNING, and the crawl goes on: `test_redis_loses.py` |
 | nobody listens | `test_redis_crawl.py`: `test_a_server_that_is_down_at_the_start` |
 """
 
@@ -62,13 +62,6 @@ def site() -> Iterator[GatedSite]:
     site.open()
     yield site
     site.end()
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    server = locked_server()
-    yield server
-    server.end()
 
 
 def refusal(crawl: Crawl, site: GatedSite) -> str:

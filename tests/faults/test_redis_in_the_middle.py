@@ -4,23 +4,18 @@
 |---|---|
 | restart, with persistence; stall; full memory; demoted; failed save; pause; loading: short | \
 one WARNING, one INFO when it is over, `bloom/redis/retries` |
-| restart without persistence; FLUSHALL; eviction; our blocks overwritten | one WARNING, \
-`bloom/redis/lost_keys` |
 | killed; stall; full memory; demoted; failed save: longer than the deadline | one ERROR, and the \
 spider is closed with `bloom_outage`; started again, the job goes on |
 | ... with BLOOM_REDIS_ON_OUTAGE = "pass" | one ERROR; the crawl goes on, `bloom/errors` |
-| another type at our keys; BITFIELD withdrawn | one ERROR that says what to do, and the spider is \
-closed with `bloom_outage`; put right and started again, the job goes on |
-| ... with "pass" | one ERROR; the crawl goes on |
 | slow replies; connections killed; dropped replies | nothing but a slower crawl |
 
-Elsewhere, in `test_redis_crawl.py`: two workers and a server that is killed and restarted twice
+What loses data is in `test_redis_loses.py`, refusals are in `test_redis_refuses.py`. In
+`test_redis_crawl.py`: two workers and a server that is killed and restarted twice
 (`test_every_page_is_crawled_though_the_server_is_killed_and_restarted`), and a killed server that
 comes back in the same crawl under "pass", or with its data before the next run under "close"
 (`test_an_outage_that_lasts`).
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,8 +26,8 @@ import pytest
 import servers
 from crawls import Crawl
 from redis_faults import (
-    KEY,
-    PASSWORD,
+    CLOSED,
+    PASSED,
     SHORT,
     SLOW_TO_LOAD,
     WAITED,
@@ -52,36 +47,6 @@ from redis_faults import (
     told,
     url_of,
 )
-
-LOST = (
-    f"Keys of the filter '{KEY}' in SERVER were lost: evicted, flushed, or not saved before a "
-    "restart. They were made anew{}; other pages recorded in them may be crawled again. Check "
-    "maxmemory-policy (noeviction) and persistence (appendonly yes)"
-)
-FROM_THE_MIRROR = LOST.format(" with what this crawl knows of them")
-EMPTY = LOST.format(", empty")
-EVICTS = (
-    "SERVER removes keys when its memory is full (maxmemory-policy allkeys-lru): the filter would "
-    "forget, and pages be crawled again; set it to noeviction"
-)
-CLOSED = (
-    "The spider is closed, and what is still under way is crawled unfiltered; start the crawl again"
-)
-PASSED = "Requests are crawled unfiltered until "
-
-
-@pytest.fixture
-def site() -> Iterator[GatedSite]:
-    site = gated_tree()
-    yield site
-    site.end()
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    server = locked_server()
-    yield server
-    server.end()
 
 
 @pytest.fixture
@@ -282,180 +247,6 @@ def test_a_server_that_never_comes_back_is_done_without_if_told_to_pass(
     assert not site.missing()
     assert site.repeats() > 0  # pages with several links, which nobody filtered any more
     assert all(site.site.hits[page] == 1 for page in known)
-    site.end()
-
-
-# Faults that lose what the server knew.
-
-
-def flush(server: servers.Server) -> None:
-    admin(server).flushall()
-
-
-def overwrite_our_blocks(server: servers.Server) -> None:
-    (key,) = blocks(server)
-    admin(server).set(key, "something else")
-
-
-def restart_empty(server: servers.Server) -> None:
-    server.kill()
-    server.start()
-
-
-def blocks(server: servers.Server) -> list[bytes]:
-    return admin(server).keys(f"{KEY}:*")
-
-
-LOSING = {
-    "flushed": flush,
-    "restarted without persistence": restart_empty,
-    "overwritten": overwrite_our_blocks,
-}
-
-
-@pytest.mark.parametrize("fault", LOSING)
-def test_what_the_server_has_lost_is_written_back_with_one_warning(
-    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    url = url_of(server)
-    crawl = start_until_the_middle(site, url, tmp_path)
-    LOSING[fault](server)
-    site.open()
-    stats = ended(crawl)
-    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [FROM_THE_MIRROR]
-    assert stats["bloom/redis/lost_keys"] == 1
-    assert "bloom/errors" not in stats
-    assert not site.missing()
-    assert site.repeats() == 0
-    if fault == "flushed":
-        site.site.forget()
-        ended(start(site, url, tmp_path))
-        assert site.site.total() == 1  # all is in Redis that the first crawl knew; only "/" is new
-
-
-def test_what_the_server_has_lost_is_crawled_again_without_a_mirror(
-    site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    # Room for so many that no count is told in between: what is read with each request tells it.
-    settings = {"BLOOM_REDIS_MIRROR": False, "BLOOM_EXPECTED_REQUESTS": 100_000}
-    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
-    flush(server)
-    site.open()
-    stats = ended(crawl)
-    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EMPTY]
-    assert stats["bloom/redis/lost_keys"] == 1
-    assert "bloom/errors" not in stats
-    assert not site.missing()
-    assert site.repeats() > 0
-
-
-def test_evicted_keys_are_written_back_and_the_policy_is_warned_of_at_the_start(
-    site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    client = admin(server)
-    client.config_set("maxmemory-policy", "allkeys-lru")
-    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
-    crawl = start_until_the_middle(site, url_of(server), tmp_path)
-    ours = [KEY, *blocks(server)]
-    assert client.exists(*ours) == 2
-    # Somebody else fills the memory, until ours are the oldest: the server counts whole seconds,
-    # and chooses at random among keys that were used in the same one.
-    deadline = time.monotonic() + 60
-    numbers = itertools.count()
-    while client.exists(*ours):
-        assert time.monotonic() < deadline
-        for number in itertools.islice(numbers, 20):
-            client.set(f"other:{number}", "x" * 1000)
-    site.open()
-    stats = ended(crawl)
-    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EVICTS, FROM_THE_MIRROR]
-    assert stats["bloom/redis/lost_keys"] >= 1
-    assert "bloom/errors" not in stats
-    assert not site.missing()
-    assert site.repeats() == 0
-
-
-# Refusals: what would not pass by itself.
-
-
-def put_a_list_in_place_of_our_blocks(server: servers.Server) -> Callable[[], object]:
-    (key,) = blocks(server)
-    client = admin(server)
-    client.delete(key)
-    client.lpush(key, "something else")
-    return lambda: client.delete(key)
-
-
-def put_a_text_in_place_of_our_hash(server: servers.Server) -> Callable[[], object]:
-    client = admin(server)
-    client.set(KEY, "something else")
-    return lambda: client.delete(KEY)
-
-
-def withdraw_bitfield(server: servers.Server) -> Callable[[], object]:
-    client = admin(server)
-    client.execute_command("ACL", "SETUSER", "crawler", "-bitfield")
-    return lambda: client.execute_command("ACL", "SETUSER", "crawler", "+bitfield")
-
-
-WRONG_TYPE = (
-    "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
-    "something else has that key: set BLOOM_REDIS_KEY to another name"
-)
-REFUSALS = {
-    "a list in place of our blocks": (put_a_list_in_place_of_our_blocks, WRONG_TYPE),
-    "a text in place of our hash": (put_a_text_in_place_of_our_hash, WRONG_TYPE),
-    "bitfield withdrawn": (withdraw_bitfield, "SERVER: NoPermissionError: "),
-}
-
-
-def let_in(server: servers.Server) -> str:
-    rules = ("on", f">{PASSWORD}", "~*", "+@all")
-    admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
-    return url_of(server, "crawler")
-
-
-@pytest.mark.parametrize("fault", REFUSALS)
-def test_a_refusal_closes_the_spider_and_the_job_goes_on_when_it_is_put_right(
-    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    """No traceback, and no crawl that goes round in circles because nothing is filtered."""
-    refuse, reason = REFUSALS[fault]
-    # Room for 1,000: then the hash is told every 15 requests how many there are.
-    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 1000}
-    url = let_in(server)
-    # If it should go on all the same, it would never end.
-    limited = {**settings, "CLOSESPIDER_PAGECOUNT": 500}
-    crawl = start_until_the_middle(site, url, tmp_path, **limited)
-    put_right = refuse(server)
-    site.open()
-    stats = ended(crawl, "bloom_outage")
-    (refusal,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
-    assert refusal.startswith(reason)
-    assert CLOSED in refusal
-    assert stats["bloom/errors"] >= 1
-    put_right()
-    crawl = start(site, url, tmp_path, **settings)
-    ended(crawl)
-    assert not told(crawl, "ERROR", "CRITICAL")
-    assert not site.missing()
-
-
-def test_a_refusal_is_crawled_through_unfiltered_if_told_to_pass(
-    server: servers.Server, tmp_path: Path
-) -> None:
-    site = gated_cascade()
-    url = let_in(server)
-    crawl = start_until_the_middle(site, url, tmp_path, BLOOM_REDIS_ON_OUTAGE="pass")
-    withdraw_bitfield(server)
-    site.open()
-    stats = ended(crawl)
-    (line,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
-    assert line.startswith("SERVER: NoPermissionError: ")
-    assert PASSED in line
-    assert stats["bloom/errors"] > 1
-    assert not site.missing()
-    assert site.repeats() > 0
     site.end()
 
 

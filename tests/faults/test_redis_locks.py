@@ -9,16 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 import servers
 from redis_faults import (
     KEY,
     GatedSite,
     admin,
     ended,
-    gated_tree,
-    locked_server,
     patient_url_of,
     start,
     start_until_the_middle,
@@ -33,20 +29,6 @@ OTHER = "web-1:4711:0123456789abcdef"
 LEASE_MS = (
     30_000  # more than a busy machine stands still, and less than the minute that is too long
 )
-
-
-@pytest.fixture
-def server() -> Iterator[servers.Server]:
-    server = locked_server()
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def site() -> Iterator[GatedSite]:
-    site = gated_tree()
-    yield site
-    site.end()
 
 
 @contextmanager

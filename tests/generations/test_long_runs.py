@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from clock import Clock
 from crawls import Crawl
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.files.backend import LocalBackend
@@ -17,14 +18,6 @@ from workspace import outliving
 
 WINDOW = 1000.0
 NewBackend = Callable[..., Backend]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

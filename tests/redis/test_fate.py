@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_redis import fps, messages
 
 import servers
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
+from redis_filters import fps, messages
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore

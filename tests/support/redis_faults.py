@@ -30,6 +30,10 @@ WAITED = (
     "(waited up to 1 seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server runs, has room, "
     "and that BLOOM_REDIS_URL is right"
 )
+CLOSED = (
+    "The spider is closed, and what is still under way is crawled unfiltered; start the crawl again"
+)
+PASSED = "Requests are crawled unfiltered until "
 
 
 class GatedSite:
@@ -114,6 +118,10 @@ def admin(server: servers.Server) -> redis.Redis:
     """Somebody else at the same server."""
     # A server that is shut down does not answer: nothing to be tried again.
     return redis.Redis(port=server.port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
+
+
+def blocks(server: servers.Server) -> list[bytes]:
+    return admin(server).keys(f"{KEY}:*")
 
 
 @contextmanager

@@ -1,0 +1,23 @@
+"""Fixtures of several tests of reports."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reports import make, report
+
+
+@pytest.fixture(scope="module")
+def grown_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running crawl's job directory, whose filter has grown twice."""
+    place = tmp_path_factory.mktemp("grown") / "job"
+    backend = make(place / "bloom", 100_000)
+    yield place
+    assert backend.add(b"later")
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def grown_page(grown_job: Path) -> str:
+    return report(grown_job)

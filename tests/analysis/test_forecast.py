@@ -1,0 +1,167 @@
+"""The figures that a report is made of: what a filter will hold, and how its bits are spread."""
+
+import math
+import re
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reports import SALT, made, make
+from scrapy_bloom import BloomFilter, CountingBloomFilter
+from scrapy_bloom.analysis.pictures import OURS, load_chart
+from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs
+
+
+def figures(backend: LocalBackend) -> list[tuple[object, ...]]:
+    return [
+        (each.number, each.geometry, each.capacity, each.error_rate, each.count)
+        for each in backend.status().generations
+    ]
+
+
+def generations(backend: LocalBackend) -> list[Generation]:
+    return [
+        Generation(
+            number=each.number,
+            geometry=each.geometry,
+            capacity=each.capacity,
+            error_rate=each.error_rate,
+            count=each.count,
+            created_at=1.0,
+        )
+        for each in backend.status().generations
+    ]
+
+
+class TestForecast:
+    @pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
+    def test_it_is_what_a_crawl_does(self, on_full: str) -> None:
+        options = {"capacity": 200, "error_rate": 1e-9, "on_full": on_full}
+        backend = make(None, 150, **options)
+        policy = Policy(expected=200, error_rate=1e-9, on_full=on_full)
+        for total in (150, 200, 201, 600, 601, 3000):
+            forecast = grown(generations(backend), policy, 3000 if total == 150 else total)
+            if total == 150:
+                at_first = forecast
+                continue
+            for number in range(backend.status().count, total):
+                assert backend.add(number.to_bytes(20, "big"))
+            assert [
+                (each.number, each.geometry, each.capacity, each.error_rate, each.count)
+                for each in forecast
+            ] == figures(backend)
+        assert [each.count for each in at_first] == [each[-1] for each in figures(backend)]
+        assert len(at_first) == (4 if on_full == "grow" else 1)
+
+    def test_more_requests_expected_than_there_is_room_for(self) -> None:
+        live = generations(make(None, 150, capacity=200, on_full="warn"))
+        policy = Policy(expected=5000, error_rate=1e-6, on_full="warn")
+        assert [each.count for each in grown(live, policy, 9000)] == [200, 8800]
+
+    def test_what_is_there_stays_as_it_is(self) -> None:
+        live = generations(make(None, 900, capacity=200, on_full="warn", error_rate=1e-9))
+        policy = Policy(expected=200, error_rate=1e-9, on_full="grow")
+        assert [each.count for each in grown(live, policy, 1000)] == [900, 100]
+        assert [each.count for each in grown(live, policy, 10)] == [900]
+        assert [each.count for each in live] == [900]
+
+    def test_the_course_is_that_of_the_generations_filling(self) -> None:
+        backend = make(None, 700, capacity=200, error_rate=1e-9)
+        points = {point.requests: point for point in course(generations(backend))}
+        assert min(points) == 0
+        assert max(points) == 700
+        assert {200, 201, 600, 601} <= set(points)
+        assert points[0].error_rate == 0
+        rates = [points[each].error_rate for each in sorted(points)]
+        assert rates == sorted(rates)
+        again = make(None, 0, capacity=200, error_rate=1e-9)
+        for number in range(700):
+            if number in points:
+                status = again.status()
+                assert points[number].error_rate == pytest.approx(status.error_rate_now)
+                # At a capacity, the next one is made by the next request.
+                assert points[number].nbytes == status.nbytes
+            again.add(number.to_bytes(20, "big"))
+
+    def test_the_sum_stays_below_what_was_asked_for(self) -> None:
+        policy = Policy(expected=1000, error_rate=1e-4)
+        later = grown(generations(make(None, 10, capacity=1000, error_rate=1e-4)), policy, 10**6)
+        assert 5e-5 < after(later, 10**6).error_rate <= 1e-4
+
+
+def test_rates_add_up_as_a_status_says() -> None:
+    status = make(None, 3000, on_full="warn", capacity=100, error_rate=0.1).status()
+    again = FilterStatus(
+        location="", generations=[GenerationStatus.of(each) for each in ()], error_rate=0.1
+    )
+    assert any_errs([]) == again.error_rate_now == 0
+    assert any_errs([status.error_rate_now]) == pytest.approx(status.error_rate_now)
+    assert any_errs([1.0, 0.5]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "capacity", "error_rate", "count"),
+    [
+        (BloomFilter, 60_000, 1e-6, 60_000),
+        (BloomFilter, 60_000, 1e-6, 300),  # next to nothing in a block
+        (BloomFilter, 60_000, 0.2, 240_000),  # few hashes: the estimate's own error counts most
+        (BloomFilter, 20_000, 1e-4, 60_000),  # far over its capacity
+        (CountingBloomFilter, 20_000, 1e-6, 10_000),
+    ],
+)
+def test_the_spread_of_an_even_hash(
+    kind: type[BloomFilter], capacity: int, error_rate: float, count: int
+) -> None:
+    """Real filters of some ten blocks, several times over, show what is expected."""
+    squares = blocks = 0.0
+    for salt in range(6):
+        bits = kind(capacity, error_rate, salt=bytes([salt] * 16))
+        for number in range(count):
+            bits.add(number.to_bytes(20, "big"))
+        spread = Spread(count, bits.geometry)
+        for fill in bits.block_fills():
+            load = -math.log1p(-fill) * 65_536 / bits.num_hashes
+            squares += (load - spread.mean) ** 2
+            blocks += 1
+    assert math.sqrt(squares / blocks) == pytest.approx(spread.deviation, rel=0.25)
+    assert spread.below(count + 1e6) == pytest.approx(bits.num_blocks)
+    assert spread.below(-1e6) == pytest.approx(0)
+    within = spread.below(spread.mean + spread.deviation) - spread.below(
+        spread.mean - spread.deviation
+    )
+    assert 0.6 < within / bits.num_blocks < 0.8
+
+
+def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) -> None:
+    made(tmp_path, 15_000)
+    done: list[int] = []
+    with closing(FilterReader(tmp_path)) as reader:
+        (file,) = reader.files
+        measured = measure(file.figures, file.filter.block_fills(), done.append, 1000)
+        assert measured.contents.fill_ratio == file.filter.fill_ratio
+        assert measured.contents.error_rate == file.filter.estimated_error_rate
+        assert measured.contents.requests == file.filter.approximate_count
+        blocks = file.filter.num_blocks
+    assert sum(measured.loads.values()) == blocks
+    assert done == [1000 + blocks]
+    total = sum(load * number for load, number in measured.loads.items())
+    assert total == pytest.approx(15_000, rel=0.02)
+
+
+def test_the_bars_are_the_blocks() -> None:
+    """Each as high as it has blocks: a chart that leaves one out would lie."""
+    bits = BloomFilter(60_000, 1e-6, salt=SALT)
+    spread = Spread(60_000, bits.geometry)
+    picture = load_chart({1900: 5, 2100: 10, 2500: 5}, spread, "1")
+    bars = re.findall(rf'<path d="([^"]*)"[^>]*clip-path[^>]*fill: {OURS}; opacity', picture)
+    ys = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", bar)] for bar in bars]
+    heights = sorted(round(max(each) - min(each), 1) for each in ys)
+    assert heights[-1] > 100
+    assert heights[-1] == pytest.approx(2 * heights[-2], abs=0.2)
+    assert heights[-2] == heights[-3]
+    assert set(heights[:-3]) == {0}

@@ -1,0 +1,136 @@
+"""`scrapy bloom reset`: it asks, and leaves nothing of a filter in files or in Redis."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import at_a_terminal, bloom
+from crawls import Crawl
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.meta import FilterInfo
+from scrapy_bloom.redis.keys.store import RedisStore
+from sites import Site
+from workspace import (
+    FINGERPRINTER,
+    SALT,
+    fingerprints,
+    make_filter,
+    start_project,
+    urls,
+)
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    """Each file's bytes, and when it was changed."""
+    return {
+        os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
+        for each in sorted(path.rglob("*"))
+        if each.is_file()
+    }
+
+
+@pytest.fixture
+def server() -> servers.Server:
+    return servers.shared("valkey")
+
+
+def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
+    backend = RedisBackend(
+        RedisServer(server.url),
+        key,
+        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
+    )
+    backend.open()
+    backend.begin()
+    for each in recorded:
+        backend.add(each)
+    backend.close()
+
+
+def test_reset_asks(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(300))), capacity=100)
+    (tmp_path / "job/requests.queue").mkdir()
+    (tmp_path / "job/requests.queue/active.json").write_text("[]")
+    before = contents(tmp_path)
+    nobody = bloom("reset", "job", cwd=tmp_path)
+    assert "add --yes" in nobody.error
+    no = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"n\n")
+    assert no.status == 1
+    assert "nothing was deleted" in no.out
+    after = contents(tmp_path)
+    lock = "job/bloom/lock"  # an older filelock sets its time
+    assert {**after, lock: ()} == {**before, lock: ()}
+    yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
+    assert yes.status == 0, yes
+    assert "Deleted 2 file(s)" in yes.out
+    assert set(before) - set(contents(tmp_path)) == {
+        "job/bloom/generation-0001.bloom",
+        "job/bloom/generation-0002.bloom",
+    }
+    assert "job holds no filter" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+
+
+def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
+    assert (
+        "is in use by another running crawl" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+    )
+    tree.release()
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+    assert bloom("reset", "job", "--yes", cwd=tmp_path).status == 0
+    tree.hits.clear()
+    assert Crawl(tree.url, tmp_path, {"JOBDIR": "job"}).finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
+    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(10)))
+    shared_filter(server, key, recorded)
+    crawler = RedisBackend(
+        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
+    )
+    crawler.open()
+    crawler.begin()
+    assert not crawler.add(recorded[0])
+    assert bloom("reset", server.url, "--key", key, cwd=tmp_path).status == 1
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert server.client.keys(f"{key}*") == [key.encode()]
+    assert server.client.hkeys(key) == [b"reset"]
+    time.sleep(1)  # for so long a mirror is trusted
+    assert [crawler.add(each) for each in recorded] == [True] * 10
+    crawler.close()
+    other = RedisBackend(
+        RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
+    )
+    other.open()
+    assert [each in other for each in recorded] == [True] * 10
+    other.close()
+    error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
+    assert "has no filter" in error
+
+
+def test_the_spiders_own_key(server: servers.Server, tmp_path: Path) -> None:
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\n"
+        "class Shop(scrapy.Spider):\n"
+        f"    name = {tmp_path.name!r}\n"
+        "    custom_settings = {'BLOOM_REDIS_KEY': 'mine:%(spider)s'}\n"
+    )
+    shared_filter(server, f"mine:{tmp_path.name}", fingerprints(urls(range(10))))
+    ran = bloom("info", server.url, "--spider", tmp_path.name, "--json", cwd=project)
+    assert ran.json["recorded"] == 10
+
+
+def test_a_definition_without_a_filter_can_be_reset(server: servers.Server, tmp_path: Path) -> None:
+    key = f"{tmp_path.name}:bloom"
+    info = FilterInfo(salt=SALT.hex(), fingerprinter="x", spider="", created_at=0.0)
+    RedisStore(RedisServer(server.url), key).define(info)
+    assert server.client.hkeys(key) == [b"filter"]
+    assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
+    assert server.client.hkeys(key) == [b"reset"]

@@ -1,0 +1,26 @@
+"""Fixtures of several tests of faults: a server with a password, and a site that holds back."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import servers
+from redis_faults import (
+    GatedSite,
+    gated_tree,
+    locked_server,
+)
+
+
+@pytest.fixture
+def site() -> Iterator[GatedSite]:
+    site = gated_tree()
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def server() -> Iterator[servers.Server]:
+    server = locked_server()
+    yield server
+    server.end()

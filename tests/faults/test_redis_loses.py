@@ -1,0 +1,121 @@
+"""Faults of Redis that lose what it knew, in the middle of a crawl: every page is crawled.
+
+| in the middle | what the user sees |
+|---|---|
+| restart without persistence; FLUSHALL; eviction; our blocks overwritten | one WARNING, \
+`bloom/redis/lost_keys` |
+"""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+import servers
+from redis_faults import (
+    KEY,
+    GatedSite,
+    admin,
+    blocks,
+    ended,
+    start,
+    start_until_the_middle,
+    told,
+    url_of,
+)
+
+LOST = (
+    f"Keys of the filter '{KEY}' in SERVER were lost: evicted, flushed, or not saved before a "
+    "restart. They were made anew{}; other pages recorded in them may be crawled again. Check "
+    "maxmemory-policy (noeviction) and persistence (appendonly yes)"
+)
+FROM_THE_MIRROR = LOST.format(" with what this crawl knows of them")
+EMPTY = LOST.format(", empty")
+EVICTS = (
+    "SERVER removes keys when its memory is full (maxmemory-policy allkeys-lru): the filter would "
+    "forget, and pages be crawled again; set it to noeviction"
+)
+
+
+def flush(server: servers.Server) -> None:
+    admin(server).flushall()
+
+
+def overwrite_our_blocks(server: servers.Server) -> None:
+    (key,) = blocks(server)
+    admin(server).set(key, "something else")
+
+
+def restart_empty(server: servers.Server) -> None:
+    server.kill()
+    server.start()
+
+
+LOSING = {
+    "flushed": flush,
+    "restarted without persistence": restart_empty,
+    "overwritten": overwrite_our_blocks,
+}
+
+
+@pytest.mark.parametrize("fault", LOSING)
+def test_what_the_server_has_lost_is_written_back_with_one_warning(
+    fault: str, site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    url = url_of(server)
+    crawl = start_until_the_middle(site, url, tmp_path)
+    LOSING[fault](server)
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [FROM_THE_MIRROR]
+    assert stats["bloom/redis/lost_keys"] == 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() == 0
+    if fault == "flushed":
+        site.site.forget()
+        ended(start(site, url, tmp_path))
+        assert site.site.total() == 1  # all is in Redis that the first crawl knew; only "/" is new
+
+
+def test_what_the_server_has_lost_is_crawled_again_without_a_mirror(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    # Room for so many that no count is told in between: what is read with each request tells it.
+    settings = {"BLOOM_REDIS_MIRROR": False, "BLOOM_EXPECTED_REQUESTS": 100_000}
+    crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
+    flush(server)
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EMPTY]
+    assert stats["bloom/redis/lost_keys"] == 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() > 0
+
+
+def test_evicted_keys_are_written_back_and_the_policy_is_warned_of_at_the_start(
+    site: GatedSite, server: servers.Server, tmp_path: Path
+) -> None:
+    client = admin(server)
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + 2_000_000)
+    crawl = start_until_the_middle(site, url_of(server), tmp_path)
+    ours = [KEY, *blocks(server)]
+    assert client.exists(*ours) == 2
+    # Somebody else fills the memory, until ours are the oldest: the server counts whole seconds,
+    # and chooses at random among keys that were used in the same one.
+    deadline = time.monotonic() + 60
+    numbers = itertools.count()
+    while client.exists(*ours):
+        assert time.monotonic() < deadline
+        for number in itertools.islice(numbers, 20):
+            client.set(f"other:{number}", "x" * 1000)
+    site.open()
+    stats = ended(crawl)
+    assert told(crawl, "WARNING", "ERROR", "CRITICAL") == [EVICTS, FROM_THE_MIRROR]
+    assert stats["bloom/redis/lost_keys"] >= 1
+    assert "bloom/errors" not in stats
+    assert not site.missing()
+    assert site.repeats() == 0

@@ -1,0 +1,128 @@
+"""A new filter takes in what Scrapy's own one has recorded in its job."""
+
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from crashing_filters import FILTER_NAME, abandon, add, make
+from scrapy_bloom import (
+    SeenFileError,
+    UncleanShutdownError,
+)
+
+
+def binary(fingerprints: list[bytes]) -> bytes:
+    return b"".join(len(fp).to_bytes(2, "big") + fp for fp in fingerprints)
+
+
+class TestImport:
+    FINGERPRINTS = tuple(number.to_bytes(20, "big") for number in range(500))
+
+    @pytest.mark.parametrize("as_text", [False, True])
+    def test_at_the_first_open(
+        self, job: Path, caplog: pytest.LogCaptureFixture, as_text: bool
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        fps = self.FINGERPRINTS
+        content = "".join(fp.hex() + "\n" for fp in fps).encode() if as_text else binary(fps)
+        (job / "requests.seen").write_bytes(content)
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 500
+        assert all(fp in backend for fp in fps)
+        backend.close()
+        assert (job / "requests.seen").read_bytes() == content
+        assert "Imported 500 requests" in caplog.text
+        # Only once: what Scrapy's filter records later is not ours.
+        caplog.clear()
+        (job / "requests.seen").write_bytes(content + b"\x00\x01x")
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 500
+        assert b"x" not in backend
+        backend.close()
+
+    def test_a_cut_off_record_is_told(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS)[:-3])
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 499
+        assert "Ignored an incomplete request at the end" in caplog.text
+        backend.close()
+
+    def test_more_than_expected_get_the_room_they_need(self, job: Path) -> None:
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        backend = make(job / "bloom", job_dir=job, capacity=10)
+        assert backend.status().capacity == 500
+        assert backend.status().error_rate_now <= 1e-6
+        backend.close()
+
+    def test_records_of_different_lengths_get_the_room_they_need(self, job: Path) -> None:
+        many = [b"x" * 250, *(b"%d" % number for number in range(5000))]
+        (job / "requests.seen").write_bytes(binary(many))
+        backend = make(job / "bloom", job_dir=job, capacity=10)
+        assert backend.status().capacity == 5001
+        backend.close()
+
+    @pytest.mark.parametrize("state", ["none", "stale"])
+    def test_not_from_a_job_that_was_killed_under_scrapys_filter(
+        self, job: Path, caplog: pytest.LogCaptureFixture, state: str
+    ) -> None:
+        """Its queue is broken: what it held would look seen and never be crawled."""
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        (job / "requests.queue/0").write_bytes(b"queued")
+        active = job / "requests.queue/active.json"
+        if state == "none":
+            active.unlink()
+        else:
+            os.utime(active, (time.time() - 60, time.time() - 60))
+        with pytest.raises(UncleanShutdownError):
+            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 0
+        assert "starts over with an empty filter" in caplog.text
+        assert (job / "requests.seen").exists()
+        assert not (job / "requests.queue").exists()
+        backend.close()
+
+    def test_keep_imports_it_all_the_same(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        (job / "requests.queue/active.json").unlink()
+        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
+        assert backend.status().count == 500
+        assert "What was recorded is kept" in caplog.text
+        backend.close()
+
+    def test_progress_is_logged(
+        self, job: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        monkeypatch.setattr("scrapy_bloom.job.requests_seen._PROGRESS_SECS", 0)
+        many = [number.to_bytes(20, "big") for number in range(25_000)]
+        (job / "requests.seen").write_bytes(binary(many))
+        make(job / "bloom", job_dir=job).close()
+        lines = [r.getMessage() for r in caplog.records if "a second" in r.getMessage()]
+        assert len(lines) == 2
+        assert "requests.seen: 40 %, 10,000 requests" in lines[0]
+
+    def test_a_foreign_file_leaves_no_filter(self, job: Path) -> None:
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS) + b"\xff\xff\xff")
+        with pytest.raises(SeenFileError, match="neither format"):
+            make(job / "bloom", job_dir=job)
+        assert not list((job / "bloom").glob("*.bloom*"))
+
+    def test_not_after_a_reset(self, job: Path) -> None:
+        """Its queue is gone: whatever requests.seen holds must be crawled again."""
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 0
+        backend.close()
+        (job / "bloom" / FILTER_NAME).unlink()  # as if killed before the new one was made
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 0
+        backend.close()

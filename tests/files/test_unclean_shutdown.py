@@ -1,0 +1,177 @@
+"""A filter that was not closed: set aside, kept or refused, as the settings say."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from crashing_filters import FILTER_NAME, abandon, add, make
+from scrapy_bloom import (
+    StorageError,
+    UncleanShutdownError,
+)
+
+
+class TestUncleanShutdown:
+    def test_auto_sets_filter_and_queue_aside(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        content = (job / "bloom" / FILTER_NAME).read_bytes()
+        backend = make(job / "bloom", job_dir=job)
+        assert b"page" not in backend
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        (old,) = (job / "bloom").glob("*.set-aside-*")
+        assert old.read_bytes() == content
+        (queue,) = job.glob("requests.queue.set-aside-*")
+        assert (queue / "active.json").read_text() == "[0]"
+        assert not (job / "requests.queue").exists()
+        assert str(old) in record.getMessage()
+        assert str(queue) in record.getMessage()
+        backend.close()
+
+    def test_auto_keeps_a_filter_without_job(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(tmp_path)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(tmp_path)
+        assert b"page" in backend
+        (record,) = caplog.records
+        assert "What was recorded is kept (at least 1 requests)" in record.getMessage()
+        assert backend.add(b"other")
+        backend.close()
+        caplog.clear()
+        make(tmp_path).close()
+        assert not caplog.records
+
+    def test_keep(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
+        assert b"page" in backend
+        # Scrapy's queue would fail on every pop, and the crawl never end.
+        assert not (job / "requests.queue").exists()
+        assert len(list(job.glob("requests.queue.set-aside-*"))) == 1
+        backend.close()
+
+    def test_reset_without_job(self, tmp_path: Path) -> None:
+        backend = make(tmp_path)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(tmp_path, on_unclean_shutdown="reset")
+        assert b"page" not in backend
+        backend.close()
+
+    def test_stop(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        with pytest.raises(UncleanShutdownError, match='"reset".*"keep".*Nothing was changed'):
+            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        names = sorted(path.name for path in job.iterdir())
+        assert names == ["bloom", "bloom.in-use", "requests.queue"]
+
+    def test_a_crash_between_the_two_renames_loses_nothing(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        rename = Path.rename
+
+        def dies(path: Path, target: Path) -> Path:
+            if path.name == FILTER_NAME:
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "rename", dies)
+            make(job / "bloom", job_dir=job)
+        assert not (job / "requests.queue").exists()
+        backend = make(job / "bloom", job_dir=job)
+        assert b"page" not in backend
+        backend.close()
+
+    def test_the_job_remembers_it_when_the_filter_is_elsewhere_now(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        (job / "requests.seen").write_bytes(b"\x00\x04seen")
+        backend = make(job / "other", job_dir=job)
+        assert b"seen" not in backend
+        assert not (job / "requests.queue").exists()
+        assert "did not close" in caplog.text
+        backend.begin()
+        backend.close()
+        caplog.clear()
+        backend = make(job / "another", job_dir=job)
+        assert b"seen" not in backend
+        assert not caplog.records
+        backend.close()
+
+    def test_the_job_remembers_it_when_the_filter_was_moved_away(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        (job / "bloom" / FILTER_NAME).unlink()
+        with pytest.raises(UncleanShutdownError, match=f"did not close {job} "):
+            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        make(job / "bloom", job_dir=job).close()
+        assert not (job / "requests.queue").exists()
+
+    def test_a_clean_run_leaves_no_mark(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        assert (job / "bloom.in-use").exists()
+        backend.close()
+        assert not (job / "bloom.in-use").exists()
+
+    def test_the_count_does_not_drift_over_many_kills(self, tmp_path: Path) -> None:
+        backend = make(tmp_path, capacity=25_000)
+        add(backend, *(b"%d" % number for number in range(20_000)))
+        backend.close()
+        number = 20_000
+        for _ in range(40):
+            backend = make(tmp_path, capacity=25_000)
+            add(backend, *(b"%d" % n for n in range(number, number + 70)))
+            number += 70
+            abandon(backend)
+        backend = make(tmp_path, capacity=25_000)
+        assert backend.status().count == pytest.approx(number, rel=0.01)
+        backend.close()
+
+    def test_several_times_within_a_second(self, job: Path) -> None:
+        for _ in range(4):
+            backend = make(job / "bloom", job_dir=job)
+            add(backend, b"page")
+            abandon(backend)
+        assert len(list((job / "bloom").glob("*.set-aside-*"))) == 3
+
+
+def test_what_cannot_be_set_aside_is_one_clear_error(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = make(job / "bloom", job_dir=job)
+    add(backend, b"page")
+    abandon(backend)
+
+    def refuses(path: Path, target: Path) -> Path:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuses)
+        with pytest.raises(
+            StorageError, match="cannot be prepared for the crawl: .*requests.queue"
+        ):
+            make(job / "bloom", job_dir=job)
+    make(job / "bloom", job_dir=job).close()

@@ -1,0 +1,103 @@
+"""Any sequence of uses of a filter, beside a dict."""
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from clock import Clock
+from local_filters import WINDOW, files, make
+
+
+class AgainstDict(RuleBasedStateMachine):
+    """Add, ask, grow, expire, close and reopen, beside a dict of when each was recorded."""
+
+    window = WINDOW
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = tempfile.TemporaryDirectory()
+        self.clock = Clock()
+        self.latest = self.clock.now
+        self.recorded_at: dict[bytes, float] = {}
+        self.open()
+
+    def open(self) -> None:
+        self.backend = make(
+            Path(self.directory.name), self.clock, capacity=40, window_secs=self.window
+        )
+        self.backend.begin()
+        self.begun = self.latest
+        self.in_this_run: set[bytes] = set()
+
+    @rule(number=st.integers(0, 300))
+    def add(self, number: int) -> None:
+        fingerprint = number.to_bytes(20, "big")
+        self.check(fingerprint, is_new := self.backend.add(fingerprint))
+        if is_new:
+            self.recorded_at[fingerprint] = self.latest
+            self.in_this_run.add(fingerprint)
+
+    @rule(seed=st.integers(0, 10**6))
+    def add_many(self, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(100):
+            self.add(rng.randrange(301))
+
+    @rule(number=st.integers(0, 300))
+    def ask(self, number: int) -> None:
+        fingerprint = number.to_bytes(20, "big")
+        self.check(fingerprint, fingerprint not in self.backend)
+
+    def check(self, fingerprint: bytes, is_new: bool) -> None:
+        if fingerprint not in self.recorded_at:
+            assert is_new
+        else:
+            recorded = self.recorded_at[fingerprint]
+            age, into_the_run = self.latest - recorded, recorded - self.begun
+            is_kept = fingerprint in self.in_this_run and into_the_run <= self.window
+            if not self.window or age < self.window or is_kept:
+                assert not is_new
+            # Kept by whole generations: others may be, too.
+            elif age > 1.25 * self.window and into_the_run < -self.window / 4:
+                assert is_new
+
+    @rule(secs=st.floats(0.001, 3000))
+    def wait(self, secs: float) -> None:
+        self.clock.now = self.latest = self.latest + secs
+
+    @rule(secs=st.floats(1, 3000))
+    def the_clock_jumps_back_and_recovers(self, secs: float) -> None:
+        self.clock.now = self.latest - secs
+        for fingerprint, recorded in self.recorded_at.items():
+            if not self.window or self.latest - recorded < self.window:
+                assert not self.backend.add(fingerprint)
+        self.clock.now = self.latest
+
+    @rule()
+    def reopen(self) -> None:
+        self.backend.close()
+        self.open()
+
+    @invariant()
+    def is_bounded(self) -> None:
+        status = self.backend.status()
+        asked = [*status.generations, *status.volatile]
+        assert sum(each.error_rate for each in asked) <= 1e-9
+        assert files(Path(self.directory.name)) == [
+            f"generation-{each.number:04d}.bloom" for each in self.backend._live
+        ]
+
+    def teardown(self) -> None:
+        self.backend.close()
+        self.directory.cleanup()
+
+
+@pytest.mark.parametrize("window", [WINDOW, 0.0])
+def test_any_sequence_of_uses(window: float) -> None:
+    machine = type("Machine", (AgainstDict,), {"window": window})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))

@@ -1,0 +1,270 @@
+"""A filter that grows: its files, its error rate, and no room for more."""
+
+import logging
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clock import Clock
+from local_filters import SALT, WINDOW, files, fps, make
+from scrapy_bloom import FilterFileError
+from scrapy_bloom.files.header import read_header
+from scrapy_bloom.filters.sizing import Geometry, choose_geometry
+from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.job.recovery import Job
+
+
+class TestGrowth:
+    def test_the_error_rate_holds_far_beyond_the_expected_number(self, tmp_path: Path) -> None:
+        """The figures of the promise: expected 100,000, recorded 3,000,000, p = 1e-3."""
+        backend = make(tmp_path, capacity=100_000, error_rate=1e-3)
+        recorded = sum(backend.add(fingerprint) for fingerprint in fps(3_000_000))
+        status = backend.status()
+        assert status.count == recorded > 2_997_000  # the rest were false positives
+        assert len(status.generations) == 5
+        assert status.nbytes <= 1.8 * choose_geometry(3_000_000, 1e-3).nbytes
+        wrong = sum(fingerprint in backend for fingerprint in fps(10**7, 10**7 + 500_000))
+        assert wrong / 500_000 <= 1e-3
+        assert status.error_rate_now == pytest.approx(wrong / 500_000, rel=0.15)
+        # Those that were not recorded as they filled up: as many as expected.
+        assert status.expected_false_drops == pytest.approx(3_000_000 - recorded, rel=0.15)
+        assert all(fingerprint in backend for fingerprint in fps(0, 3_000_000, 7))
+        backend.close()
+
+    def test_it_grows_by_the_first_request_that_has_no_room(
+        self, place: Path | None, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        backend = make(place)
+        for fingerprint in fps(100):
+            assert backend.add(fingerprint)
+        assert not any(backend.add(fingerprint) for fingerprint in fps(100))
+        assert len(backend.status().generations) == 1
+        assert not caplog.records
+        assert backend.add(b"one more")
+        one, two = backend.status().generations
+        assert (one.capacity, one.error_rate, one.count) == (100, 5e-10, 100)
+        assert (two.capacity, two.error_rate, two.count) == (200, 2.5e-10, 1)
+        (record,) = caplog.records
+        assert record.getMessage().startswith(
+            "The filter is full with 100 requests and grows: generation 2 has room for 200 more"
+        )
+        assert not any(backend.add(fingerprint) for fingerprint in fps(100))
+        backend.close()
+
+    def test_every_generation_has_its_file_and_comes_back(self, tmp_path: Path) -> None:
+        backend = make(tmp_path)
+        for fingerprint in fps(1000):
+            assert backend.add(fingerprint)
+        before = backend.status()
+        backend.close()
+        assert files(tmp_path) == [f"generation-000{number}.bloom" for number in (1, 2, 3, 4)]
+        states = [read_header(tmp_path / name)[1] for name in files(tmp_path)]
+        assert [state.count for state in states] == [100, 200, 400, 300]
+        assert not any(state.in_use for state in states)
+        backend = make(tmp_path)
+        assert backend.status() == before
+        assert backend.status().count == 1000
+        assert not any(backend.add(fingerprint) for fingerprint in fps(1000))
+        for fingerprint in fps(1000, 1600):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) == 5
+        backend.close()
+
+    def test_the_sum_of_the_rates_stays_below_what_was_asked(self) -> None:
+        policy, live = Policy(expected=10, error_rate=1e-12), []
+        for number in range(1, 25):
+            size = policy.next(live) if live else policy.first()
+            live.append(
+                Generation(
+                    number=number,
+                    geometry=Geometry(1, 1),
+                    capacity=size.capacity,
+                    error_rate=size.error_rate,
+                    created_at=0.0,
+                )
+            )
+        assert sum(each.error_rate for each in live) <= 1e-12
+        assert [each.capacity for each in live[:4]] == [10, 20, 40, 80]
+
+    def test_changed_settings_count_for_the_next_generation(self, tmp_path: Path) -> None:
+        backend = make(tmp_path)
+        for fingerprint in fps(100):
+            backend.add(fingerprint)
+        backend.close()
+        backend = make(tmp_path, capacity=5000, error_rate=1e-3)
+        backend.add(b"one more")
+        one, two = backend.status().generations
+        assert (one.capacity, one.error_rate) == (100, 5e-10)
+        assert two.capacity == 4900
+        assert two.error_rate == pytest.approx(5e-4)
+        backend.close()
+
+    def test_stricter_settings_than_before(self, tmp_path: Path) -> None:
+        backend = make(tmp_path, error_rate=1e-2, on_full="warn")
+        for fingerprint in fps(101):
+            backend.add(fingerprint)
+        assert len(backend.status().generations) == 1
+        assert backend.status().generations[0].error_rate == 1e-2
+        backend.close()
+        backend = make(tmp_path, error_rate=1e-3)
+        for fingerprint in fps(101, 300):
+            backend.add(fingerprint)
+        status = backend.status()
+        assert [each.error_rate for each in status.generations] == [1e-2, 5e-4]
+        assert status.error_rate == pytest.approx(1.05e-2)  # it does not claim to be better
+        backend.close()
+
+    @pytest.mark.parametrize("on_full", ["warn", "close"])
+    def test_it_does_not_grow_when_it_shall_not(self, place: Path | None, on_full: str) -> None:
+        backend = make(place, on_full=on_full)
+        for fingerprint in fps(500):
+            backend.add(fingerprint)
+        (only,) = backend.status().generations
+        assert only.error_rate == (1e-9 if on_full == "warn" else 5e-10)
+        assert backend.status().load == pytest.approx(5, abs=0.01)
+        backend.close()
+
+    def test_a_closed_filter_goes_on_when_the_setting_is_raised(self, tmp_path: Path) -> None:
+        for expected, last, capacities in (
+            (100, 90, [100]),
+            (100, 100, [100]),
+            (100, 105, [100]),
+            (350, 106, [100, 250]),
+            (350, 400, [100, 250]),
+        ):
+            backend = make(tmp_path, on_full="close", capacity=expected)
+            for fingerprint in fps(last):
+                backend.add(fingerprint)
+            assert [each.capacity for each in backend.status().generations] == capacities
+            backend.close()
+
+    def test_so_does_one_that_is_not_full_yet(self, place: Path | None) -> None:
+        backend = make(place, on_full="close")
+        for fingerprint in fps(90):
+            backend.add(fingerprint)
+        if place:
+            backend.close()
+            backend = make(place, on_full="close", capacity=1000)
+            for fingerprint in fps(500):
+                backend.add(fingerprint)
+            assert [each.capacity for each in backend.status().generations] == [100, 900]
+        backend.close()
+
+    def test_so_does_a_quarter_of_a_window(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW)
+        for fingerprint in fps(100):
+            backend.add(fingerprint)
+        backend.close()
+        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW, capacity=1000)
+        for fingerprint in fps(300):
+            backend.add(fingerprint)
+        assert [each.capacity for each in backend.status().generations] == [100, 900]
+        backend.close()
+
+    def test_a_missing_generation_is_noticed(self, tmp_path: Path) -> None:
+        backend = make(tmp_path)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        backend.close()
+        for name in files(tmp_path)[:-1]:
+            (tmp_path / name).rename(tmp_path / "away")
+            before = {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
+            with pytest.raises(FilterFileError, match="does not hold all generations"):
+                make(tmp_path)
+            assert before == {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
+            (tmp_path / "away").rename(tmp_path / name)
+        make(tmp_path).close()
+
+    def test_generations_of_different_filters_are_noticed(self, tmp_path: Path) -> None:
+        for name, salt in (("a", SALT), ("b", bytes(16))):
+            backend = make(tmp_path / name, salt=salt)
+            for fingerprint in fps(200):
+                backend.add(fingerprint)
+            backend.close()
+        (tmp_path / "b/generation-0002.bloom").replace(tmp_path / "a/generation-0002.bloom")
+        with pytest.raises(FilterFileError, match="belong to different filters"):
+            make(tmp_path / "a")
+
+    def test_a_foreign_file_among_those_that_are_over_is_not_removed(
+        self, tmp_path: Path, clock: Clock
+    ) -> None:
+        backend = make(tmp_path / "a", clock, window_secs=WINDOW)
+        for _ in range(3):
+            backend.add(b"page")
+            clock.now += 2 * WINDOW
+        backend.close()
+        assert "generation-0001.bloom" not in files(tmp_path / "a")
+        make(tmp_path / "b", salt=bytes(16)).close()
+        foreign = (tmp_path / "b/generation-0001.bloom").rename(
+            tmp_path / "a/generation-0001.bloom"
+        )
+        with pytest.raises(FilterFileError, match="belong to different filters"):
+            make(tmp_path / "a", clock, window_secs=WINDOW)
+        assert foreign.exists()
+
+    def test_an_unclean_shutdown_sets_all_generations_aside(self, tmp_path: Path) -> None:
+        backend = make(tmp_path)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        backend._store._directory.unlock()
+        backend = make(tmp_path, job=Job(None, "reset"))
+        assert backend.status().count == 0
+        assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4
+        backend.close()
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class TestNoRoom:
+    def test_the_crawl_goes_on_and_growth_is_tried_again(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(tmp_path, capacity=10_000)
+        with file_size_limit(80_000):
+            for fingerprint in fps(14_000):
+                assert backend.add(fingerprint)
+            assert len(backend.status().generations) == 1
+            assert backend.status().errors == 8  # tried each 5 % beyond the capacity
+        (record,) = caplog.records
+        assert record.levelno == logging.ERROR
+        assert re.search(
+            "No room for a new generation: .*generation-0002.bloom cannot be created: File too "
+            "large; the filter takes .* bytes: make room.*growing is tried again",
+            record.getMessage(),
+        )
+        assert files(tmp_path) == ["generation-0001.bloom"]
+        for fingerprint in fps(14_000, 15_000):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) == 2
+        assert not any(backend.add(fingerprint) for fingerprint in fps(15_000))
+        backend.close()
+
+    def test_a_window_cannot_turn(
+        self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        assert backend.add(b"early")
+        clock.now += WINDOW / 4
+        with file_size_limit(5000):
+            assert backend.add(b"in spite")
+        assert "remembered for longer than BLOOM_WINDOW_SECS" in caplog.text
+        clock.now += WINDOW / 16
+        assert backend.add(b"late")
+        assert [each.count for each in backend.status().generations] == [2, 1]
+        # Nothing recorded less than a window ago is forgotten, although it turned late.
+        clock.now += WINDOW * 15 / 16 - 1
+        assert not backend.add(b"in spite")
+        backend.close()

@@ -1,0 +1,110 @@
+"""kill -9 while a filter records and grows: nothing is forgotten."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from local_filters import fps, make
+
+RECORDER = """
+import signal, sys
+from pathlib import Path
+from scrapy_bloom.files.backend import LocalBackend
+
+backend = LocalBackend(
+    Path(sys.argv[1]), capacity=5000, error_rate=1e-3
+)
+backend.open()
+known, last = map(int, sys.argv[2:])
+for number in range(known):
+    assert number.to_bytes(20, "big") in backend, number
+backend.begin()
+number = known
+while number < last:
+    backend.add(number.to_bytes(20, "big"))
+    number += 1
+    if number % 50 == 0:
+        print(number, flush=True)
+if last < 150_000:
+    signal.pause()
+backend.close()
+"""
+
+
+def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) -> None:
+    rng = random.Random(20)
+    targets = [*sorted(rng.sample(range(100, 135_000), 20)), 150_000]
+    known = 0
+    for target in targets:
+        # Killed while it records. Should we be late, it waits for that, and has told something.
+        last = 150_000 if target == 150_000 else max(target, known) + 500
+        process = subprocess.Popen(
+            [sys.executable, "-c", RECORDER, os.fspath(tmp_path), str(known), str(last)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        for line in process.stdout:
+            known = int(line)
+            if target != 150_000 and known >= target:
+                process.kill()
+                break
+        for line in process.stdout.read().split("\n")[:-1]:
+            known = int(line)  # told before it died
+        process.stdout.close()
+        status = process.wait(60)
+        assert status == (0 if target == 150_000 else -signal.SIGKILL)
+    assert known == 150_000
+    backend = make(tmp_path, capacity=5000, error_rate=1e-3)
+    assert all(fingerprint in backend for fingerprint in fps(150_000))
+    assert len(backend.status().generations) == 5
+    # Some fingerprints look seen, at the error rate, and the counts of kills are a little low.
+    assert backend.status().count == pytest.approx(150_000, rel=0.01)
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("where", "grown"),
+    [
+        ("os.posix_fallocate", False),
+        ("os.fsync", False),
+        ("pathlib.Path.rename", False),
+        ("scrapy_bloom.files.mapping._sync_directory", True),
+        ("scrapy_bloom.files.store.FileStore.save_count", True),
+    ],
+)
+def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:
+    """The filter is as it was before, or as it is after: never between."""
+    script = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from pkgutil import resolve_name
+        from scrapy_bloom.files.backend import LocalBackend
+
+        backend = LocalBackend(Path(sys.argv[1]), capacity=100, error_rate=1e-9, sync_secs=0)
+        backend.open()
+        for number in range(100):
+            assert backend.add(number.to_bytes(20, "big"))
+        owner, name = sys.argv[2].rpartition(".")[::2]
+        dies = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        setattr(resolve_name(owner), name, dies)
+        backend.add(b"one more")
+        raise SystemExit("survived")
+    """)
+    process = subprocess.run(
+        [sys.executable, "-c", script, os.fspath(tmp_path), where], timeout=60, check=False
+    )
+    assert process.returncode == -signal.SIGKILL
+    backend = make(tmp_path, error_rate=1e-9)
+    assert backend.status().count == 100
+    assert len(backend.status().generations) == (2 if grown else 1)
+    assert all(fingerprint in backend for fingerprint in fps(100))
+    assert backend.add(b"one more")
+    assert len(backend.status().generations) == 2
+    backend.close()

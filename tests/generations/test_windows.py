@@ -1,0 +1,169 @@
+"""Time windows, with a clock of our own."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from clock import Clock
+from local_filters import WINDOW, files, fps, make
+
+
+class TestWindow:
+    def test_a_request_counts_for_a_window_and_at_most_a_quarter_more(
+        self, place: Path | None, clock: Clock
+    ) -> None:
+        for offset in (0, 1, 100, 249, 250, 251, 600):
+            options = {"window_secs": WINDOW, "is_crawl": False}  # in no run, which would keep it
+            backend = make(place and place / str(offset), clock, **options)
+            backend.add(b"first")
+            clock.now += offset
+            assert backend.add(b"page")
+            clock.now += WINDOW - 1e-3
+            assert b"page" in backend
+            assert not backend.add(b"page")
+            clock.now += WINDOW / 4 + 2e-3
+            assert b"page" not in backend
+            assert backend.add(b"page")
+            backend.close()
+
+    def test_the_same_over_many_runs(self, tmp_path: Path, clock: Clock) -> None:
+        """A spider that runs at intervals: each page again once its window is over."""
+        crawled_at: dict[bytes, float] = {}
+        for _run in range(60):
+            backend = make(tmp_path, clock, window_secs=WINDOW)
+            backend.begin()
+            for fingerprint in fps(50):
+                is_new = backend.add(fingerprint)
+                age = clock.now - crawled_at.get(fingerprint, 0)
+                assert is_new or age <= 1.25 * WINDOW
+                assert not is_new or age >= WINDOW
+                if is_new:
+                    crawled_at[fingerprint] = clock.now
+                clock.now += 0.1
+            assert len(backend.status().generations) <= 6
+            backend.close()
+            clock.now += 130
+        assert len(files(tmp_path)) <= 6
+
+    def test_expired_files_are_removed_and_it_is_told(
+        self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO)
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        for fingerprint in fps(10):
+            backend.add(fingerprint)
+        clock.now += WINDOW / 4
+        backend.add(b"second quarter")
+        assert files(tmp_path) == ["generation-0001.bloom", "generation-0002.bloom"]
+        assert "A quarter of the time window is over: generation 2 takes" in caplog.text
+        clock.now += WINDOW + 1
+        backend.add(b"much later")
+        assert files(tmp_path) == ["generation-0003.bloom"] or files(tmp_path) == [
+            "generation-0002.bloom",
+            "generation-0003.bloom",
+        ]
+        assert "10 requests recorded more than 1000 seconds ago are forgotten" in caplog.text
+        assert backend.status().expired >= 10
+        assert backend.status().count <= 2
+        backend.close()
+
+    def test_a_long_pause_expires_all(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        backend.close()
+        clock.now += 100 * WINDOW
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.begin()
+        assert not any(fingerprint in backend for fingerprint in fps(1000))
+        assert backend.status().count == 0
+        assert len(files(tmp_path)) == 1
+        backend.close()
+
+    def test_the_error_rate_holds_with_all_quarters_full(self, clock: Clock) -> None:
+        backend = make(None, clock, capacity=8000, error_rate=1e-2, window_secs=WINDOW)
+        for quarter in range(6):
+            for number in range(9000):
+                backend.add(b"%d/%d" % (quarter, number))
+            clock.now += WINDOW / 4
+        status = backend.status()
+        assert status.error_rate_now <= 1e-2
+        assert sum(each.error_rate for each in status.generations) <= 1e-2
+        wrong = sum(fingerprint in backend for fingerprint in fps(100_000))
+        assert wrong / 100_000 <= 1e-2
+
+    def test_a_clock_that_jumps_back_loses_nothing(self, place: Path | None, clock: Clock) -> None:
+        backend = make(place, clock, window_secs=WINDOW)
+        for step in (0, 300, -5000, 10, 250, 250, -10):
+            clock.now += step
+            backend.add(b"%d" % step)
+        for known in (b"0", b"300", b"-5000", b"10", b"250", b"-10"):
+            assert known in backend
+        backend.close()
+
+    def test_a_clock_that_went_back_between_runs_is_told(
+        self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.add(b"page")
+        backend.close()
+        clock.now -= 500
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        assert not backend.add(b"page")
+        (record,) = caplog.records
+        assert "The clock is 500 seconds behind" in record.getMessage()
+        backend.close()
+
+    def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock)
+        backend.add(b"before")
+        backend.close()
+        clock.now += 5 * WINDOW
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        assert not backend.add(b"before")  # counts from when the window was set
+        assert backend.add(b"within")
+        backend.close()
+        clock.now += WINDOW * 1.25 + 1
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.begin()
+        assert b"before" not in backend
+        assert backend.add(b"within")
+        backend.close()
+        clock.now += 5 * WINDOW
+        backend = make(tmp_path, clock)
+        clock.now += 5 * WINDOW
+        assert not backend.add(b"within")
+        backend.close()
+
+    def test_a_shortened_window_counts_from_now(self, tmp_path: Path, clock: Clock) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.add(b"page")
+        backend.close()
+        clock.now += 1
+        backend = make(tmp_path, clock, window_secs=WINDOW / 10, is_crawl=False)
+        backend.begin()
+        clock.now += WINDOW / 10 * 1.25 + 1
+        assert b"page" not in backend
+        backend.close()
+
+    def test_a_crash_between_expiry_and_removal(
+        self, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.add(b"old")
+        clock.now += WINDOW / 2
+        backend.add(b"newer")
+        backend.close()
+        content = (tmp_path / "generation-0001.bloom").read_bytes()
+        clock.now += WINDOW * 0.9
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        backend.begin()
+        backend.close()
+        assert "generation-0001.bloom" not in files(tmp_path)
+        (tmp_path / "generation-0001.bloom").write_bytes(content)  # as if not yet removed
+        backend = make(tmp_path, clock, window_secs=WINDOW)
+        assert b"old" not in backend
+        assert b"newer" in backend
+        assert "generation-0001.bloom" not in files(tmp_path)
+        backend.close()

@@ -1,0 +1,274 @@
+"""Outages of a server: waited out, told of, and over when it is back."""
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import servers
+from connections import (
+    LOGIN,
+    PASSWORD,
+    PROGRAMS,
+    USER,
+    check_tells_nothing,
+    failure,
+    healthy,
+    locked_up,
+    packed,
+    service,
+)
+from scrapy_bloom import OutageError
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+def is_back(
+    server: RedisServer, call: Callable[[Any], object] = lambda client: client.ping()
+) -> bool:
+    try:
+        server.call(call)
+    except OutageError as error:
+        check_tells_nothing(error)
+        return False
+    return True
+
+
+def patient(url: str) -> str:
+    """The URL of a server that is only slow: however short the deadline, it is not away."""
+    return f"{url}?socket_timeout=10"
+
+
+class Waits:
+    """Time that passes only where it is waited, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, secs: float) -> None:
+        self.now += secs
+
+
+@pytest.fixture
+def _only_waits_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrapy_bloom.redis.connection.server.time", Waits())
+
+
+class TestOutages:
+    @pytest.mark.usefixtures("_only_waits_take_time")
+    def test_nobody_listens(self) -> None:
+        address = f"127.0.0.1:{servers.free_port()}/0"
+        server = RedisServer(f"redis://{LOGIN}{address}", deadline_secs=1)
+        message = failure(server.now, OutageError)
+        assert message.startswith(f"redis://{address} cannot be used: ")
+        assert "onnection refused" in message
+        assert "waited up to 1 seconds, BLOOM_REDIS_DEADLINE_SECS" in message
+        assert USER not in message
+        assert quote(USER, safe="") not in message
+        assert server.retries + 1 == server.round_trips >= 4
+
+    def test_without_a_deadline_nothing_is_waited_for(self) -> None:
+        server = RedisServer(f"redis://127.0.0.1:{servers.free_port()}", deadline_secs=0)
+        failure(server.now, OutageError)
+        assert server.retries == 0
+
+    @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+    def test_nobody_listens_there_either(self, kind: str) -> None:
+        options = {"cluster": True} if kind == "cluster" else {"sentinel": "mymaster"}
+        address = f"redis://127.0.0.1:{servers.free_port()}"
+        url = address.replace("//", f"//{LOGIN}")
+        server = RedisServer(url, deadline_secs=0.5, **options)
+        assert failure(server.now, OutageError).startswith(f"{address} cannot be used: ")
+
+    def test_nothing_at_the_socket(self, tmp_path: Path) -> None:
+        server = RedisServer(f"unix://{LOGIN}{tmp_path}/sock", deadline_secs=0.5)
+        assert f"unix://{tmp_path}/sock cannot be used: " in failure(server.now, OutageError)
+
+    def test_a_crash_and_a_restart(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The breaker: after one long wait, calls fail at once until the server is back."""
+        tried = RedisServer(patient(locked_up(server)), deadline_secs=0.5)
+        servers.wait_for(lambda: is_back(tried), lambda: "it does not come")
+        caplog.clear()
+        server.kill()
+        failure(lambda: tried.call(packed(3)), OutageError)
+        tried._next_attempt = math.inf  # so that it takes no second to ask 100 times
+        trips = tried.round_trips
+        for _ in range(100):
+            with pytest.raises(OutageError, match="is tried again soon"):
+                tried.now()
+        assert tried.round_trips == trips
+        tried._next_attempt = 0.0
+        message = failure(tried.now, OutageError)
+        assert "cannot be used" in message
+        assert tried.round_trips == trips + 1
+        server.start()
+        server.client.config_set("requirepass", PASSWORD)
+        servers.wait_for(lambda: is_back(tried), lambda: "it does not come back")
+        assert tried.now() > 0
+        (line,) = [each for each in caplog.messages if "is back after" in each]
+        assert line.startswith(f"{server.url} is back after ")
+        server.kill()
+        failure(tried.now, OutageError)  # the next outage is waited for again
+        assert tried.round_trips > trips + 3
+
+    def test_a_short_outage_is_waited_out(self, server: servers.Server) -> None:
+        tried = RedisServer(server.url, deadline_secs=20)
+        tried.call(packed(3))
+        server.kill()
+
+        def start_when_missed() -> None:
+            servers.wait_for(lambda: tried.retries > 2, lambda: "nobody waits for it")
+            server.start()
+
+        soon = threading.Thread(target=start_when_missed)
+        soon.start()
+        assert tried.call(packed(3)) == [0] * 4  # it had saved nothing
+        assert tried.retries > 2
+        soon.join()
+
+    def test_a_server_that_hangs(self, server: servers.Server) -> None:
+        url = locked_up(server)
+        for connected in (False, True):
+            tried = RedisServer(url, deadline_secs=0.6)
+            if connected:
+                servers.wait_for(lambda tried=tried: is_back(tried), lambda: "it does not come")
+            server.pause()
+            try:
+                message = failure(lambda tried=tried: tried.now(), OutageError)
+                assert server.url in message
+                assert "Timeout" in message
+            finally:
+                server.go_on()
+
+    def test_a_late_answer_is_not_taken_for_the_next_one(self, server: servers.Server) -> None:
+        # A machine that stands still for a while is no second outage.
+        tried = RedisServer(f"{server.url}?socket_timeout=4", deadline_secs=0.3)
+        tried.call(packed(3))
+        server.pause()
+        try:
+            failure(lambda: tried.call(packed(3)), OutageError)
+        finally:
+            server.go_on()
+        tried._next_attempt = 0.0
+        servers.wait_for(lambda: is_back(tried, packed(5)), lambda: "it does not come back")
+        assert tried.call(packed(7)) == [1] * 5 + [0] * 3
+
+    def test_an_error_between_commands_does_no_harm(self, server: servers.Server) -> None:
+        tried = RedisServer(server.url)
+        server.client.hset("hash", "x", 1)
+        for number in range(1, 5):
+            failure(lambda number=number: tried.call(packed(number, "hash")))
+            assert tried.call(packed(number)) == [1] * (number - 1) + [0, 0]
+            assert tried.call(lambda client: client.hget("hash", "x")) == b"1"
+
+    def test_a_cluster_that_hangs(self, own_cluster: servers.Cluster) -> None:
+        tried = RedisServer(own_cluster.url, cluster=True, deadline_secs=1)
+        servers.wait_for(lambda: is_back(tried), lambda: "it does not come")
+        for node in own_cluster.nodes:
+            node.pause()
+        try:
+            failure(tried.now, OutageError)
+        finally:
+            for node in own_cluster.nodes:
+                node.go_on()
+        servers.wait_for(lambda: healthy(own_cluster), lambda: "the cluster is not whole again")
+
+    def test_a_node_of_a_cluster_that_is_gone(self, own_cluster: servers.Cluster) -> None:
+        tried = RedisServer(own_cluster.url, cluster=True, deadline_secs=0.5)
+        names = "abcdefgh"
+
+        def ask(name: str) -> object:
+            return tried.call(lambda client: client.get(name))
+
+        def ask_all() -> None:
+            for name in names:
+                ask(name)
+
+        def answers() -> bool:
+            try:
+                ask_all()
+            except OutageError:
+                return False
+            return True
+
+        servers.wait_for(answers, lambda: "it does not come")
+        own_cluster.nodes[2].kill()
+        with pytest.raises(OutageError) as caught:
+            ask_all()
+        check_tells_nothing(caught.value)
+        own_cluster.nodes[2].start()
+        servers.wait_for(lambda: is_back(tried), lambda: "it does not come back")
+        servers.wait_for(lambda: healthy(own_cluster), lambda: "the cluster is not whole again")
+        servers.wait_for(answers, lambda: "it does not come back")
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_sentinel_that_hangs(self, program: str) -> None:
+        tried = RedisServer(service(program).url, sentinel="mymaster", deadline_secs=0.6)
+        service(program).sentinel.pause()
+        try:
+            failure(tried.now, OutageError)
+        finally:
+            service(program).sentinel.go_on()
+        assert RedisServer(service(program).url, sentinel="mymaster").now() > 0
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_failover_is_waited_out(self, program: str) -> None:
+        own = servers.Service(program)
+        master, replica = own.servers
+        short = RedisServer(own.url, sentinel="mymaster", deadline_secs=0.3)
+        tried = RedisServer(own.url, sentinel="mymaster", deadline_secs=25)
+        servers.wait_for(lambda: is_back(short), lambda: "it does not come")
+        tried.now()
+        admin = master.client
+        admin.set("x", 1)
+        assert admin.wait(1, 30_000) == 1
+        tried.call(packed(3, "y"))
+        master.kill()
+        failure(short.now, OutageError)
+        own.notice_soon()
+        tried.call(packed(3))
+        assert tried.retries > 0
+        assert tried.call(lambda client: client.incr("x")) == 2
+        assert replica.client.get("x") == b"2"
+        assert replica.client.exists("packed")
+        own.end()
+
+    @pytest.mark.usefixtures("_only_waits_take_time")
+    @pytest.mark.parametrize("in_pipeline", [False, True])
+    def test_refusals_that_pass(self, server: servers.Server, in_pipeline: bool) -> None:
+        """A server that is about to fail over, or has no room, may take it a little later."""
+
+        def write(client: Any) -> None:
+            if in_pipeline:
+                client = client.pipeline(transaction=False)
+            client.set("x", "secret value")
+            if in_pipeline:
+                client.execute()
+
+        admin = server.client
+        config, replicas, memory = "CONFIG SET", "min-replicas-to-write", "maxmemory"
+        for word, begin, end in (
+            ("NOREPLICAS", (config, replicas, 1), (config, replicas, 0)),
+            ("used memory > 'maxmemory'", (config, memory, 1), (config, memory, 0)),
+            (
+                "read only replica",
+                ("REPLICAOF", "127.0.0.1", servers.free_port()),
+                ("REPLICAOF", "NO", "ONE"),
+            ),
+        ):
+            tried = RedisServer(server.url, params={"socket_timeout": 5}, deadline_secs=0.5)
+            admin.execute_command(*begin)
+            message = failure(lambda tried=tried: tried.call(write), OutageError)
+            assert word in message
+            assert "secret value" not in message
+            assert tried.retries > 1
+            admin.execute_command(*end)
+            RedisServer(server.url).call(write)

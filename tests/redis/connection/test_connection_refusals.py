@@ -1,0 +1,215 @@
+"""Connections that are refused: at once, with what to do, and without a secret."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import servers
+from connections import (
+    LOGIN_HINT,
+    PASSWORD,
+    PROGRAMS,
+    SECRET,
+    USER,
+    failure,
+    locked,
+    refusal,
+    service,
+    use,
+)
+from scrapy_bloom import OutageError, SettingError, StorageError
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+class TestRefusals:
+    """Each at once, however long the deadline: it would be the same a little later."""
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    @pytest.mark.parametrize(
+        "login",
+        [
+            f"{quote(USER, safe='')}:wrong{SECRET}@",
+            f"nobody:{SECRET}@",
+            f":wrong{SECRET}@",
+            f"{quote(USER, safe='')}@",
+            "",
+        ],
+    )
+    def test_login(self, program: str, login: str) -> None:
+        message = refusal(f"redis://{login}127.0.0.1:{locked(program).port}/0")
+        assert message.endswith(LOGIN_HINT)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_login_where_there_is_none(self, program: str) -> None:
+        url = servers.shared(program).url.replace("//", f"//:{SECRET}@")
+        assert refusal(url).endswith(LOGIN_HINT)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_login_of_the_master_behind_a_sentinel(self, program: str) -> None:
+        own = servers.Service(program)
+        own.servers[0].client.config_set("requirepass", PASSWORD)
+        url = f"redis://{{}}127.0.0.1:{own.sentinel.port}"
+        for login in ("", f":wrong{SECRET}@"):
+            message = refusal(url.format(login), sentinel="mymaster")
+            assert message.endswith(LOGIN_HINT)
+        login = f":{quote(PASSWORD, safe='')}@"
+        assert RedisServer(url.format(login), sentinel="mymaster").now() > 0
+        own.end()
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_login_of_the_sentinel(self, program: str) -> None:
+        own = servers.Service(program)
+        admin = own.sentinel.client
+        admin.execute_command("ACL", "SETUSER", "default", "resetpass", f">{PASSWORD}")
+        for params in ({}, {"sentinel_kwargs": {"password": f"wrong{SECRET}"}}):
+            message = refusal(own.url, sentinel="mymaster", params=params)
+            assert "No master found for 'mymaster'; " in message
+            assert "REDIS_PARAMS (sentinel_kwargs)" in message
+        params = {"sentinel_kwargs": {"password": PASSWORD}}
+        assert RedisServer(own.url, sentinel="mymaster", params=params).now() > 0
+        own.end()
+
+    def test_login_to_a_cluster(self, tls_cluster: servers.Cluster, certificate: Path) -> None:
+        options = f"ssl_ca_certs={certificate}"
+        for login in ("", f":wrong{SECRET}@"):
+            url = f"rediss://{login}127.0.0.1:{tls_cluster.nodes[0].tls_port}?{options}"
+            message = refusal(url, cluster=True)
+            assert message.endswith(LOGIN_HINT)
+
+    def test_certificate_of_a_cluster(self, tls_cluster: servers.Cluster) -> None:
+        url = f"rediss://:{SECRET}@127.0.0.1:{tls_cluster.nodes[0].tls_port}"
+        assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, cluster=True)
+
+    @pytest.mark.parametrize("place", [*PROGRAMS, "cluster"])
+    def test_permissions_and_what_the_message_says_is_enough(self, place: str, key: str) -> None:
+        cluster = place == "cluster"
+        nodes = servers.shared_cluster().nodes if cluster else [servers.shared(place)]
+        user = f"user-{key}"
+
+        def allow(*rules: str) -> None:
+            for node in nodes:
+                rest = ("reset", "on", f">{PASSWORD}", *rules)
+                node.client.execute_command("ACL", "SETUSER", user, *rest)
+
+        login = f"{quote(user, safe='')}:{quote(PASSWORD, safe='')}@"
+        url = f"redis://{login}127.0.0.1:{nodes[0].port}"
+        allow("~*", "-@all", "+cluster|slots")
+        message = refusal(url, cluster=cluster)
+        assert "NoPermissionError: " in message
+        if cluster:
+            allow("~*", "+@all", "-cluster")
+            assert refusal(url, cluster=True).partition("; ")[2] == message.partition("; ")[2]
+        allow("~other*", "+@all")
+        assert refusal(url, cluster=cluster).partition("; ")[2] == message.partition("; ")[2]
+        assert "; the user needs ~KEY* and ~{KEY*" in message
+        categories = re.findall(r"\+[@\w|]+", message)
+        assert len(categories) == 6
+        rules = [each for each in categories if cluster or "|" not in each]
+        allow(f"~{key}*", f"~{{{key}*", *rules)
+        server = RedisServer(url, cluster=cluster)
+        assert server.eviction_policy() is None  # INFO is not allowed
+        use(server, key)
+        use(server, key, expected=20)  # it grows
+        backend = RedisBackend(server, key, capacity=1000, error_rate=1e-9)
+        backend.open()
+        assert backend.add(b"1" * 20)
+        for node in nodes:
+            for each in node.client.scan_iter(f"{key}*"):
+                node.client.delete(each)
+        assert backend.add(b"2" * 20)  # it makes anew what is lost
+        assert not backend.add(b"1" * 20)
+        backend.clear()
+        backend.close()
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_key_of_another_type(self, program: str, key: str) -> None:
+        servers.shared(program).client.set(key, "something else")
+        server = RedisServer(servers.shared(program).url)
+        backend = RedisBackend(server, key, capacity=1000, error_rate=1e-9)
+        assert "BLOOM_REDIS_KEY to another name" in failure(backend.open)
+        assert servers.shared(program).client.get(key) == b"something else"
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_database_that_is_not_there(self, program: str) -> None:
+        url = f"redis://127.0.0.1:{servers.shared(program).port}/99"
+        assert "DB index is out of range" in refusal(url)
+
+    HINT = "; BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_cluster_that_is_none(self, program: str) -> None:
+        assert refusal(servers.shared(program).url, cluster=True).endswith(self.HINT)
+
+    def test_a_cluster_taken_for_a_single_server(self) -> None:
+        def ask(client: Any) -> None:
+            for name in "abcdefgh":
+                client.get(name)
+
+        message = refusal(servers.shared_cluster().url, ask)
+        assert "MovedError: " in message
+        assert message.endswith(self.HINT)
+
+    def test_a_cluster_has_one_database(self) -> None:
+        server = RedisServer(servers.shared_cluster().url + "/1", cluster=True)
+        assert "a Cluster has only database 0" in failure(server.now, SettingError)
+
+    HINT_2 = "; BLOOM_REDIS_SENTINEL is for the URL of a Sentinel, and only for one"
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_sentinel_that_is_none(self, program: str) -> None:
+        assert refusal(servers.shared(program).url, sentinel="mymaster").endswith(self.HINT_2)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_sentinel_taken_for_a_server(self, program: str) -> None:
+        assert refusal(service(program).url).endswith(self.HINT_2)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_a_service_that_the_sentinel_does_not_know(self, program: str) -> None:
+        # It is the same while it fails over: this is waited for.
+        server = RedisServer(service(program).url, sentinel="other", deadline_secs=0.5)
+        message = failure(server.now, OutageError)
+        assert "No master found for 'other'" in message
+
+    @pytest.mark.parametrize("kind", ["single", "sentinel", "cluster"])
+    def test_unknown_options(self, kind: str) -> None:
+        url, options = {
+            "single": (servers.shared("valkey").url, {}),
+            "sentinel": (service("valkey").url, {"sentinel": "mymaster"}),
+            "cluster": (servers.shared_cluster().url, {"cluster": True}),
+        }[kind]
+        expected = SettingError if kind == "cluster" else StorageError
+        params = {"wrong_option": SECRET}
+        for server in (
+            RedisServer(f"{url}?wrong_option={SECRET}", **options),
+            RedisServer(url, params=params, **options),
+        ):
+            message = failure(server.now, expected)
+            assert "wrong_option" in message
+            assert "BLOOM_REDIS_URL" in message
+            assert "REDIS_PARAMS" in message
+
+    def test_an_option_that_is_not_valid(self) -> None:
+        server = RedisServer(f"{servers.shared('valkey').url}?socket_timeout=soon")
+        assert "Invalid value for 'socket_timeout'" in failure(server.now, SettingError)
+
+    def test_errors_in_pipelines_do_not_show_the_commands(self, key: str) -> None:
+        def do(client: Any) -> None:
+            pipeline = client.pipeline(transaction=False)
+            pipeline.set(key, "x")
+            pipeline.hset(key, "filter", '{"salt": "a secret of another kind"}')
+            pipeline.execute()
+
+        message = refusal(servers.shared("valkey").url, do)
+        assert "ResponseError: WRONGTYPE" in message
+        assert "salt" not in message
+
+    def test_our_own_errors_pass_as_they_are(self) -> None:
+        def refuse(client: object) -> None:
+            raise SettingError("as it is")
+
+        server = RedisServer(servers.shared("valkey").url)
+        assert failure(lambda: server.call(refuse), SettingError) == "as it is"

@@ -1,0 +1,225 @@
+"""Each kind of connection to Redis and Valkey: also through a Sentinel, to a Cluster, with TLS."""
+
+import gc
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import redis
+
+import servers
+from connections import (
+    LOGIN,
+    PASSWORD,
+    PROGRAMS,
+    SECRET,
+    USER,
+    failure,
+    locked,
+    packed,
+    refusal,
+    service,
+    use,
+)
+from scrapy_bloom import OutageError
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+class TestConnections:
+    def test_tcp(self, program: str, key: str) -> None:
+        use(RedisServer(servers.shared(program).url), key)
+
+    def test_another_database(self, program: str, key: str) -> None:
+        server = RedisServer(servers.shared(program).url.replace("/0", "/3"))
+        server.call(lambda client: client.set(key, 1))
+        assert redis.Redis(port=servers.shared(program).port, db=3).get(key) == b"1"
+
+    def test_unix_socket(self, program: str, key: str) -> None:
+        path = locked(program).directory / "redis.sock"
+        server = RedisServer(f"unix://{LOGIN}{path}?db=2")
+        use(server, key)
+        assert server.address == f"unix://{path}"
+        (client,) = server.call(lambda client: client.client_list(client_id=[client.client_id()]))
+        assert "redis.sock" in client["addr"]
+        assert client["db"] == "2"
+        server.close()
+
+    def test_user_and_password_percent_encoded(self, program: str, key: str) -> None:
+        server = RedisServer(f"redis://{LOGIN}127.0.0.1:{locked(program).port}")
+        use(server, key)
+        assert server.call(lambda client: str_of(client.acl_whoami())) == USER
+        assert server.address == f"redis://127.0.0.1:{locked(program).port}"
+
+    def test_password_alone(self, program: str, key: str) -> None:
+        server = RedisServer(f"redis://:{SECRET}@127.0.0.1:{locked(program).port}")
+        use(server, key)
+        assert server.call(lambda client: str_of(client.acl_whoami())) == "default"
+
+    def test_login_in_the_parameters(self, program: str, key: str) -> None:
+        # What scrapy-redis's REDIS_PARAMS may hold; what would make redis-py repeat is left out.
+        params = {"username": USER, "password": PASSWORD, "db": 1, "socket_timeout": 3}
+        params |= {"retry_on_timeout": True, "retry_on_error": [OSError], "decode_responses": True}
+        params |= {"redis_cls": "redis.Redis", "encoding": "utf-8", "socket_keepalive": True}
+        server = RedisServer(f"redis://127.0.0.1:{locked(program).port}", params=params)
+        use(server, key)
+        (client,) = server.call(lambda client: client.client_list(client_id=[client.client_id()]))
+        assert client["db"] == "1"
+
+    def test_sentinel(self, program: str, key: str) -> None:
+        server = RedisServer(service(program).url, sentinel="mymaster")
+        use(server, key)
+        server.call(lambda client: client.set(key, 1))
+        assert service(program).servers[0].client.get(key) == b"1"
+
+    def test_several_sentinels_some_of_them_down(self, program: str, key: str) -> None:
+        down, up = servers.free_port(), service(program).sentinel.port
+        url = f"redis://127.0.0.1:{down},127.0.0.1:{up},127.0.0.1:{down}/1"
+        server = RedisServer(url, sentinel="mymaster", deadline_secs=30)
+        begun = time.monotonic()
+        use(server, key)
+        assert time.monotonic() - begun < 20
+        assert server.address == url
+        server.call(lambda client: client.set(key, 1))
+        assert redis.Redis(port=service(program).servers[0].port, db=1).get(key) == b"1"
+
+    def test_after_close_no_connection_is_left(self, program: str) -> None:
+        for own, options in (
+            (servers.Server(program), {}),
+            (servers.Service(program), {"sentinel": "mymaster"}),
+        ):
+            watched = [own] if isinstance(own, servers.Server) else [own.sentinel, own.servers[0]]
+            admins = [each.client for each in watched]
+            before = [clients(admin) for admin in admins]
+            server = RedisServer(own.url, **options)
+            kept = server.call(lambda client: client)
+            server.now()
+            assert all(
+                clients(admin) > number for admin, number in zip(admins, before, strict=True)
+            )
+            gc.disable()
+            try:
+                server.close()
+                for admin, number in zip(admins, before, strict=True):
+                    servers.wait_for(
+                        lambda admin=admin, number=number: clients(admin) == number,
+                        lambda admin=admin: str(admin.client_list()),
+                    )
+            finally:
+                gc.enable()
+            assert kept is not None
+            server.close()  # again does no harm
+            assert server.now() > 0  # and it can be used again
+            server.close()
+            own.end()
+
+
+def test_all_commands_share_one_connection() -> None:
+    own = servers.Server()
+    admin = own.client
+    before = clients(admin)
+    server = RedisServer(own.url)
+    for pause in (0, 1.1):  # after a while, the connection is looked at again
+        time.sleep(pause)
+        for _ in range(3):
+            server.call(packed(3))
+            server.now()
+            server.call(lambda client: client.pipeline().get("x").execute())
+            server.call(packed(2))
+    server.call(packed(3))
+    assert clients(admin) == before + 1
+    server.close()
+    own.end()
+
+
+def str_of(answer: str | bytes) -> str:
+    return answer if isinstance(answer, str) else answer.decode()
+
+
+def clients(admin: redis.Redis) -> int:
+    """Normal connections to a server, but for those of a Sentinel."""
+    listed = admin.client_list(_type="normal")
+    return len([each for each in listed if not each["name"].startswith("sentinel-")])
+
+
+class TestCluster:
+    def test_plain(self, key: str) -> None:
+        server = RedisServer(servers.shared_cluster().url, cluster=True)
+        use(server, key)
+        assert abs(server.now() - time.time()) < 5
+        for name in "abcdefgh":  # on all nodes
+            server.call(lambda client, name=name: client.set(key + name, 1))
+        assert all(node.client.dbsize() for node in servers.shared_cluster().nodes)
+
+    def test_any_node_will_do(self, key: str) -> None:
+        for node in servers.shared_cluster().nodes:
+            use(RedisServer(node.url, cluster=True), key)
+
+    def test_tls_and_password(
+        self, key: str, tls_cluster: servers.Cluster, certificate: Path
+    ) -> None:
+        port = tls_cluster.nodes[0].tls_port
+        login = f":{quote(PASSWORD, safe='')}@"
+        url = f"rediss://{login}127.0.0.1:{port}?ssl_ca_certs={certificate}"
+        server = RedisServer(url, cluster=True)
+        use(server, key)
+        ports = server.call(lambda client: {node.port for node in client.get_nodes()})
+        assert ports == {node.tls_port for node in tls_cluster.nodes}
+
+    def test_after_close_no_connection_is_left(self, own_cluster: servers.Cluster) -> None:
+        gc.collect()  # what other tests have left is not closed in the middle of this one
+        admins = [node.client for node in own_cluster.nodes]
+        before = [clients(admin) for admin in admins]
+        server = RedisServer(own_cluster.url, cluster=True)
+        kept = server.call(lambda client: client)
+        for name in "abcdefgh":
+            server.call(lambda client, name=name: client.get(name))
+        assert [clients(admin) for admin in admins] != before
+        server.close()
+        servers.wait_for(
+            lambda: [clients(admin) for admin in admins] == before, lambda: "a connection is left"
+        )
+        assert kept is not None
+
+
+class TestTLS:
+    def test_server(self, key: str, tls_server: servers.Server, certificate: Path) -> None:
+        url = f"rediss://127.0.0.1:{tls_server.tls_port}/1?ssl_ca_certs={certificate}"
+        server = RedisServer(url)
+        use(server, key)
+        assert server.address == f"rediss://127.0.0.1:{tls_server.tls_port}/1"
+
+    def test_certificate_in_the_parameters(
+        self, key: str, tls_server: servers.Server, certificate: Path
+    ) -> None:
+        params = {"ssl_ca_certs": str(certificate)}
+        use(RedisServer(f"rediss://127.0.0.1:{tls_server.tls_port}", params=params), key)
+
+    @pytest.mark.parametrize(
+        ("host", "vouched_for"),
+        [("127.0.0.1", False), ("localhost", True)],  # it is for 127.0.0.1
+    )
+    def test_a_certificate_that_is_not_trusted_is_refused_at_once(
+        self, host: str, vouched_for: bool, tls_server: servers.Server, certificate: Path
+    ) -> None:
+        options = f"?ssl_ca_certs={certificate}" if vouched_for else ""
+        message = refusal(f"rediss://:{SECRET}@{host}:{tls_server.tls_port}/0{options}")
+        assert "CERTIFICATE_VERIFY_FAILED" in message
+        assert "; check the host in BLOOM_REDIS_URL, and its option ssl_ca_certs" in message
+
+    def test_without_tls_nobody_gets_through(self, tls_server: servers.Server) -> None:
+        # The proxy for a server that knows no TLS is as strict as a server that does.
+        server = RedisServer(f"redis://127.0.0.1:{tls_server.tls_port}", deadline_secs=0.3)
+        failure(server.now, OutageError)
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_sentinel(self, program: str, key: str, certificate: Path) -> None:
+        own = servers.Service(program, certificate=certificate)
+        url = f"rediss://127.0.0.1:{own.sentinel.tls_port}?ssl_ca_certs={certificate}"
+        server = RedisServer(url, sentinel="mymaster")
+        use(server, key)
+        server.call(lambda client: client.set(key, 1))
+        assert own.servers[0].client.get(key) == b"1"
+        server.close()
+        own.end()

@@ -1,0 +1,130 @@
+"""Replies that get lost: a command is sent again by nobody but us."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import redis
+
+import servers
+from connections import PROGRAMS, locked_up
+from proxies import DroppingProxy
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+class TestLostReplies:
+    """A command whose reply was lost is sent again by nobody but us: we count each attempt."""
+
+    def check(self, server: RedisServer, dropping: list[DroppingProxy], calls: int = 2000) -> None:
+        names = "abcdefgh"
+        counts = dict.fromkeys(names, 0)
+        for number in range(calls):
+            name = names[number % len(names)]
+            before = server.round_trips
+            server.call(lambda client, name=name: client.incr(name))
+            counts[name] += server.round_trips - before
+        dropped = sum(each.dropped for each in dropping)
+        assert dropped > calls / 200
+        assert server.retries == dropped
+        assert sum(counts.values()) == calls + dropped
+        for name, count in counts.items():
+            assert server.call(lambda client, name=name: client.get(name)) == b"%d" % count
+
+    def test_single_server(self, server: servers.Server) -> None:
+        proxy = DroppingProxy(server.port, 0.01, seed=1, only=b"INCR")
+        # What would make redis-py repeat by itself has no effect.
+        params = {"retry_on_timeout": True, "retry_on_error": [redis.ConnectionError], "retry": 3}
+        url = f"redis://127.0.0.1:{proxy.port}/0?retry_on_timeout=yes&retry=3"
+        tried = RedisServer(url, params=params)
+        try:
+            self.check(tried, [proxy])
+        finally:
+            tried.close()
+            proxy.end()
+
+    def test_packed_commands(self, server: servers.Server) -> None:
+        proxy = DroppingProxy(server.port, 0.03, seed=2, only=b"BITFIELD")
+        tried = RedisServer(f"redis://127.0.0.1:{proxy.port}/0")
+        backend = RedisBackend(tried, "k", capacity=1000, error_rate=1e-9, mirror=False)
+        try:
+            backend.open()
+            before = executed(server, "bitfield")
+            assert all(backend.add(b"%020d" % number) for number in range(500))
+            assert proxy.dropped > 5
+            assert tried.retries == proxy.dropped
+            assert executed(server, "bitfield") - before == 500 + proxy.dropped
+            backend.close()
+        finally:
+            proxy.end()
+
+    def test_any_reply_also_those_while_it_connects(self, server: servers.Server) -> None:
+        proxy = DroppingProxy(server.port, 0.2, seed=3)
+        url = locked_up(server).replace(f":{server.port}/", f":{proxy.port}/")
+        tried = RedisServer(url)
+        try:
+            for _ in range(30):
+                tried.call(lambda client: client.incr("x"))
+            assert tried.retries == proxy.dropped > 5
+            assert tried.round_trips == 30 + proxy.dropped
+            value = int(tried.call(lambda client: client.get("x")))
+            assert 30 < value <= 30 + proxy.dropped
+        finally:
+            tried.close()
+            proxy.end()
+
+    @pytest.mark.parametrize("program", PROGRAMS)
+    def test_sentinel(self, program: str) -> None:
+        own = servers.Service(program)
+        proxy = DroppingProxy(own.servers[0].port, 0.01, seed=4, only=b"INCR")
+        tried = RedisServer(own.url, sentinel="mymaster", params={"retry": 3})
+        try:
+            own.watch(proxy.port)
+            self.check(tried, [proxy])
+        finally:
+            tried.close()
+            own.end()
+            proxy.end()
+
+    def test_cluster(self, own_cluster: servers.Cluster) -> None:
+        # Each node says that it is to be reached at its proxy.
+        dropping = [
+            DroppingProxy(node.port, 0.01, seed=number, only=b"INCR")
+            for number, node in enumerate(own_cluster.nodes)
+        ]
+        ports = {each.port for each in dropping}
+        try:
+            self.announce(own_cluster, [each.port for each in dropping])
+            servers.wait_for(lambda: told(own_cluster) == [ports] * 3, lambda: str(ports))
+            url = f"redis://127.0.0.1:{dropping[0].port}"
+            tried = RedisServer(url, cluster=True, params={"retry_on_timeout": True, "retry": 3})
+            self.check(tried, dropping)
+            assert all(each.dropped for each in dropping)
+            tried.close()
+        finally:
+            self.announce(own_cluster, [0] * 3)
+            for each in dropping:
+                each.end()
+
+    def announce(self, cluster: servers.Cluster, ports: list[int]) -> None:
+        for node, port in zip(cluster.nodes, ports, strict=True):
+            node.client.config_set("cluster-announce-port", port)
+        if not any(ports):
+            real = {node.port for node in cluster.nodes}
+            servers.wait_for(lambda: told(cluster) == [real] * 3, lambda: "ports are not back")
+
+
+def told(cluster: servers.Cluster) -> list[set[int]]:
+    """The ports that each node tells its clients of."""
+    answers = [node.client.execute_command("CLUSTER SLOTS") for node in cluster.nodes]
+    return [{place[1] for place in answer} for answer in map(places, answers)]
+
+
+def places(slots: Any) -> list[tuple[str, int]]:
+    found = slots.values() if isinstance(slots, Mapping) else slots
+    return [each["primary"] if isinstance(each, Mapping) else each[2][:2] for each in found]
+
+
+def executed(server: servers.Server, command: str) -> int:
+    stats = server.client.info("commandstats")
+    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])

@@ -1,0 +1,82 @@
+"""A filter whose server goes away and comes back."""
+
+import time
+
+import pytest
+
+import servers
+from clock import Clock
+from redis_filters import INFO, fps, messages, opened
+from scrapy_bloom import (
+    OutageError,
+)
+
+
+class TestOutage:
+    def test_a_restarted_server_is_waited_for(self) -> None:
+        server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
+        try:
+            backend = opened("valkey", "k", url=server.url, deadline_secs=20)
+            for fingerprint in fps(500):
+                assert backend.add(fingerprint)
+            server.kill()
+            server.start()
+            for fingerprint in fps(500, 1000):
+                assert backend.add(fingerprint)
+            assert not any(backend.add(fingerprint) for fingerprint in fps(1000))
+            assert backend.status().more["redis/lost_keys"] == 0
+            backend.close()
+            again = opened("valkey", "k", url=server.url)
+            assert not any(again.add(fingerprint) for fingerprint in fps(1000))
+            again.close()
+        finally:
+            server.end()
+
+    def test_a_restarted_server_without_persistence(self, server: servers.Server) -> None:
+        backend = opened("valkey", "k", url=server.url, deadline_secs=20)
+        for fingerprint in fps(500):
+            assert backend.add(fingerprint)
+        server.kill()
+        server.start()
+        assert backend.add(b"new")
+        backend.close()
+        again = opened("valkey", "k", url=server.url)
+        assert not any(again.add(fingerprint) for fingerprint in fps(500))
+        again.close()
+
+    def test_after_the_deadline_it_gives_up_and_comes_back(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(INFO)
+        backend = opened("valkey", "k", url=server.url, deadline_secs=1)
+        backend.add(b"page")
+        server.kill()
+        begun = time.monotonic()
+        with pytest.raises(OutageError) as first:
+            backend.add(b"other")
+        assert time.monotonic() - begun < 10
+        assert not backend.add(b"page")  # the mirror knows it
+        with pytest.raises(OutageError) as second:
+            backend.add(b"other")
+        assert second.value.since == first.value.since  # the same outage
+        server.start()
+        time.sleep(1.1)
+        assert backend.add(b"other")
+        assert any("is back after" in line for line in messages(caplog, INFO))
+        backend.close()
+
+    def test_known_requests_are_answered_though_a_quarter_is_over(
+        self, server: servers.Server
+    ) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "deadline_secs": 0.5}
+        backend = opened("valkey", "k", url=server.url, **options)
+        assert backend.add(b"page")
+        clock.now += 300
+        server.kill()
+        assert not backend.add(b"page")
+        with pytest.raises(OutageError):
+            backend.add(b"other")
+        server.start()
+        time.sleep(1.1)
+        backend.close()

@@ -1,0 +1,297 @@
+"""Many crawlers on one filter: each fingerprint is new to exactly one of them."""
+
+import multiprocessing
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+import servers
+from proxies import DroppingProxy
+from redis_filters import INFO, PLACES, WARNING, fps, make, messages, opened, url_of
+from scrapy_bloom import (
+    FingerprinterMismatchError,
+)
+from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
+from scrapy_bloom.redis.keys.store import RedisStore
+
+
+def at_once(number: int, work: Callable[..., object], *args: object) -> list[object]:
+    """Run a function in processes of their own, all beginning at the same moment."""
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(number), context.Queue()
+    processes = [
+        context.Process(target=work, args=(barrier, results, *args)) for _ in range(number)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return [results.get(timeout=120) for _ in processes]
+    finally:
+        for process in processes:
+            process.join(30)
+
+
+def add_all(barrier, results, place, url, key, count, options) -> None:
+    backend = make(place, key, url=url, **options)
+    backend.open()
+    backend.begin()
+    barrier.wait(60)
+    results.put([n for n, fingerprint in enumerate(fps(count)) if backend.add(fingerprint)])
+    backend.close()
+
+
+def add_some_in_batches(barrier, results, place, url, key, count, options) -> None:
+    """Each adds all of them, in an order of its own, some alone and some in batches."""
+    backend = make(place, key, url=url, **options)
+    backend.open()
+    backend.begin()
+    rest = fps(count)
+    random.Random().shuffle(rest)
+    barrier.wait(60)
+    new = 0
+    while rest:
+        batch, rest = rest[:300], rest[300:]
+        new += sum(map(backend.add, batch[:100]))
+        new += backend.add_many(batch[100:])
+    results.put(new)
+    backend.close()
+
+
+class TestManyCrawlers:
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize(
+        "options",
+        [{"capacity": 50_000}, {"capacity": 1000}, {"capacity": 1000, "mirror": False}],
+        ids=["one generation", "growing", "growing, no mirror"],
+    )
+    def test_each_fingerprint_is_new_to_exactly_one(
+        self, place: str, options: dict[str, object], key: str
+    ) -> None:
+        count = 20_000 if options["capacity"] == 50_000 else 8000
+        told = at_once(4, add_all, place, url_of(place), key, count, options)
+        times = Counter(number for numbers in told for number in numbers)
+        assert len(times) == count  # new to nobody: 0
+        assert set(times.values()) == {1}  # new to two: 0
+        backend = opened(place, key)
+        assert backend.status().count == count
+        assert len(backend.status().generations) == (1 if count == 20_000 else 4)
+        assert not any(backend.add(fingerprint) for fingerprint in fps(count))
+        backend.close()
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("capacity", [100_000, 500], ids=["one generation", "growing"])
+    def test_batches_of_many_at_once(self, place: str, capacity: int, key: str) -> None:
+        count = 6000
+        options = {"capacity": capacity}
+        told = at_once(4, add_some_in_batches, place, url_of(place), key, count, options)
+        assert sum(told) == count
+        backend = opened(place, key, capacity=capacity, mirror=False)
+        assert all(fingerprint in backend for fingerprint in fps(count))
+        assert backend.status().count == count
+        assert backend.add_many(fps(count)) == 0
+        backend.close()
+
+    def test_a_batch_after_all_was_lost(self, key: str) -> None:
+        backend = opened("valkey", key)
+        assert backend.add_many(fps(1000)) == 1000
+        client = servers.shared("valkey").client
+        client.unlink(*client.keys(f"{key}*"))
+        backend.add_many(fps(500, 1500))
+        other = opened("valkey", key)
+        assert all(fingerprint in other for fingerprint in fps(500, 1500))
+        for each in (backend, other):
+            each.close()
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_created_by_many_at_once_it_is_one_filter(self, place: str, key: str) -> None:
+        at_once(6, add_all, place, url_of(place), key, 1, {"capacity": 3_000_000})
+        client = (
+            servers.shared_cluster().client if place == "cluster" else servers.shared(place).client
+        )
+        stored = RedisStore(RedisServer(url_of(place), cluster=place == "cluster"), key).read()
+        (generation,) = stored.generations
+        assert not stored.left_over
+        assert not stored.drafts
+        names = {name.decode() for name in client.scan_iter(match=f"{key}*", count=1000)}
+        assert names == {
+            key,
+            *(f"{key}:{generation.id}:{chunk}" for chunk in range(generation.num_chunks)),
+        }
+
+    def test_a_cluster_spreads_the_blocks_over_all_masters(self, key: str) -> None:
+        backend = opened("cluster", key, capacity=3_000_000, error_rate=1e-9)
+        backend.close()
+        nodes = servers.shared_cluster().nodes
+        chunks = [len(node.client.keys(f"{key}:*")) for node in nodes]
+        total = -(-choose_geometry(3_000_000, 5e-10).num_blocks // CHUNK_BLOCKS)
+        assert sum(chunks) == total
+        assert min(chunks) > 0
+
+    def test_no_lost_reply_makes_a_page_lost(self) -> None:
+        """A proxy drops 1 % of the replies, after the server has executed the command."""
+        server = servers.Server()
+        proxy = DroppingProxy(server.port, 0.01, seed=1)
+        try:
+            url = f"redis://127.0.0.1:{proxy.port}/0"
+            backend = opened("valkey", "k", url=url, capacity=2000)
+            answers = [(f, backend.add(f)) for n in range(2) for f in fps(10_000)]
+            assert proxy.dropped > 100
+            new = [fingerprint for fingerprint, is_new in answers if is_new]
+            assert set(new) == set(fps(10_000))
+            assert len(new) - 10_000 <= proxy.dropped
+            status = backend.status()
+            assert status.more["redis/retries"] >= proxy.dropped * 0.9
+            assert 10_000 <= status.count <= 10_000 + 2000
+            backend.close()
+        finally:
+            proxy.end()
+            server.end()
+
+    def test_workers_with_other_settings_join_what_is_there(
+        self, key: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(INFO)
+        first = opened("valkey", key, salt=bytes(16))
+        assert not [m for m in messages(caplog, INFO) if "other settings" in m]
+        second = opened("valkey", key, salt=bytes(range(16)), capacity=10_000, error_rate=1e-15)
+        (line,) = [m for m in messages(caplog, INFO) if "other settings" in m]
+        assert "room for 2,000 requests" in line
+        assert "salt" in line
+        assert "error rate of 5e-13" in line
+        assert first.add(b"page")
+        assert not second.add(b"page")
+        assert second.status().capacity == 2000
+        first.close()
+        second.close()
+
+    def test_another_fingerprinter_is_refused(self, key: str) -> None:
+        opened("valkey", key, fingerprinter="one.Fingerprinter").close()
+        with pytest.raises(FingerprinterMismatchError, match="REQUEST_FINGERPRINTER_CLASS"):
+            opened("valkey", key, fingerprinter="another.Fingerprinter")
+
+    def test_what_one_recorded_others_are_told_of_without_waiting(self, key: str) -> None:
+        first, second = (opened("valkey", key, trust_secs=3600) for _ in range(2))
+        for fingerprint in fps(1000):
+            assert first.add(fingerprint)
+        trips = second.status().more["redis/round_trips"]
+        assert not any(second.add(fingerprint) for fingerprint in fps(1000))
+        assert second.status().more["redis/round_trips"] == trips + 1000
+        assert not any(second.add(fingerprint) for fingerprint in fps(1000))
+        assert second.status().more["redis/round_trips"] == trips + 1000  # the mirror knows them
+        assert second.status().more["redis/mirror_hits"] == 1000
+        first.close()
+        second.close()
+
+    def test_after_growing_a_new_request_still_takes_one_round_trip(self, key: str) -> None:
+        backend = opened("valkey", key, capacity=1000)
+        for fingerprint in fps(8000):
+            backend.add(fingerprint)
+        trips = backend.status().more["redis/round_trips"]
+        room = backend.status().generations[-1].capacity
+        number = min(2000, room // 4)
+        for fingerprint in fps(10_000, 10_000 + number):
+            assert backend.add(fingerprint)
+        used = backend.status().more["redis/round_trips"] - trips
+        assert number <= used <= 1.1 * number  # the rest: telling the count
+        backend.close()
+
+    def test_one_that_is_slow_to_tell_does_not_let_it_overflow(self, key: str) -> None:
+        """Twenty crawlers, of which one does nearly all."""
+        crawlers = [opened("valkey", key, capacity=10_000) for _ in range(20)]
+        drawn = random.Random(1)
+        recorded = 0
+        while len(crawlers[0].status().generations) == 1:
+            number = 0 if drawn.random() < 0.9 else drawn.randrange(1, 20)
+            crawlers[number].add(b"%d" % recorded)
+            recorded += 1
+        assert recorded <= 1.05 * 10_000
+        for crawler in crawlers:
+            crawler.close()
+
+    def test_crawlers_with_pauses_grow_the_filter_once(self, key: str) -> None:
+        """Each knows that it is full, and meets its next new request after another has grown it."""
+        crawlers = [opened("valkey", key, capacity=2000) for _ in range(8)]
+        for number, fingerprint in enumerate(fps(5000)):
+            assert crawlers[number % 8].add(fingerprint)
+        sizes = [each.capacity for each in crawlers[0].status().generations]
+        assert sizes == [2000, 4000]
+        for crawler in crawlers:
+            crawler.close()
+
+    def test_two_that_come_too_late_at_once(self, key: str) -> None:
+        """One in the first generation, one in the second: exactly one of them is told "new"."""
+        late, later, fast = (opened("valkey", key, capacity=40, mirror=False) for _ in range(3))
+        for fingerprint in fps(41):
+            fast.add(fingerprint)  # the second generation is made
+        later.add(b"so that it knows of the second one")
+        answers: list[bool] = []
+        thread = threading.Thread(target=lambda: answers.append(late.add(b"page")))
+        in_the_first, in_the_second = threading.Event(), threading.Event()
+        blocks = later._store.blocks
+        look, record, follow = blocks.look, blocks.record, late._shared.follow
+
+        def look_at_the_first(*args: object) -> object:
+            answer = look(*args)
+            blocks.look = look
+            for fingerprint in fps(41, 200):
+                fast.add(fingerprint)  # the third one is made
+            thread.start()  # it knows of the first one only
+            assert in_the_first.wait(60)
+            return answer
+
+        def follow_later(*args: object) -> object:
+            in_the_first.set()
+            assert in_the_second.wait(60)
+            return follow(*args)
+
+        def record_in_the_second(*args: object) -> object:
+            answer = record(*args)
+            blocks.record = record
+            in_the_second.set()
+            thread.join(60)
+            return answer
+
+        blocks.look = look_at_the_first
+        blocks.record = record_in_the_second
+        late._shared.follow = follow_later
+        answers.append(later.add(b"page"))
+        assert sorted(answers) == [False, True]
+        for crawler in (late, later, fast):
+            crawler.close()
+
+    def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
+        """There is room for one only."""
+        second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
+        take = second._store.lock.take
+
+        def after_the_first() -> bool:
+            if not server.client.hexists("k", "lock taken"):
+                server.client.hset("k2", "lock taken", 1)
+                second._store.lock.take = take
+                opened("valkey", "k", url=server.url, capacity=1_000_000).close()
+                used = server.client.info("memory")["used_memory"]
+                server.client.config_set("maxmemory", used + 2_000_000)
+            return take()
+
+        second._store.lock.take = after_the_first
+        second.open()
+        assert second.status().capacity == 1_000_000
+        second.close()
+
+
+def test_a_short_wait_for_another_crawler_is_no_warning(
+    key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = servers.shared("valkey").client
+    begun = time.monotonic()
+    client.set(f"{key}:lock", "web-1:4711:0123456789abcdef", px=3000)
+    backend = opened("valkey", key)
+    assert time.monotonic() - begun > 2
+    assert not messages(caplog, WARNING)
+    backend.close()

@@ -1,0 +1,101 @@
+"""A server without room for another generation: no page is lost."""
+
+import pytest
+
+import servers
+from clock import Clock
+from redis_filters import ERROR, fps, messages, opened
+from scrapy_bloom import (
+    StorageError,
+)
+from scrapy_bloom.redis.keys.store import RedisStore
+
+
+def fill_up(server: servers.Server) -> None:
+    """From now on the server has room for requests, and not for a generation."""
+    used = server.client.info("memory")["used_memory"]
+    server.client.config_set("maxmemory", used + 150_000)
+
+
+class TestFull:
+    def test_no_room_to_grow(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = opened("valkey", "k", url=server.url, capacity=20_000)
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", used + 200_000)  # the next one takes 300,000
+        for fingerprint in fps(25_000):
+            backend.add(fingerprint)
+        status = backend.status()
+        assert len(status.generations) == 1
+        assert status.errors > 1  # it has tried again
+        (error,) = messages(caplog, ERROR)
+        assert error.startswith("No room for a new generation: the server's memory is full")
+        server.client.config_set("maxmemory", 0)
+        for fingerprint in fps(25_000, 30_000):
+            backend.add(fingerprint)
+        assert len(backend.status().generations) == 2
+        assert not any(backend.add(fingerprint) for fingerprint in fps(30_000))
+        backend.close()
+        assert len(server.client.keys("k:*")) == 2  # what was begun in vain is gone
+
+    def test_no_room_at_the_start(self, server: servers.Server) -> None:
+        used = server.client.info("memory")["used_memory"]
+        server.client.config_set("maxmemory", used + 500_000)
+        with pytest.raises(StorageError, match="memory is full.*BLOOM_EXPECTED_REQUESTS"):
+            opened("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=1)
+        assert not server.client.keys("k:*")
+
+    def test_no_room_to_turn(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What is recorded is remembered for longer then, and no page is lost for it."""
+        clock = Clock()
+        options = {"url": server.url, "capacity": 200_000, "window_secs": 1000, "clock": clock}
+        backend = opened("valkey", "k", in_a_run=False, **options)
+        assert backend.add(b"first")
+        fill_up(server)
+        for number in range(3):
+            clock.now += 300
+            assert backend.add(b"%d" % number)
+        assert len(backend.status().generations) == 1
+        (error,) = messages(caplog, ERROR)
+        assert error.startswith("No room for a new generation: the server's memory is full")
+        assert error.endswith("Requests are remembered for longer than BLOOM_WINDOW_SECS")
+        assert not backend.add(b"first")
+        server.client.config_set("maxmemory", 0)
+        clock.now += 300
+        assert backend.add(b"later")
+        assert len(backend.status().generations) == 2
+        clock.now += 1000
+        assert backend.add(b"first")
+        backend.close()
+
+    def test_no_room_when_the_window_is_switched_off(
+        self, server: servers.Server, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """What is recorded from now on does not end with the quarter, all the same."""
+        clock = Clock()
+        options = {"url": server.url, "capacity": 20_000, "clock": clock}
+        backend = opened("valkey", "k", **options, window_secs=1000)
+        assert backend.add(b"page")
+        backend.close()
+        fill_up(server)
+        backend = opened("valkey", "k", **options)
+        (error,) = messages(caplog, ERROR)
+        assert error.startswith("No room for a new generation: the server's memory is full")
+        assert backend.add(b"other")
+        clock.now += 5000
+        assert not backend.add(b"other")
+        backend.close()
+        assert [
+            each.open_until for each in RedisStore(backend._server, "k").read().generations
+        ] == [0]
+
+    def test_warn_stays_in_one_generation(self, key: str) -> None:
+        backend = opened("valkey", key, capacity=100, on_full="warn", error_rate=1e-6)
+        for fingerprint in fps(1000):
+            backend.add(fingerprint)
+        assert len(backend.status().generations) == 1
+        assert backend.status().load > 5
+        backend.close()

@@ -1,0 +1,118 @@
+"""Any sequence of uses of a shared filter, beside a dict."""
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    rule,
+    run_state_machine_as_test,
+)
+
+import servers
+from clock import Clock
+from redis_filters import opened
+from scrapy_bloom.redis.backend import RedisBackend
+
+
+class CrawlersAgainstDict(RuleBasedStateMachine):
+    """Three crawlers on one filter, in any order: beside when each request was recorded."""
+
+    keys = itertools.count()
+
+    @initialize(window=st.sampled_from([0, 1000]), mirrors=st.lists(st.booleans(), min_size=3))
+    def start(self, window: int, mirrors: list[bool]) -> None:
+        self.clock, self.window, self.mirrors = Clock(), window, mirrors
+        self.key = f"machine:{next(self.keys)}"
+        self.crawlers = [self.open(number) for number in range(3)]
+        self.recorded: dict[bytes, float] = {}
+        self.perhaps: set[bytes] = set()  # their keys were lost
+        self.unique = 0
+
+    def open(self, number: int) -> RedisBackend:
+        return opened(
+            "valkey",
+            self.key,
+            capacity=40,
+            window_secs=self.window,
+            mirror=self.mirrors[number],
+            trust_secs=0.02,
+            clock=self.clock,
+            in_a_run=False,
+        )
+
+    def check(self, fingerprint: bytes, seen: bool) -> None:
+        when = self.recorded.get(fingerprint)
+        if when is None:
+            assert not seen
+        elif fingerprint not in self.perhaps:
+            age = self.clock.now - when
+            if not self.window or age < self.window:
+                assert seen
+            elif age > 1.25 * self.window:
+                assert not seen
+
+    @rule(number=st.integers(0, 2), page=st.integers(0, 200))
+    def add(self, number: int, page: int) -> None:
+        fingerprint = b"%d" % page
+        new = self.crawlers[number].add(fingerprint)
+        self.check(fingerprint, not new)
+        if new:
+            self.recorded[fingerprint] = self.clock.now
+            self.perhaps.discard(fingerprint)
+
+    @rule(number=st.integers(0, 2), start=st.integers(0, 200))
+    def add_many(self, number: int, start: int) -> None:
+        for page in range(start, start + 30):
+            self.add(number, page)
+
+    @rule(number=st.integers(0, 2), page=st.integers(0, 200))
+    def ask(self, number: int, page: int) -> None:
+        fingerprint = b"%d" % page
+        self.check(fingerprint, fingerprint in self.crawlers[number])
+
+    @rule(seconds=st.sampled_from([1, 100, 260, 1300]))
+    def wait(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @rule(number=st.integers(0, 2))
+    def reopen(self, number: int) -> None:
+        self.crawlers[number].close()
+        self.crawlers[number] = self.open(number)
+
+    def all_notice(self) -> None:
+        for number in range(3):
+            self.unique += 1
+            self.crawlers[number].add(b"unique %d" % self.unique)
+
+    @rule(number=st.integers(0, 2))
+    def clear(self, number: int) -> None:
+        self.crawlers[number].clear()
+        self.recorded.clear()
+        self.perhaps.clear()
+
+    @rule(everything=st.booleans())
+    def lose(self, everything: bool) -> None:
+        # Who has not heard of a clear() before all is lost writes back what was cleared.
+        self.all_notice()
+        client = servers.shared("valkey").client
+        names = client.keys(f"{self.key}*" if everything else f"{self.key}:*:0")
+        if names:
+            client.delete(*names)
+        self.all_notice()
+        self.perhaps = set(self.recorded)
+
+    def teardown(self) -> None:
+        for crawler in getattr(self, "crawlers", []):
+            crawler.clear()
+            crawler.close()
+
+
+def test_any_sequence_of_uses() -> None:
+    run_state_machine_as_test(
+        CrawlersAgainstDict, settings=settings(max_examples=60, stateful_step_count=40)
+    )
+    left_behind = servers.keys_for_good(servers.shared("valkey").client, "machine:*")
+    assert left_behind == []

@@ -1,0 +1,76 @@
+"""Time windows of a shared filter, with a clock of our own."""
+
+import pytest
+
+import servers
+from clock import Clock
+from redis_filters import fps, opened
+
+
+def test_a_late_count_leaves_nothing_behind(key: str) -> None:
+    """A crawler counts for a generation that has expired meanwhile."""
+    clock = Clock()
+    options = {"window_secs": 1000, "clock": clock, "in_a_run": False}
+    first, second = (opened("valkey", key, **options) for _ in range(2))
+    assert first.add(b"page")
+    clock.now += 3000
+    assert second.add(b"page")
+    first.close()
+    assert not [name for name in servers.shared("valkey").client.hkeys(key) if b":1" in name]
+    second.close()
+
+
+class TestWindows:
+    @pytest.mark.parametrize("mirror", [True, False])
+    def test_requests_expire_for_all_crawlers(self, key: str, mirror: bool) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "mirror": mirror, "capacity": 400}
+        options["in_a_run"] = False
+        crawlers = [opened("valkey", key, **options) for _ in range(2)]
+        recorded: dict[bytes, float] = {}
+        for step in range(120):
+            clock.now += 30
+            one, other = crawlers[step % 2], crawlers[(step + 1) % 2]
+            fingerprint = fps(step, step + 1)[0]
+            assert one.add(fingerprint)
+            recorded[fingerprint] = clock.now
+            for known, when in recorded.items():
+                if clock.now - when < 1000:
+                    assert known in other
+                elif clock.now - when > 1250:
+                    assert known not in other
+        assert max(len(each.status().generations) for each in crawlers) <= 6
+        generations = len(crawlers[0].status().generations)
+        for each in crawlers:
+            each.close()
+        client = servers.shared("valkey").client
+        assert len(client.keys(f"{key}:*")) == generations  # what has expired is removed
+
+    def test_a_window_is_switched_on_and_off(self, key: str) -> None:
+        clock = Clock()
+        for number, window in enumerate([0, 1000, 0, 1000]):
+            backend = opened("valkey", key, window_secs=window, clock=clock)
+            assert backend.add(b"%d" % number)
+            clock.now += 100
+            assert all(b"%d" % earlier in backend for earlier in range(number + 1))
+            backend.close()
+        backend = opened("valkey", key, window_secs=1000, clock=clock)
+        backend.add(b"more")  # after what was open without a window, another one begins
+        backend.close()
+        backend = opened("valkey", key, window_secs=1000, clock=clock, in_a_run=False)
+        clock.now += 2000
+        assert backend.add(b"more")
+        backend.close()
+
+    def test_growth_within_a_quarter(self, key: str) -> None:
+        clock = Clock()
+        options = {"window_secs": 1000, "clock": clock, "in_a_run": False}
+        backend = opened("valkey", key, capacity=400, **options)
+        for fingerprint in fps(1000):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) > 2
+        clock.now += 1300
+        for fingerprint in fps(1000):
+            assert backend.add(fingerprint)
+        assert len(backend.status().generations) == 1
+        backend.close()

@@ -1,0 +1,116 @@
+"""Connections to servers that want a password, and how they fail."""
+
+import functools
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+import servers
+from scrapy_bloom import BloomError, OutageError, StorageError
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
+
+PROGRAMS = list(servers.PROGRAMS)
+SECRET = "hushhush"  # in every password of these tests, and nowhere else
+USER, PASSWORD = "us/er@1", f"p@ss:/?#[%41]&= é{SECRET}"
+LOGIN_HINT = "; check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
+LOGIN = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@"
+
+
+def check_tells_nothing(error: BaseException) -> None:
+    """Neither it nor what it came from tells a password."""
+    pending, seen = [error], set()
+    while pending:
+        each = pending.pop()
+        seen.add(id(each))
+        assert SECRET not in f"{each} {each!r} {each.args} {each.__dict__}"
+        pending += [e for e in (each.__cause__, each.__context__) if e and id(e) not in seen]
+    assert SECRET not in "".join(traceback.format_exception(error))
+
+
+def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
+    """As a crawl does: this sends packed commands, pipelines, transactions, all of it."""
+    backend = RedisBackend(server, key, capacity=expected, error_rate=1e-9)
+    backend.open()
+    backend.begin()
+    fingerprints = [b"%020d" % number for number in range(100)]
+    assert [backend.add(each) for each in fingerprints * 2] == [True] * 100 + [False] * 100
+    backend.close()
+    again = RedisBackend(server, key, capacity=expected, error_rate=1e-9, mirror=False)
+    again.open()
+    assert [each in again for each in fingerprints] == [True] * 100
+    assert again.status().count == 100
+    again.clear()
+    again.close()
+    assert server.retries == 0
+    assert SECRET not in f"{server} {server!r} {server.address}"
+
+
+def failure(
+    call: Callable[[], object], kind: type[BloomError] = StorageError, *, within: float = 20
+) -> str:
+    """The message of the error that a call ends with; a refusal is not waited out.
+
+    By default that would take 30 seconds.
+    """
+    begun = time.monotonic()
+    with pytest.raises(kind) as caught:
+        call()
+    assert time.monotonic() - begun < within
+    assert isinstance(caught.value, OutageError) == (kind is OutageError)
+    check_tells_nothing(caught.value)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 500
+    return message
+
+
+def refusal(url: str, call: Callable[[Any], object] | None = None, **options: Any) -> str:
+    server = RedisServer(url, **options)
+    message = failure(lambda: server.call(call or (lambda client: client.hgetall("some"))))
+    assert server.address in message
+    server.close()
+    return message
+
+
+@functools.cache
+def locked(program: str) -> servers.Server:
+    """A server that lets nobody in but USER, and nobody without a password."""
+    server = servers.Server(program, "--unixsocket", "redis.sock")
+    admin = server.client
+    admin.acl_setuser(
+        USER, enabled=True, passwords=[f"+{PASSWORD}"], keys=["*"], categories=["+@all"]
+    )
+    admin.execute_command("ACL", "SETUSER", "default", f">{SECRET}")
+    return server
+
+
+@functools.cache
+def service(program: str) -> servers.Service:
+    return servers.Service(program)
+
+
+def packed(number: int, key: str = "packed") -> Callable[[Any], list[int]]:
+    """Set so many bits; the answer is as many values, and two marks as one."""
+    command = BitfieldPacker(number).set(key.encode(), 0, range(number), 8000)
+    return lambda client: client.execute_command(NAME, key, command)
+
+
+def locked_up(server: servers.Server) -> str:
+    """A URL for a server that from now on wants a password."""
+    server.client.config_set("requirepass", PASSWORD)
+    return f"redis://default:{quote(PASSWORD, safe='')}@127.0.0.1:{server.port}/0"
+
+
+def healthy(cluster: servers.Cluster) -> bool:
+    """Whether all nodes know of all nodes as they should be."""
+    infos = [node.client.cluster("INFO") for node in cluster.nodes]
+    return all(
+        info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(servers.SLOTS)
+        for info in infos
+    )

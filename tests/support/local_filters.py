@@ -1,0 +1,33 @@
+"""Small filters in files and in memory, with a clock of our own."""
+
+from pathlib import Path
+
+from clock import Clock
+from scrapy_bloom.files.backend import LocalBackend
+
+WINDOW = 1000.0
+SALT = bytes(range(16))
+
+
+def make(place: Path | None, clock: Clock | None = None, **options: object) -> LocalBackend:
+    backend = LocalBackend(
+        place,
+        **{
+            "capacity": 100,
+            "error_rate": 1e-9,
+            "sync_secs": 0,
+            "salt": SALT,
+            "clock": clock or Clock(),
+            **options,
+        },
+    )
+    backend.open()
+    return backend
+
+
+def fps(*numbers: int) -> list[bytes]:
+    return [number.to_bytes(20, "big") for number in range(*numbers)]
+
+
+def files(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir() if path.name != "lock")

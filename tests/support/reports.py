@@ -1,0 +1,51 @@
+"""Filters to be reported, and the page that is made of them."""
+
+from pathlib import Path
+
+from cli import bloom
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.text import size_text
+
+SALT = bytes(range(100, 116))
+FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
+
+
+def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
+    """An open filter with so many requests offered to it."""
+    backend = LocalBackend(
+        place,
+        **{
+            "capacity": 20_000,
+            "error_rate": 1e-6,
+            "sync_secs": 0,
+            "salt": SALT,
+            "fingerprinter": FINGERPRINTER,
+            "spider": "shop",
+            **options,
+        },
+    )
+    backend.open()
+    backend.begin()
+    for number in range(count):
+        backend.add(number.to_bytes(20, "big"))
+    return backend
+
+
+def made(place: Path, count: int = 0, **options: object) -> FilterStatus:
+    """The same, closed."""
+    backend = make(place, count, **options)
+    status = backend.status()
+    backend.close()
+    return status
+
+
+def report(place: Path, *more: str) -> str:
+    """The page about a filter."""
+    output = place.parent / f"{place.name}.html"
+    ran = bloom("report", place, "-o", output, *more, cwd=place.parent)
+    assert ran.status == 0, ran
+    assert ran.err == ""
+    page = output.read_text("utf-8")
+    assert ran.out == f"{output}: {size_text(output.stat().st_size)}\n"
+    return page
