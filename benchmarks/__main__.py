@@ -10,9 +10,9 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks import report, results
-from benchmarks.report import Section
-from benchmarks.results import Result
+from benchmarks.shared import report, results
+from benchmarks.shared.report import Section
+from benchmarks.shared.results import Result
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _run(name: str, *, quick: bool) -> Result:
-    from benchmarks import machine  # noqa: PLC0415 - see BENCHMARKS
+    from benchmarks.shared import machine  # noqa: PLC0415 - see BENCHMARKS
 
     module, _, function = BENCHMARKS[name].partition(":")
     run: Callable[[bool], Section] = getattr(

@@ -2,9 +2,9 @@
 
 from statistics import median
 
-from benchmarks import samples
-from benchmarks.report import Check, Section, Table, at_most, quartiles
-from benchmarks.timing import timed
+from benchmarks.shared import samples
+from benchmarks.shared.report import Check, Section, Table, at_most, quartiles
+from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomFilter, CountingBloomFilter
 
 ADD_LIMIT, DISCARD_LIMIT, SPACE_LIMIT, RATE_LIMIT = 3.0, 4.0, 4.0, 1.15

@@ -1,49 +1,41 @@
 """Crawls that are killed at random instants, and resumed: is every page crawled, and how often?"""
 
-import importlib.util
-import json
-import os
 import random
 import secrets
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 from statistics import mean
-from types import ModuleType, TracebackType
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from types import TracebackType
 
-from scrapy import signals
-from scrapy.crawler import Crawler
-from scrapy.http import Response
-from scrapy.utils.defer import maybe_deferred_to_future
-from twisted.internet.task import deferLater
-
-from benchmarks.report import Section, Table, all_of, at_most
+from benchmarks.shared.example_crawls import (
+    CONCURRENT_REQUESTS,
+    LIMIT_SECS,
+    PART,
+    PIPELINE_SECS,
+    TINY,
+    WHOLE,
+    ExampleSite,
+    Job,
+    Size,
+    job_that_ends,
+    served,
+)
+from benchmarks.shared.report import Section, Table, all_of, at_most
 from scrapy_bloom.queues.sqlite import read_counts
 
-ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = ROOT / "example_project"
-CONCURRENT_REQUESTS = 16
-LIMIT_SECS = 120.0  # that any single wait may take
-PIPELINE_SECS = 0.1
 SITE_SECS = 0.05
 AT_ONCE = 2
-
 OURS = {
     "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
     "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
@@ -54,252 +46,6 @@ SCRAPYS = {
 }
 # Asked for on every start.
 NOT_COUNTED = ("/", "/robots.txt")
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much of the example site there is."""
-
-    sections: int
-    articles: int  # in each section
-    list_pages: int  # in each section
-    tags: int
-
-
-WHOLE = Size(12, 240, 12, 60)
-PART = Size(1, 240, 12, 60)
-TINY = Size(1, 24, 2, 12)
-
-
-class ExampleSite:
-    """The example project's site, served by this process, which counts what it is asked for.
-
-    Args:
-        size: how much of it.
-        secs: before each answer.
-
-    Attributes:
-        hits: requests for each address, however its query is ordered, whatever the answer.
-        pages: how many different addresses answer with a page.
-        url: of the home page.
-    """
-
-    def __init__(self, size: Size, secs: float = 0.0) -> None:
-        module: Any = _site_module()
-        module.SECTIONS, module.ARTICLES = size.sections, size.articles
-        module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
-        self.pages: int = module.page_count()
-        self.hits: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        handler: Any = module._Handler  # noqa: SLF001 - the example's own, and read like a tutorial
-        answer: Callable[[Any], None] = handler.do_GET
-
-        def count_and_answer(request: Any) -> None:
-            with self._lock:
-                self.hits[address(request.path)] += 1
-            time.sleep(secs)
-            answer(request)
-
-        handler.do_GET = count_and_answer
-        self._server = _Server(("127.0.0.1", 0), handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
-
-    @property
-    def total(self) -> int:
-        """Requests so far."""
-        return self.hits.total()
-
-    def end(self) -> None:
-        """Serve no more."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A killed crawl drops its connections: no news."""
-
-
-def _site_module() -> ModuleType:
-    """The example's module, as new: each site has a size of its own."""
-    spec = importlib.util.spec_from_file_location("example_site", EXAMPLE / "example" / "site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def address(url: str) -> str:
-    """Path and sorted query, which make a page of this site."""
-    parts = urlsplit(url)
-    query = urlencode(sorted(parse_qsl(parts.query)))
-    return f"{parts.path}?{query}" if query else parts.path
-
-
-class Journal:
-    """In the crawl: notes responses, callbacks that ran to their end, and items.
-
-    It is a spider middleware and an item pipeline. Each line is one write, which no kill undoes.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "Journal":
-        """Build it, for the file of the setting."""
-        new = cls(crawler.settings["BENCHMARK_JOURNAL"])
-        crawler.signals.connect(new.response_downloaded, signals.response_downloaded)
-        return new
-
-    def response_downloaded(self, response: Response) -> None:
-        """Note that a response is there: its callback comes later."""
-        self.write("response", response.url)
-
-    async def process_spider_output(
-        self, response: Response, result: AsyncIterator[Any]
-    ) -> AsyncIterator[Any]:
-        """Note that a callback ran to its end."""
-        async for each in result:
-            yield each
-        self.write("page", response.url)
-
-    def process_item(self, item: Mapping[str, Any]) -> Any:
-        """Note an item."""
-        self.write("item", item["url"])
-        return item
-
-    def write(self, what: str, url: str) -> None:
-        """Append a line."""
-        os.write(self._file, f"{what} {address(url)}\n".encode())
-
-
-class SlowJournal(Journal):
-    """The same, but each item takes its time in the pipeline."""
-
-    async def process_item(self, item: Mapping[str, Any]) -> Any:
-        """Note an item, later."""
-        from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one
-
-        await maybe_deferred_to_future(deferLater(reactor, PIPELINE_SECS))
-        return super().process_item(item)
-
-
-class Job:
-    """A crawl of a site, in processes of their own, which can be started again and again."""
-
-    def __init__(
-        self, directory: Path, url: str, settings: Mapping[str, str], *, slow: bool = False
-    ) -> None:
-        directory.mkdir(parents=True)
-        self.job_dir = directory / "job"
-        self._log = directory / "log"
-        self._journal = directory / "journal"
-        self._journal.touch()
-        kind = f"{__name__}.{'SlowJournal' if slow else 'Journal'}"
-        merged = {
-            "JOBDIR": self.job_dir,
-            "CONCURRENT_REQUESTS": CONCURRENT_REQUESTS,
-            "BENCHMARK_JOURNAL": self._journal,
-            "SPIDER_MIDDLEWARES": json.dumps({f"{__name__}.Journal": 1}),
-            "ITEM_PIPELINES": json.dumps({kind: 1}),
-            **settings,
-        }
-        self._command = crawl_command(url, merged)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._run_begins_at = 0
-        self._journal_begins_at = 0
-
-    def start(self) -> None:
-        """Begin, or go on."""
-        with self._log.open("ab") as log:
-            self._run_begins_at = log.tell()
-            self._journal_begins_at = self._journal.stat().st_size
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=EXAMPLE,
-                env=crawl_environment(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def output(self) -> str:
-        """What the last run wrote."""
-        with self._log.open("rb") as log:
-            log.seek(self._run_begins_at)
-            return log.read().decode(errors="replace")
-
-    def journal(self) -> set[str]:
-        """What was noted in all runs."""
-        return set(self._journal.read_text().splitlines())
-
-    def responses(self) -> AbstractSet[str]:
-        """The addresses whose responses the last run had."""
-        noted = self._journal.read_text()[self._journal_begins_at :].splitlines()
-        return {each.partition(" ")[2] for each in noted if each.startswith("response ")}
-
-    def running(self) -> bool:
-        """Whether there is a process."""
-        return self._process is not None and self._process.poll() is None
-
-    def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition; False if the crawl ended before.
-
-        Raises:
-            TimeoutError: neither came about in time.
-        """
-        end = time.monotonic() + LIMIT_SECS
-        while not condition():
-            if not self.running():
-                return False
-            if time.monotonic() > end:
-                raise TimeoutError(self.output)
-            time.sleep(0.002)
-        return True
-
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def wait(self, quiet: Callable[[], object] = lambda: None, secs: float = LIMIT_SECS) -> int:
-        """Wait for the end; its exit status.
-
-        Args:
-            quiet: something that changes as the crawl goes on.
-            secs: without a change, after which the crawl is killed: its status is then -9.
-        """
-        assert self._process is not None
-        last, end = quiet(), time.monotonic() + secs
-        while self.running():
-            time.sleep(0.01)
-            if (now := quiet()) != last:
-                last, end = now, time.monotonic() + secs
-            if time.monotonic() > end:
-                self.end()
-        return self._process.wait()
-
-    def end(self) -> None:
-        """Kill it, if it runs."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
-def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
-    options = [part for name, value in settings.items() for part in ("-s", f"{name}={value}")]
-    return [sys.executable, "-m", "scrapy", "crawl", "docs", "-a", f"url={url}", *options]
-
-
-def crawl_environment() -> Mapping[str, str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @dataclass(frozen=True)
@@ -662,25 +408,6 @@ def _is_ready(database: Path) -> bool:
         return False
     with closing(sqlite3.connect(database)) as db:
         return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone())
-
-
-@contextmanager
-def served(size: Size, secs: float = 0.0) -> Iterator[ExampleSite]:
-    """A new site; ended on leaving."""
-    site = ExampleSite(size, secs)
-    try:
-        yield site
-    finally:
-        site.end()
-
-
-@contextmanager
-def job_that_ends(job: Job) -> Iterator[None]:
-    """Whatever happens, its process does not stay."""
-    try:
-        yield
-    finally:
-        job.end()
 
 
 class _signals_not_ignored:  # noqa: N801 - used like a function

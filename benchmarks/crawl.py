@@ -17,7 +17,7 @@ from scrapy.crawler import Crawler, CrawlerProcess
 from scrapy.http import HtmlResponse, Response
 from twisted.internet.defer import Deferred, succeed
 
-from benchmarks.report import Plot, Section, Table, at_least, quartiles
+from benchmarks.shared.report import Plot, Section, Table, at_least, quartiles
 
 SPEED = 0.98
 LESS_MB = 15.0

@@ -11,8 +11,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from benchmarks import contenders, peer_env, samples
-from benchmarks.contenders import (
+from benchmarks.shared import contenders, peer_env, samples
+from benchmarks.shared.contenders import (
     FILE,
     LIVE,
     MEMORY,
@@ -23,9 +23,9 @@ from benchmarks.contenders import (
     SQLITE,
     Contender,
 )
-from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
-from benchmarks.report import Check, Section, Table, at_most, quartiles
-from benchmarks.timing import timed
+from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
+from benchmarks.shared.report import Check, Section, Table, at_most, quartiles
+from benchmarks.shared.timing import timed
 
 ERROR_RATE = 1e-6
 FIRST_LIMIT, WARM_LIMIT = 1.0, 1.3

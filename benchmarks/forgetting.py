@@ -12,10 +12,10 @@ from typing import Any
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-from benchmarks import samples, servers
-from benchmarks.machine import in_fresh_process, resident_bytes
-from benchmarks.report import Section, Table, at_most, quartiles
-from benchmarks.timing import timed
+from benchmarks.shared import samples, servers
+from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.report import Section, Table, at_most, quartiles
+from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend

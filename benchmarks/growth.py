@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks import samples
-from benchmarks.report import Section, Table, all_of, at_most
+from benchmarks.shared import samples
+from benchmarks.shared.report import Section, Table, all_of, at_most
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
 
@@ -25,7 +25,7 @@ TIMEOUT_SECS = 300
 RECORDER = """
 import sys
 from pathlib import Path
-from benchmarks import samples
+from benchmarks.shared import samples
 from scrapy_bloom.files.backend import LocalBackend
 
 directory, expected, start, end = Path(sys.argv[1]), *map(int, sys.argv[2:])

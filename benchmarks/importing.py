@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import samples, servers
-from benchmarks.machine import in_fresh_process
-from benchmarks.report import Section, Table, at_most
+from benchmarks.shared import samples, servers
+from benchmarks.shared.machine import in_fresh_process
+from benchmarks.shared.report import Section, Table, at_most
 
 SECS_FOR_A_MILLION = 60.0
 MEMORY_MB = 100.0

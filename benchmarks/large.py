@@ -7,8 +7,8 @@ from time import perf_counter
 
 from bitarray import bitarray
 
-from benchmarks import samples
-from benchmarks.report import Section, Table, all_of
+from benchmarks.shared import samples
+from benchmarks.shared.report import Section, Table, all_of
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry

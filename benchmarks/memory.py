@@ -4,9 +4,9 @@ import gc
 import tempfile
 from pathlib import Path
 
-from benchmarks import samples
-from benchmarks.machine import in_fresh_process, resident_bytes
-from benchmarks.report import Section, Table, at_least
+from benchmarks.shared import samples
+from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.report import Section, Table, at_least
 from scrapy_bloom.files.backend import LocalBackend
 
 TIMES_LESS = 20

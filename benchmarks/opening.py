@@ -12,9 +12,9 @@ from scrapy import Request
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.request import fingerprint
 
-from benchmarks import samples
-from benchmarks.machine import in_fresh_process, resident_bytes
-from benchmarks.report import Section, Table, at_least, at_most, quartiles
+from benchmarks.shared import samples
+from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import BloomDupeFilter
 
 TIMES_FASTER = 100

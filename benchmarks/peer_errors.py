@@ -9,11 +9,11 @@ from typing import Any
 
 from bitarray import bitarray
 
-from benchmarks import contenders, peer_env, samples
-from benchmarks.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Contender
 from benchmarks.filters import UNUSED
-from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
-from benchmarks.report import Section, Table, at_most
+from benchmarks.shared import contenders, peer_env, samples
+from benchmarks.shared.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Contender
+from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
+from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.files.backend import LocalBackend
 
 ERROR_RATE = 1e-3

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks import contenders, peer_env, samples
-from benchmarks.contenders import FILE, LIVE, MEMORY, MMAP, RUST, SEEN, SQLITE
-from benchmarks.machine import in_fresh_process, resident_bytes
-from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
-from benchmarks.report import Plot, Section, Table
-from benchmarks.timing import timed
+from benchmarks.shared import contenders, peer_env, samples
+from benchmarks.shared.contenders import FILE, LIVE, MEMORY, MMAP, RUST, SEEN, SQLITE
+from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
+from benchmarks.shared.report import Plot, Section, Table
+from benchmarks.shared.timing import timed
 
 ERROR_RATE = 1e-6
 ALL = (FILE, MEMORY, MMAP, RUST, LIVE, SEEN, SQLITE)

@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import peer_env, samples, servers
-from benchmarks.report import Check, Section, Table, at_least, at_most, quartiles
-from benchmarks.servers import Server
-from benchmarks.timing import timed
+from benchmarks.shared import peer_env, samples, servers
+from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
+from benchmarks.shared.servers import Server
+from benchmarks.shared.timing import timed
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 

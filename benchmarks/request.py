@@ -10,9 +10,9 @@ from scrapy import Request
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.request import RequestFingerprinter
 
-from benchmarks import samples
-from benchmarks.report import Section, Table, at_least, at_most, quartiles
-from benchmarks.timing import timed
+from benchmarks.shared import samples
+from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
+from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 

@@ -32,8 +32,8 @@ from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider
 from scrapy.linkextractors import LinkExtractor
 
-from benchmarks.report import Section, Table, all_of, at_most
-from benchmarks.servers import free_port, programs
+from benchmarks.shared.report import Section, Table, all_of, at_most
+from benchmarks.shared.servers import free_port, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECS = 240.0  # that any single wait may take

@@ -18,7 +18,7 @@ from scrapy.crawler import CrawlerProcess
 from scrapy.exceptions import CloseSpider
 from twisted.internet.defer import Deferred
 
-from benchmarks.crashes import (
+from benchmarks.shared.example_crawls import (
     EXAMPLE,
     TINY,
     WHOLE,
@@ -28,8 +28,8 @@ from benchmarks.crashes import (
     crawl_environment,
     served,
 )
-from benchmarks.machine import in_fresh_process, resident_bytes
-from benchmarks.report import Section, Table, at_least, at_most, quartiles
+from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import CrashSafeScheduler
 
 SPEED = 0.85

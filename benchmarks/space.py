@@ -2,8 +2,8 @@
 
 from math import sqrt
 
-from benchmarks import samples
-from benchmarks.report import Section, Table, at_most
+from benchmarks.shared import samples
+from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom import BloomFilter
 from scrapy_bloom.filters.sizing import bits_per_element, choose_geometry
 

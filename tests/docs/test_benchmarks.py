@@ -23,7 +23,7 @@ def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
 SAVE_AGAIN = """
 import sys
 from pathlib import Path
-from benchmarks import results
+from benchmarks.shared import results
 from benchmarks.__main__ import BENCHMARKS
 for result in results.load(BENCHMARKS):
     results.save(result, Path(sys.argv[1]))

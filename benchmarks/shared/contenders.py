@@ -11,8 +11,8 @@ from typing import Any
 from scrapy import Request
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 
-from benchmarks import peer_env, samples
-from benchmarks.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
+from benchmarks.shared import peer_env, samples
+from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from scrapy_bloom import BloomDupeFilter, BloomFilter
 from scrapy_bloom.files.backend import LocalBackend
 

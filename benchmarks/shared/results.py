@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
-from benchmarks.report import (
+from benchmarks.shared import plots
+from benchmarks.shared.report import (
     Check,
     Plot,
     Section,
@@ -23,7 +23,7 @@ from benchmarks.report import (
     wrapped,
 )
 
-DIRECTORY = Path(__file__).resolve().parent / "results"
+DIRECTORY = Path(__file__).resolve().parent.parent / "results"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.report import Plot
+from benchmarks.shared.report import Plot
 from scrapy_bloom.analysis.pictures import INK, LIMIT, OTHER, OURS, THIRD, import_pyplot
 
 # Told apart without colours, too: each has its own marker and its own dashes.
