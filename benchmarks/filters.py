@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,15 +25,13 @@ from benchmarks.shared.contenders import (
 )
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from benchmarks.shared.report import Check, Section, Table, at_most, quartiles
-from benchmarks.shared.timing import timed
+from benchmarks.shared.timing import PASSES, Times, timed
 
 ERROR_RATE = 1e-6
 FIRST_LIMIT, WARM_LIMIT = 1.0, 1.3
-PASSES = ("new", "duplicate")
 ALL = (FILE, MEMORY, MMAP, RUST, RUST_HASH, LIVE, SET, SQLITE)
 # A whole request: ours, and the smallest dupefilter over the other.
 OUR_REQUEST, THEIR_REQUEST = "BloomDupeFilter", f"a dupefilter over {PYBLOOMFILTER}"
-UNUSED = 10**12  # fingerprints from that number on warm a filter up
 
 Given = Callable[[int, int], Iterable[Any]]  # fingerprints or URLs: from which number, how many
 
@@ -95,22 +93,6 @@ QUICK = Sizes(
     first_requests=(500, 1_000),
     cold=200,
 )
-
-
-@dataclass
-class Times:
-    """Microseconds for each fingerprint or request, of each round, by who and what."""
-
-    micros: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    def note(self, who: str, what: str, micros: float) -> None:
-        """One round."""
-        self.micros.setdefault((who, what), []).append(micros)
-
-    def ratios(self, who: str, base: str, what: str) -> list[float]:
-        """Of two of them, in each round."""
-        pairs = zip(self.micros[who, what], self.micros[base, what], strict=True)
-        return [one / other for one, other in pairs]
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
@@ -255,7 +237,7 @@ def _warm_filters(place: Path, names: Sequence[str], sizes: Sizes) -> Times:
 def _touch(made: Mapping[str, Contender], sizes: Sizes) -> None:
     for name in made.keys() - {SET, SQLITE}:
         record = made[name].fill or made[name].record
-        for fingerprint in samples.fingerprints(UNUSED, sizes.touching):
+        for fingerprint in samples.fingerprints(samples.UNUSED, sizes.touching):
             record(fingerprint)
 
 

@@ -3,18 +3,18 @@
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 from bitarray import bitarray
 
-from benchmarks.filters import UNUSED
 from benchmarks.shared import contenders, peer_env, samples
 from benchmarks.shared.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Contender
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.filters.sizing import classic_error_rate
 
 ERROR_RATE = 1e-3
 TIMES_OVER = 10
@@ -59,7 +59,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             rows.append(
                 (f"{REDIS_BLOOM}, BLOOMFILTER_BIT = {bit}", *_cells(found, sizes.slow_queries))
             )
-            theory = [_textbook(1 << bit, n * sizes.slow_capacity) for n in (1, TIMES_OVER)]
+            theory = [
+                classic_error_rate(1 << bit, HASHES, n * sizes.slow_capacity)
+                for n in (1, TIMES_OVER)
+            ]
             label = f"the textbook's for 2**{bit} bits and {HASHES} hashes"
             rows.append((label, *(f"{rate:.3g}" for rate in theory)))
     grown = rates[OURS][1]
@@ -138,7 +141,7 @@ def _measured(contender: Contender, capacity: int, queries: int) -> Sequence[flo
             continue
         done = count
         assert contender.has is not None
-        wrong = sum(map(contender.has, samples.fingerprints(UNUSED, queries)))
+        wrong = sum(map(contender.has, samples.fingerprints(samples.UNUSED, queries)))
         rates.append(wrong / queries)
     return rates
 
@@ -175,7 +178,3 @@ def _redis_bloom(bit: int) -> Contender:
         return True
 
     return Contender(record, True, lambda fingerprint: bool(bloom.exists(fingerprint.hex())))
-
-
-def _textbook(bits: int, count: int) -> float:
-    return float((1 - exp(-HASHES * count / bits)) ** HASHES)

@@ -14,12 +14,11 @@ from scrapy_redis.dupefilter import (  # type: ignore[import-untyped]
     RFPDupeFilter as RedisSetDupeFilter,
 )
 
-from benchmarks.filters import PASSES, Times
 from benchmarks.shared import contenders, peer_env, samples, servers
 from benchmarks.shared.contenders import LIVE, MMAP, RUST, SQLITE, Contender
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.shared.report import Section, Table, quartiles
-from benchmarks.shared.timing import timed
+from benchmarks.shared.timing import PASSES, Times, timed
 from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-6

@@ -33,7 +33,7 @@ from scrapy.exceptions import DontCloseSpider
 from scrapy.linkextractors import LinkExtractor
 
 from benchmarks.shared.report import Section, Table, all_of, at_most
-from benchmarks.shared.servers import free_port, programs
+from benchmarks.shared.servers import Server, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECS = 240.0  # that any single wait may take
@@ -147,59 +147,17 @@ class _Pages(BaseHTTPRequestHandler):
         pass
 
 
-class Server:
-    """A server of Redis or Valkey that can be killed and started again."""
+class Master(Server):
+    """A server that may have a replica."""
 
-    def __init__(self, program: Path, directory: Path, *options: str) -> None:
-        directory.mkdir(parents=True)
-        self.port = free_port()
-        self.directory = directory
-        self._command = [
-            *(os.fspath(program), "--port", str(self.port), "--bind", "127.0.0.1"),
-            *("--dir", os.fspath(directory), "--save", "", *options),
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
-        self.replica: Server | None = None
-        self.start()
+    replica: Server | None = None
 
-    def replicate(self) -> None:
+    def replicate(self, program: Path) -> None:
         """Start a replica, and wait until it has all that there is."""
-        self.replica = Server(
-            Path(self._command[0]),
-            self.directory.with_name("replica"),
-            *("--replicaof", f"127.0.0.1 {self.port}"),
-        )
+        place = self.directory.with_name("replica")
+        self.replica = Server(program, place, "--replicaof", f"127.0.0.1 {self.port}")
         with self.replica.client() as client:
             _wait_for(lambda: client.info("replication")["master_link_status"] == "up", "replica")
-
-    @property
-    def url(self) -> str:
-        """Of its database 0."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def client(self) -> Any:
-        """A connection, to be closed by the caller."""
-        return redis.Redis(port=self.port)
-
-    def start(self) -> None:
-        """Start, and wait until it answers."""
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        _wait_for(self._answers, f"the server in {self.directory}")
-
-    def _answers(self) -> bool:
-        try:
-            with self.client() as client:
-                return bool(client.ping())
-        except redis.RedisError:
-            return False
-
-    def kill(self) -> None:
-        """Kill it, but not its replica."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
 
 @dataclass(frozen=True)
@@ -216,38 +174,38 @@ class Way:
     """
 
     name: str
-    keep: Callable[[Server], None]
-    lose: Callable[[Server, float], None]
+    keep: Callable[[Master], None]
+    lose: Callable[[Master, float], None]
     secs: tuple[float, float] | None = None
     options: Sequence[str] = ()
     has_replica: bool = False
 
 
-def _keep_nothing(_: Server) -> None:
+def _keep_nothing(_: Master) -> None:
     pass
 
 
-def _restart(server: Server, pause: float) -> None:
+def _restart(server: Master, pause: float) -> None:
     server.kill()
     time.sleep(pause)
     server.start()
 
 
-def _flush(server: Server, _: float) -> None:
+def _flush(server: Master, _: float) -> None:
     with server.client() as client:
         client.flushall()
 
 
-def _save(server: Server) -> None:
+def _save(server: Master) -> None:
     with server.client() as client:
         client.save()
 
 
-def _copy(server: Server) -> None:
+def _copy(server: Master) -> None:
     shutil.copytree(server.directory, server.directory.with_name("copy"))
 
 
-def _restart_from_copy(server: Server, pause: float) -> None:
+def _restart_from_copy(server: Master, pause: float) -> None:
     server.kill()
     time.sleep(pause)
     shutil.rmtree(server.directory)
@@ -255,14 +213,14 @@ def _restart_from_copy(server: Server, pause: float) -> None:
     server.start()
 
 
-def _promote(server: Server) -> None:
+def _promote(server: Master) -> None:
     """What comes later is not passed on to the replica."""
     assert server.replica is not None
     with server.replica.client() as client:
         client.replicaof("NO", "ONE")
 
 
-def _take_over(server: Server, pause: float) -> None:
+def _take_over(server: Master, pause: float) -> None:
     """The replica gets the address of the master."""
     assert server.replica is not None
     server.kill()
@@ -329,10 +287,10 @@ def crawl(
         site = Site(pages)
         stack.callback(site.server_close)
         stack.callback(site.shutdown)
-        server = Server(program, directory / "server", *way.options)
+        server = Master(program, directory / "server", *way.options)
         stack.callback(server.kill)
         if way.has_replica:
-            server.replicate()
+            server.replicate(program)
             assert server.replica is not None
             stack.callback(server.replica.kill)
         processes = [_started(server, site, name, directory / f"{n}.log") for n in range(workers)]
@@ -360,7 +318,7 @@ def crawl(
         )
 
 
-def _started(server: Server, site: Site, name: str, log: Path) -> "subprocess.Popen[bytes]":
+def _started(server: Master, site: Site, name: str, log: Path) -> "subprocess.Popen[bytes]":
     settings: Mapping[str, object] = {
         "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
         "SCHEDULER_PERSIST": True,

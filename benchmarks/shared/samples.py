@@ -8,6 +8,7 @@ from typing import Any
 from scrapy.crawler import Crawler
 from scrapy.utils.test import get_crawler
 
+UNUSED = 10**12  # fingerprints from that number on are none of a crawl's
 _SECTIONS = ("books", "garden-and-outdoor", "kitchen", "music", "office-supplies", "toys")
 
 
