@@ -66,8 +66,9 @@ def _patient(argument: str | os.PathLike[str]) -> str:
     Otherwise it is told after half a second without an answer that the server is away.
     """
     text = os.fspath(argument)
-    is_server = re.fullmatch(r"redis://127\.0\.0\.1:\d+/\d+", text)
-    return f"{text}?socket_timeout=30" if is_server else text
+    if not re.fullmatch(r"redis://127\.0\.0\.1:\d+(/\d+)?(\?\S*)?", text):
+        return text
+    return f"{text}{'&' if '?' in text else '?'}socket_timeout=30"
 
 
 def at_a_terminal(
