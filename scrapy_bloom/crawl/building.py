@@ -9,9 +9,10 @@ from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
-from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl
 from scrapy_bloom.crawl.leftover import Leftover, outlives_the_run
 from scrapy_bloom.crawl.outcomes.results import Outcomes
+from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.redis.connection.url import without_secrets

@@ -12,14 +12,15 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.building import build
-from scrapy_bloom.crawl.engine import Outlets, fail_at_the_start
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
 from scrapy_bloom.crawl.outcomes.endings import Endings, Watch
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from scrapy_bloom.crawl.outcomes.trail import KEY
+from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.telemetry.figures import Figures
+from scrapy_bloom.crawl.telemetry.outlets import Outlets
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.crawl.unconfirmed import Unconfirmed
 from scrapy_bloom.exceptions import SettingError, StorageError

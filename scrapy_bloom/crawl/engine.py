@@ -1,23 +1,27 @@
-"""Access to Scrapy's engine, across the versions of Scrapy."""
+"""Scrapy's engine, across the versions of Scrapy: nothing else touches what is inside of it.
+
+No signal of Scrapy says how a request ended, nor when all that it led to is stored: a download that
+failed for good ends silently in an errback, or in a line of the log, and so does a response that
+HttpErrorMiddleware has refused. But all that is not retried or redirected goes through three
+methods of the scraper, and what replaces a request comes out of the downloader's `fetch`. These are
+public methods of public attributes of the engine, in all versions from 2.13 on. So they are hooked,
+in this crawl only. Middlewares would see the same, but would have to be put into the settings of
+each project, and could not tell when the item pipelines are done.
+"""
 
 import asyncio
-import contextlib
-import functools
-import logging
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import scrapy
-from scrapy import signals
+from scrapy import Request, signals
 from scrapy.crawler import Crawler
-from scrapy.statscollectors import StatsCollector
 from scrapy.utils.defer import deferred_from_coro
 from scrapy.utils.reactor import is_reactor_installed
-from twisted.logger import globalLogBeginner
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 
-from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.exceptions import SettingError
 
 try:
     from scrapy.utils.asyncio import create_looping_call
@@ -25,21 +29,6 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
     from twisted.internet import task
 
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
-
-
-@dataclass(frozen=True)
-class Outlets:
-    """Ways by which the parts of a filter reach their crawl: its stats, its log and its end.
-
-    Attributes:
-        stats: the crawler's.
-        extra: for the log records.
-        close_spider: closes the spider with the reason given.
-    """
-
-    stats: StatsCollector
-    extra: Mapping[str, Any]
-    close_spider: Callable[[str], None]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -53,32 +42,136 @@ def command_without_crawl(crawler: Crawler) -> str | None:
     module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
     if module == "scrapy.commands":
         return command
+    return "shell" if _engine(crawler) is not None and not crawler.crawling else None
+
+
+def _engine(crawler: Crawler) -> Any:
+    """Return a crawler's engine, None if there is none yet."""
     try:
-        engine = crawler.engine
-    except RuntimeError:  # Scrapy 2.19: not there yet
+        return crawler.engine
+    except RuntimeError:  # Scrapy 2.19
         return None
-    return "shell" if engine is not None and not crawler.crawling else None
 
 
-def wrap_methods(
-    part: Any, wrappers: Mapping[str, Callable[..., Any]], feature: str, way_out: str
-) -> None:
-    """Have functions called in place of methods of the scraper or downloader of one crawl.
+class _Hook:
+    """Stands in for a method of one crawl's scraper or downloader, and tells its listeners."""
 
-    Each is called with the method, and then the method's arguments.
+    def __init__(self, method: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
+        self.method = method
+        self.listeners: list[Callable[..., Any]] = []
+        self._wrapper = wrapper
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._wrapper(self, *args, **options)
+
+
+def _scrape(hook: _Hook, result: Any, request: Request, *args: Any) -> Any:
+    ends = [listener(request, result) for listener in hook.listeners]
+    scraped = hook.method(result, request, *args)
+    for end in ends:
+        scraped.addBoth(_passed_on, end)
+    return scraped
+
+
+def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
+    end(result)
+    return result
+
+
+async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
+    if isinstance(result, Failure):  # of the download, or of a spider middleware's input
+        _tell_of_error(hook, request, result.value)
+    # Errors are seen here, too: a spider middleware may swallow them.
+    try:
+        output = await hook.method(result, request)
+    except Exception as error:
+        _tell_of_error(hook, request, error)
+        raise
+    watch = _watched_async if hasattr(output, "__aiter__") else _watched
+    return watch(hook, output, request)
+
+
+def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
+    try:
+        yield from output
+    except Exception as error:
+        _tell_of_error(hook, request, error)
+        raise
+
+
+async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
+    try:
+        async for each in output:
+            yield each
+    except Exception as error:
+        _tell_of_error(hook, request, error)
+        raise
+
+
+def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
+    _tell_of_error(hook, request, failure.value)
+    hook.method(failure, request, *args)
+
+
+def _tell_of_error(hook: _Hook, request: Request, error: BaseException | None) -> None:
+    for listener in hook.listeners:
+        listener(request, error)
+
+
+def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
+    fetched = hook.method(request, *args)
+    if isinstance(fetched, Deferred):
+        for listener in hook.listeners:
+            listener(request, fetched)
+    return fetched
+
+
+_HOOKS: Mapping[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {
+    "scraping": ("scraper", {"enqueue_scrape": _scrape}),
+    "error": (
+        "scraper",
+        {"call_spider_async": _call_spider, "handle_spider_error": _spider_error},
+    ),
+    "fetching": ("downloader", {"fetch": _fetch}),
+}
+
+
+def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
+    """Have functions told what becomes of the requests of one crawl. They must not raise.
+
+    Args:
+        engine: the crawler's, before the first request.
+        feature: what does not work without, for the message.
+        way_out: what to do then.
+        **listeners: any of these.
+            scraping(request, result): a response or failure is about to be handled. Returns a
+                function that is called, with a Failure or anything else, when the output of the
+                callback or errback is consumed, and the items have passed the pipelines.
+            error(request, error): an exception is on its way to the errback, or came out of the
+                callback or errback; perhaps more than once.
+            fetching(request, fetched): the downloader was given a request. The Deferred fires with
+                a response, or with a request that is scheduled in its place (a retry, a redirect).
 
     Raises:
-        SettingError: this version of Scrapy works in another way. It says which feature does not
-            work then, and the way out.
+        SettingError: this version of Scrapy works in another way.
     """
-    if missing := [name for name in wrappers if not hasattr(part, name)]:
-        raise SettingError(
-            f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
-            f"{type(part).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or "
-            f"{way_out}"
-        )
-    for name, wrapper in wrappers.items():
-        setattr(part, name, functools.partial(wrapper, getattr(part, name)))
+    wanted = [(name, *_HOOKS[name]) for name in listeners]
+    for _, part_name, wrappers in wanted:
+        part = getattr(engine, part_name)
+        if missing := [method for method in wrappers if not hasattr(part, method)]:
+            raise SettingError(
+                f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
+                f"{type(part).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or "
+                f"{way_out}"
+            )
+    for name, part_name, wrappers in wanted:
+        part = getattr(engine, part_name)
+        for method, wrapper in wrappers.items():
+            hook = getattr(part, method)
+            if not isinstance(hook, _Hook):
+                hook = _Hook(hook, wrapper)
+                setattr(part, method, hook)
+            hook.listeners.append(listeners[name])
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
@@ -90,15 +183,48 @@ def close_spider_soon(crawler: Crawler, reason: str) -> None:
     """
 
     def close() -> None:
-        engine = crawler.engine
-        if engine is None or crawler.spider is None or engine.spider is None:
+        if not is_open(crawler):
             return
+        engine: Any = crawler.engine
         if hasattr(engine, "close_spider_async"):
             deferred_from_coro(engine.close_spider_async(reason=reason))
         else:  # Scrapy 2.13
             engine.close_spider(crawler.spider, reason)
 
     call_soon(close)
+
+
+def take_spider_away(crawler: Crawler) -> None:
+    """Let a crawl that cannot begin end without its spider, whose closing would fail.
+
+    Older Scrapy ends with exit status 0 unless the crawler has none.
+    """
+    crawler.spider = None
+    if (engine := _engine(crawler)) is not None:
+        engine.spider = None
+
+
+def is_open(crawler: Crawler) -> bool:
+    """Return whether a crawl has a spider that can be given requests, or closed."""
+    engine = crawler.engine
+    return engine is not None and crawler.spider is not None and engine.spider is not None
+
+
+def schedule(crawler: Crawler, requests: Iterable[Request]) -> None:
+    """Give requests to the scheduler."""
+    for request in requests:
+        crawler.engine.crawl(request)
+
+
+def slots(crawler: Crawler) -> tuple[Callable[[Request], str], Callable[[str], int]]:
+    """Return functions: the downloader's slot of a request, and how many downloads a slot has."""
+    downloader: Any = crawler.engine.downloader
+    running = downloader.slots
+
+    def active(slot: str) -> int:
+        return len(running[slot].active) if slot in running else 0
+
+    return downloader.get_slot_key, active
 
 
 def call_soon(function: Callable[[], object]) -> None:
@@ -109,62 +235,6 @@ def call_soon(function: Callable[[], object]) -> None:
         cast("Any", reactor).callLater(0, function)
     else:
         asyncio.get_running_loop().call_soon(function)
-
-
-def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:
-    """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
-
-    Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
-    The event loop would log a traceback of what is said here in one line.
-
-    Args:
-        crawler: the crawler that is being built.
-        error: what is wrong, in one line.
-        logger: the logger of the component that cannot be built.
-
-    Raises:
-        BloomError: the error.
-    """
-    logger.error("%s", error, extra={"spider": crawler.spider})
-    if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
-    # Older Scrapy ends with exit status 0 unless the crawler has no spider.
-    crawler.spider = None
-    with contextlib.suppress(RuntimeError):  # Scrapy 2.19: no engine yet
-        if crawler.engine is not None:
-            crawler.engine.spider = None
-    error.is_logged = True
-    _log_only_news()
-    raise error.with_traceback(None) from None
-
-
-@functools.cache
-def _log_only_news() -> None:
-    """Keep the event loops of this process from logging an error again that `is_logged`."""
-    for name in ("asyncio", "twisted"):
-        logging.getLogger(name).addFilter(_OnlyNews())
-    # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
-    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
-
-
-class _OnlyNews(logging.Filter):
-    """Drops what says no more than the error that was logged at the start."""
-
-    _headline: logging.LogRecord | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        headline, self._headline = self._headline, None
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, BloomError) and error.is_logged:
-            return False
-        message = record.getMessage()
-        if message.startswith("Unhandled error in Deferred"):
-            self._headline = record  # of the next record: dropped or logged with it
-            return False
-        if headline is not None:
-            logging.getLogger(headline.name).callHandlers(headline)
-        # What an engine leaves that was built and never started.
-        return not message.startswith("Unclosed client session")
 
 
 class Ticker:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from scrapy_bloom.crawl.engine import Outlets
+from scrapy_bloom.crawl.telemetry.outlets import Outlets
 from scrapy_bloom.settings.settings import BloomSettings
 
 logger = logging.getLogger(__name__)

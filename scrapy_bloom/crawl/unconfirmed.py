@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scrapy import Request, signals
 from scrapy.exceptions import DontCloseSpider
 
-from scrapy_bloom.crawl.engine import call_soon
+from scrapy_bloom.crawl.engine import call_soon, is_open, schedule
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.exceptions import StorageError
 
@@ -92,16 +92,14 @@ class Unconfirmed:
     def _schedule(self) -> bool:
         """Give them to the scheduler, which asks the filter again; whether there were any."""
         requests, self._to_schedule = self._to_schedule, []
-        engine = self._crawler.engine
-        if not requests or engine is None or engine.spider is None:
+        if not requests or not is_open(self._crawler):
             return False
         logger.info(
             "%d requests from just before the server was lost or replaced are scheduled again",
             len(requests),
             extra=self._extra,
         )
-        for request in requests:
-            engine.crawl(request)
+        schedule(self._crawler, requests)
         return True
 
     def _confirm_when_idle(self) -> None:

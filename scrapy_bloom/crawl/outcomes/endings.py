@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from scrapy import Request
 
 from scrapy_bloom.crawl.backends import Backend
-from scrapy_bloom.crawl.engine import Outlets
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from scrapy_bloom.crawl.outcomes.results import Outcome
 from scrapy_bloom.crawl.outcomes.trail import extend_trail, trail_of
 from scrapy_bloom.crawl.record_crawled import RecordCrawled
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.telemetry.figures import Figures
+from scrapy_bloom.crawl.telemetry.outlets import Outlets
 
 logger = logging.getLogger(__name__)
 

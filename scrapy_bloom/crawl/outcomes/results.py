@@ -1,16 +1,9 @@
-"""Outcomes of a crawl's requests: crawled without an error, failed for good, or otherwise.
+"""Outcomes of a crawl's requests: crawled without an error, failed for good, or otherwise."""
 
-No signal of Scrapy says so: a download that failed for good ends silently in an errback, or in a
-line of the log, and so does a response that HttpErrorMiddleware has refused. But all that is not
-retried or redirected goes through three methods of Scrapy's scraper, in all versions from 2.13 on.
-So these are wrapped, in the scraper of this crawl only. Middlewares would see the same, but would
-have to be put into the settings of each project, and could not tell when the item pipelines are
-done.
-"""
-
-from collections.abc import AsyncIterator, Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from scrapy import Request, signals
@@ -19,7 +12,7 @@ from scrapy.exceptions import CloseSpider, IgnoreRequest, StopDownload
 from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
-from scrapy_bloom.crawl.engine import wrap_methods
+from scrapy_bloom.crawl.engine import listen
 from scrapy_bloom.crawl.outcomes.trail import KEY
 
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
@@ -80,67 +73,26 @@ class Outcomes:
         self._ended = ended
         self._done_statuses = done_statuses
         self._under_way: dict[int, _Handling] = {}
-        assert crawler.engine is not None
-        wrap_methods(
-            crawler.engine.scraper,
-            {
-                "enqueue_scrape": self._handle,
-                "call_spider_async": self._called,
-                "handle_spider_error": self._spider_error,
-            },
+        listen(
+            crawler.engine,
             "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
             "do without these settings",
+            scraping=self._scraping,
+            error=self._error,
         )
         crawler.signals.connect(self._item_error, signals.item_error)
         crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
-    def _handle(
-        self, enqueue_scrape: Callable[..., Any], result: Any, request: Request, *args: Any
-    ) -> Any:
+    def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         handling = self._under_way[id(request)] = _Handling(request, result)
-        return enqueue_scrape(result, request, *args).addBoth(self._handled, handling)
+        return partial(self._scraped, handling)
 
-    def _handled(self, result: Any, handling: _Handling) -> Any:
+    def _scraped(self, handling: _Handling, result: Any) -> None:
         self._under_way.pop(id(handling.request), None)
         if isinstance(result, Failure):  # a bug, of which Scrapy tells
             handling.outcome = Outcome.FAILED
         if not handling.again:
             self._ended(handling.request, handling.outcome)
-        return result
-
-    async def _called(self, call_spider: Callable[..., Any], result: Any, request: Request) -> Any:
-        if isinstance(result, Failure):  # of the download, or of a spider middleware's input
-            self._error(request, result.value)
-        # Errors are seen here, too: a spider middleware may swallow them.
-        try:
-            output = await call_spider(result, request)
-        except Exception as error:
-            self._error(request, error)
-            raise
-        if hasattr(output, "__aiter__"):
-            return self._watched_async(output, request)
-        return self._watched(output, request)
-
-    def _watched(self, output: Any, request: Request) -> Iterator[Any]:
-        try:
-            yield from output
-        except Exception as error:
-            self._error(request, error)
-            raise
-
-    async def _watched_async(self, output: Any, request: Request) -> AsyncIterator[Any]:
-        try:
-            async for each in output:
-                yield each
-        except Exception as error:
-            self._error(request, error)
-            raise
-
-    def _spider_error(
-        self, handle: Callable[..., None], failure: Failure, request: Request, *args: Any
-    ) -> None:
-        self._error(request, failure.value)
-        handle(failure, request, *args)
 
     def _error(self, request: Request, error: BaseException | None) -> None:
         handling = self._under_way.get(id(request))

@@ -2,10 +2,7 @@
 
 A request is done when its callback's or errback's output has been consumed and its items have
 passed the pipelines, or when a downloader middleware has put another one in its place (a retry, a
-redirect) and that one is scheduled. No signal of Scrapy says so. But all that is not replaced goes
-through the scraper's `enqueue_scrape`, whose Deferred fires at that very moment; and what replaces
-a request comes out of the downloader's `fetch`, and is scheduled next. Both are public methods of
-public attributes of the engine, in all versions from 2.13 on, and are wrapped in this crawl alone.
+redirect) and that one is scheduled.
 """
 
 import asyncio
@@ -16,7 +13,7 @@ from scrapy import Request
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from scrapy_bloom.crawl.engine import call_soon, wrap_methods
+from scrapy_bloom.crawl.engine import call_soon, listen
 
 
 class InFlight:
@@ -36,33 +33,30 @@ class InFlight:
         self._rows: dict[int, tuple[Request, int]] = {}
         self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
-        unusable = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
-        wrap_methods(engine.scraper, {"enqueue_scrape": self._scraped}, *unusable)
-        wrap_methods(engine.downloader, {"fetch": self._fetched}, *unusable)
+        listen(
+            engine,
+            "CrashSafeScheduler does not work",
+            "use Scrapy's own scheduler",
+            scraping=self._scraping,
+            fetching=self._fetching,
+        )
 
     def add(self, request: Request, row: int) -> None:
         """Note that a request was taken."""
         self._rows[id(request)] = (request, row)
         self._not_fetched.add(id(request))
 
-    def _scraped(
-        self, enqueue_scrape: Callable[..., Any], result: Any, request: Request, *args: Any
-    ) -> Any:
-        ended = enqueue_scrape(result, request, *args)
+    def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop is ended, and with it what is being downloaded: nothing has failed.
             self._rows.pop(id(request), None)
-            return ended
-        return ended.addBoth(self._ended, request)
+        return lambda _: self._ended(request)
 
-    def _fetched(self, fetch: Callable[..., Any], request: Request, *args: Any) -> Any:
-        fetched = fetch(request, *args)
+    def _fetching(self, request: Request, fetched: Deferred[Any]) -> None:
         # A callback may fetch its own request once more: that is not this one's end.
         if id(request) in self._not_fetched:
             self._not_fetched.discard(id(request))
-            if isinstance(fetched, Deferred):
-                fetched.addCallback(self._perhaps_replaced, request)
-        return fetched
+            fetched.addCallback(self._perhaps_replaced, request)
 
     def _perhaps_replaced(self, result: Any, request: Request) -> Any:
         if isinstance(result, Request):
@@ -77,11 +71,10 @@ class InFlight:
     def settle(self) -> None:
         """End what was replaced: the other requests are scheduled by now."""
         while self._replaced:
-            self._ended(None, self._replaced.pop())
+            self._ended(self._replaced.pop())
 
-    def _ended(self, result: Any, request: Request) -> Any:
+    def _ended(self, request: Request) -> None:
         self._not_fetched.discard(id(request))
         _, row = self._rows.pop(id(request), (None, None))
         if row is not None:
             self._done(row)
-        return result

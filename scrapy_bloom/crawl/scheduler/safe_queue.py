@@ -16,7 +16,7 @@ from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
-from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.engine import close_spider_soon, slots
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.job import paths as jobdir
@@ -100,14 +100,11 @@ class SafeQueue:
             self._most_in_flight = _FEW_IN_FLIGHT
         if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
             self._most_in_flight *= 2
-        engine: Any = crawler.engine
-        self._active: Callable[[str], int] = lambda _: 0
         self._slot_of: Callable[[Request], str] = lambda _: ""
+        self._active: Callable[[str], int] = lambda _: 0
         if by_slot:
-            slots = engine.downloader.slots
-            self._active = lambda slot: len(slots[slot].active) if slot in slots else 0
-            self._slot_of = engine.downloader.get_slot_key
-        self._in_flight = InFlight(engine, self._done)
+            self._slot_of, self._active = slots(crawler)
+        self._in_flight = InFlight(crawler.engine, self._done)
         path = jobdir.database_path(job)
         self._lock = lock_file(Path(f"{path}.lock"), path, "JOBDIR")
         try:

@@ -16,8 +16,9 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.engine import command_without_crawl
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
+from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from scrapy_bloom.crawl.engine import Outlets
+from scrapy_bloom.crawl.telemetry.outlets import Outlets
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from scrapy_bloom.crawl.backends import Backend
-from scrapy_bloom.crawl.engine import Outlets, Ticker
+from scrapy_bloom.crawl.engine import Ticker
 from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
 from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.telemetry.outlets import Outlets
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.status import FilterStatus
 
