@@ -10,8 +10,8 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
 from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl
-from scrapy_bloom.crawl.leftover import Leftover, outlives_the_run
-from scrapy_bloom.crawl.outcomes.results import Outcomes
+from scrapy_bloom.crawl.outcomes.observer import OutcomeObserver
+from scrapy_bloom.crawl.queue_fate import QueueFate
 from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError
@@ -35,7 +35,7 @@ def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = Fal
     assert fingerprinter is not None
     assert crawler.stats is not None
     extra = {"spider": crawler.spider}
-    leftover, this_run, queue = Leftover.NOTHING, ThisRun(), ""
+    queue, this_run = QueueFate(), ThisRun()
     try:
         settings = BloomSettings.from_settings(crawler.settings)
         job = job_dir(crawler.settings)
@@ -45,11 +45,11 @@ def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = Fal
         else:
             settings.warn_of_unused(extra=extra)
             if queue_is_shared:
-                queue = without_secrets(url_of_queue(crawler.settings)[0])
+                queue = QueueFate(shared_at=without_secrets(url_of_queue(crawler.settings)[0]))
             else:
-                leftover = Leftover.of(settings, job)
+                queue = QueueFate.of(settings, job)
                 this_run = ThisRun(
-                    start_requests=outlives_the_run(settings) and not job,
+                    start_requests=settings.outlives_the_run and not job,
                     window=settings.window_secs,
                     from_start=settings.backend == "redis" and not settings.redis_mirror,
                     extra=extra,
@@ -68,10 +68,9 @@ def build(cls: type[_Filter], crawler: "Crawler", *, queue_is_shared: bool = Fal
             fingerprinter,
             stats=crawler.stats,
             settings=settings,
-            leftover=leftover,
-            this_run=this_run,
             queue=queue,
-            watch=partial(Outcomes, crawler, done_statuses=settings.done_statuses),
+            this_run=this_run,
+            watch=partial(OutcomeObserver, crawler, done_statuses=settings.done_statuses),
             close_spider=partial(close_spider_soon, crawler),
             debug=crawler.settings.getbool("DUPEFILTER_DEBUG"),
             spider=crawler.spider,

@@ -13,16 +13,13 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.building import build
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.leftover import Leftover, log_end, log_risk, log_that_all_was_seen
-from scrapy_bloom.crawl.outcomes.endings import Endings, Watch
-from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
+from scrapy_bloom.crawl.lost_by_server import IsSeen, LostByServer
+from scrapy_bloom.crawl.outcomes.actions import OutcomeActions, Watch
 from scrapy_bloom.crawl.outcomes.trail import KEY
+from scrapy_bloom.crawl.queue_fate import QueueFate
 from scrapy_bloom.crawl.start_errors import fail_at_the_start
-from scrapy_bloom.crawl.telemetry.failures import Failures
-from scrapy_bloom.crawl.telemetry.figures import Figures
-from scrapy_bloom.crawl.telemetry.outlets import Outlets
+from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.crawl.unconfirmed import Unconfirmed
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import size_text
@@ -48,11 +45,9 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprinter: the crawler's request fingerprinter.
         stats: the crawler's stats, for the bloom/* and dupefilter/* values.
         settings: the BLOOM_* settings.
-        leftover: what is left behind by a crawl that ends early.
+        queue: what becomes of the crawl's queue.
         this_run: what is filtered within this run only.
-        queue: the URL of the server of a queue that is in Redis, too, without secrets: that queue
-            is not lost, and others may have what is seen here.
-        watch: has a function called at the end of each request: see `Outcomes`.
+        watch: has a function called at the end of each request: see `OutcomeObserver`.
         close_spider: closes the spider with the reason given.
         debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
         spider: the spider, for the log records.
@@ -65,9 +60,8 @@ class BloomDupeFilter(BaseDupeFilter):
         *,
         stats: "StatsCollector",
         settings: BloomSettings | None = None,
-        leftover: Leftover = Leftover.NOTHING,
+        queue: QueueFate = QueueFate(),  # noqa: B008 - it cannot be changed
         this_run: ThisRun | None = None,
-        queue: str = "",
         watch: Watch = lambda _: None,
         close_spider: Callable[[str], None] = lambda _: None,
         debug: bool = False,
@@ -78,25 +72,25 @@ class BloomDupeFilter(BaseDupeFilter):
         self.debug = debug
         self._fingerprint = fingerprint_function(fingerprinter)
         self._add = backend.add
-        self._outlets = outlets = Outlets(stats, {"spider": spider}, close_spider)
-        self._leftover = leftover
-        self._this_run = this_run or ThisRun()
         self._queue = queue
+        self._this_run = this_run or ThisRun()
+        self._telemetry = Telemetry(
+            backend,
+            settings,
+            self._this_run,
+            stats=stats,
+            extra={"spider": spider},
+            close_spider=close_spider,
+            fingerprinter=global_object_name(type(fingerprinter)),
+        )
+        self._actions = OutcomeActions(
+            backend, self._telemetry, watch, forget_failed=settings.forget_failed
+        )
+        self._may_be_over = settings.forget_failed or self._this_run.has_window
+        self._decide: IsSeen = self._is_seen
         self._any_passed = False
         self._logged_duplicate = False
         self._closed = False
-        self._failures = Failures(
-            settings.redis_on_outage, global_object_name(type(fingerprinter)), outlets
-        )
-        forgetting = Forgetting(backend.forget, backend.ended) if settings.forget_failed else None
-        self._figures = Figures(
-            backend, self._this_run, forgetting, self._failures, outlets, on_full=settings.on_full
-        )
-        self._endings = Endings(
-            backend, forgetting, self._figures, self._failures, outlets, watch=watch
-        )
-        self._may_be_over = settings.forget_failed or self._this_run.has_window
-        self._unconfirmed: Unconfirmed | None = None
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -135,12 +129,11 @@ class BloomDupeFilter(BaseDupeFilter):
     def _connect(self, crawler: "Crawler", *, is_crawl: bool) -> None:
         """Do what the filter needs a crawler for, and open the backend; raises BloomError."""
         if is_crawl:
-            self._figures.log_regularly(crawler)
+            self._telemetry.log_regularly(crawler)
         self.backend.open()
-        if self._queue:
-            self._unconfirmed = Unconfirmed(
-                crawler, cast("RedisBackend", self.backend), self._failures, self._outlets.extra
-            )
+        if self._queue.shared_at:
+            lost = LostByServer(crawler, cast("RedisBackend", self.backend), self._telemetry)
+            self._decide = lost.watched(self._is_seen)
         if idle := getattr(self.backend, "idle", None):
             crawler.signals.connect(idle, signals.spider_idle)
 
@@ -152,23 +145,13 @@ class BloomDupeFilter(BaseDupeFilter):
         """
         if clear := getattr(self.backend, "clear", None):  # not without a crawl
             clear()
-            logger.info("The Bloom filter in Redis was cleared", extra=self._outlets.extra)
+            logger.info("The Bloom filter in Redis was cleared", extra=self._telemetry.extra)
 
     def open(self) -> None:
         """Begin the crawl: note that the filter is in use, and say what it is."""
         self.backend.begin()
-        status = self.backend.status()
-        logger.info(
-            "Bloom filter in %s: %s requests at error rate %g, %s; %s already recorded",
-            status.location,
-            f"{status.capacity:,}",
-            status.error_rate,
-            size_text(status.nbytes),
-            f"{status.count:,}",
-            extra=self._outlets.extra,
-        )
-        log_risk(self._leftover, self._queue, status.location, self._outlets.extra)
-        self._figures.show()
+        self._queue.log_risk(self._telemetry.log_opened(), self._telemetry)
+        self._telemetry.show()
 
     def request_seen(
         self, request: Request, *, before_recording: Callable[[], bool] | None = None
@@ -191,21 +174,21 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            is_seen = self._is_seen(request, fingerprint, before_recording)
-            if self._unconfirmed is not None:
-                self._unconfirmed.add(request, fingerprint, is_seen=is_seen)
-            if is_seen:
+            if self._decide(request, fingerprint, before_recording):
                 return True
             self._any_passed = True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
-            self._failures.add(request, error)
-            if isinstance(fingerprint, bytes):
-                with contextlib.suppress(Exception):  # a server may have recorded it all the same
-                    self._endings.extend_trail(request, fingerprint)
-            else:
-                any_worked = self._any_passed or self._figures.filtered > 0
-                self._failures.add_unfingerprinted(any_worked=any_worked)
+            self._log_failure(request, fingerprint, error)
         return False
+
+    def _log_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
+        self._telemetry.failed(request, error)
+        if isinstance(fingerprint, bytes):
+            with contextlib.suppress(Exception):  # a server may have recorded it all the same
+                self._actions.extend_trail(request, fingerprint)
+        else:
+            any_worked = self._any_passed or self._telemetry.filtered > 0
+            self._telemetry.failed_to_fingerprint(any_worked=any_worked)
 
     def _is_seen(
         self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
@@ -220,20 +203,20 @@ class BloomDupeFilter(BaseDupeFilter):
         if "bloom_record" in meta and not meta["bloom_record"]:
             return is_filtered and (asks or fingerprint in self.backend)
         if before_recording is not None and fingerprint not in self.backend:
-            self._endings.extend_trail(request, fingerprint)  # it goes into the queue, too
+            self._actions.extend_trail(request, fingerprint)  # it goes into the queue, too
             if not before_recording():
                 return True
         if self._add(fingerprint):
-            self._endings.was_new()
+            self._actions.was_new()
         elif is_filtered:
             return KEY not in meta or self._filtered(request, fingerprint)
         this_run.scheduled(fingerprint)
-        self._endings.extend_trail(request, fingerprint)
+        self._actions.extend_trail(request, fingerprint)
         return False
 
     def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
         """Check that this run shall not schedule a request again, whatever the filter says."""
-        if self._endings.is_dead(fingerprint):
+        if self._actions.is_dead(fingerprint):
             return True
         this_run = self._this_run
         return (
@@ -247,7 +230,7 @@ class BloomDupeFilter(BaseDupeFilter):
         """Filter a request, unless it asks for the opposite; True if it is."""
         if not request.meta.get("bloom_filter", True):
             return False
-        self._endings.filtered(request, fingerprint)
+        self._actions.filtered(request, fingerprint)
         return True
 
     def close(self, reason: str) -> None:
@@ -256,29 +239,15 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._closed = True
         is_finished = reason == "finished"
-        all_seen = is_finished and not (self._any_passed or self._failures.count or self._queue)
-        self._endings.close(is_finished=is_finished)
+        any_new = self._any_passed or self._telemetry.failures or self._queue.shared_at
+        self._actions.close(is_finished=is_finished)
         try:
             self.backend.close()
         except StorageError as error:
-            self._failures.add_at_the_close(error)
-        added, status = self._figures.added, self._figures.close()
-        drops = status.expected_false_drops
-        self._outlets.stats.set_value("bloom/expected_false_drops", drops)
-        logger.info(
-            "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
-            "error rate now %.2g, expected false drops %.2g",
-            f"{added:,}",
-            f"{status.count:,}",
-            100 * status.fill_ratio,
-            status.error_rate_now,
-            drops,
-            extra=self._outlets.extra,
-        )
-        if all_seen:
-            log_that_all_was_seen(self._figures.filtered, status.location, self._outlets)
+            self._telemetry.failed_at_the_close(error)
+        location = self._telemetry.close(all_seen=is_finished and not any_new)
         if not is_finished:
-            log_end(self._leftover, reason, status.location, self._outlets, recorded=added)
+            self._queue.log_early_end(reason, location, self._telemetry)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
@@ -296,5 +265,5 @@ class BloomDupeFilter(BaseDupeFilter):
                 extra={"spider": spider},
             )
             self._logged_duplicate = True
-        self._figures.filtered += 1
-        self._outlets.stats.inc_value("dupefilter/filtered")
+        self._telemetry.filtered += 1
+        self._telemetry.stats.inc_value("dupefilter/filtered")

@@ -242,6 +242,13 @@ class BloomSettings:
                 "BLOOM_DIR to a directory that they share"
             )
 
+    @property
+    def outlives_the_run(self) -> bool:
+        """Whether a crawl's filter is there for later ones, wherever its queue is."""
+        if self.backend == "redis":
+            return not self.redis_flush
+        return self.dir is not None
+
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
         """Return the directory of the filter's files.
 

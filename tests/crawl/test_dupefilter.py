@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from scrapy.utils.test import get_crawler
 
 import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
-from scrapy_bloom.crawl.outcomes.results import Outcome
+from scrapy_bloom.crawl.outcomes.observer import Outcome
 
 pytestmark = pytest.mark.usefixtures("reactor")
 
@@ -352,8 +351,7 @@ def test_a_refusal_is_told_of_also_after_another_failure(
 
 
 def close_into(closed: list[str], scheduler: Scheduler) -> None:
-    fullness = scheduler.df._figures._fullness
-    fullness._outlets = replace(fullness._outlets, close_spider=closed.append)
+    scheduler.df._telemetry.close_spider = closed.append
 
 
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
@@ -372,12 +370,12 @@ def test_only_crawled_requests_make_a_filter_full(
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
         for page in pages[:40]:
-            scheduler.df._endings.ended(page, Outcome.CRAWLED)
+            scheduler.df._actions.ended(page, Outcome.CRAWLED)
         for page in pages[40:60]:
-            scheduler.df._endings.ended(page, Outcome.FAILED)
+            scheduler.df._actions.ended(page, Outcome.FAILED)
         assert not closed
         for page in pages[60:80]:
-            scheduler.df._endings.ended(page, Outcome.CRAWLED)
+            scheduler.df._actions.ended(page, Outcome.CRAWLED)
         assert closed == ["bloom_full"]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
@@ -404,7 +402,7 @@ def test_the_error_rate_is_that_of_both_filters(
     with opened(**settings) as scheduler:
         for request in requests(range(2000)):
             if scheduler.enqueue_request(request):
-                scheduler.df._endings.ended(request, Outcome.CRAWLED)
+                scheduler.df._actions.ended(request, Outcome.CRAWLED)
         status = scheduler.df.backend.status()
         assert status.error_rate == pytest.approx(0.1)
         new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]

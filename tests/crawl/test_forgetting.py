@@ -12,7 +12,7 @@ from cli import bloom
 from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl
 from example.site import ARTICLES, SECTIONS, _Handler, status_of
 from scrapy_bloom import StorageError
-from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
+from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
 from sites import FailingExample, ScriptedSite
 
 SHOP_SPIDER = SUPPORT / "shop_spider.py"
@@ -225,7 +225,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
             raise StorageError
         recorded.difference_update(fingerprints)
 
-    forgetting = Forgetting(forget, lambda _: None)
+    forgetting = ForgetFailed(forget, lambda _: None)
     away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"0", b"1"])
@@ -245,7 +245,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
 
 def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     forgotten: list[bytes] = []
-    forgetting = Forgetting(forgotten.extend, lambda _: None)
+    forgetting = ForgetFailed(forgotten.extend, lambda _: None)
     forgetting.followed(b"fails", [b"a"])
     forgetting.followed(b"a", [b"of a"])
     forgetting.followed(b"works", [b"b"])
@@ -309,7 +309,7 @@ def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path:
 
 def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:
     forgotten: list[bytes] = []
-    forgetting = Forgetting(forgotten.extend, lambda _: None)
+    forgetting = ForgetFailed(forgotten.extend, lambda _: None)
     names = [b"%d" % number for number in range(100_100)]
     for name in names:
         forgetting.followed(b"queued " + name, [name])

@@ -18,7 +18,7 @@ import workspace
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter
-from scrapy_bloom.crawl.telemetry import failures, figures
+from scrapy_bloom.crawl.telemetry import failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
@@ -392,8 +392,9 @@ def test_the_stats_are_those_of_the_filter() -> None:
     page = (ROOT / "docs/stats.md").read_text()
     table = page[page.index("## Stats") : page.index("## Lines in the log")]
     documented = set(re.findall(r"^\| `(bloom/[\w/]+)`", table, re.MULTILINE))
-    set_there = set(re.findall(r'^ +\("(\w+)", ', Path(figures.__file__).read_text(), re.MULTILINE))
-    for module in (dupefilter, failures):
+    source = Path(telemetry.__file__).read_text()
+    set_there = set(re.findall(r'^ +\("(\w+)", ', source, re.MULTILINE))
+    for module in (dupefilter, failures, telemetry):
         set_there |= set(re.findall(r'"bloom/(\w+)"', Path(module.__file__).read_text()))
     backend = Path(redis_backend.__file__).read_text()
     set_there |= set(re.findall(r'^ +"(redis/\w+)": ', backend, re.MULTILINE))

@@ -5,7 +5,7 @@ replaced by a downloader middleware, and been retried after that. Scrapy copies 
 made of a request, and into its disk queue, and so the trail goes along.
 
 Spiders copy it, too, to the requests that they make of a response. Those are told apart when they
-are scheduled: see `scrapy_bloom.crawl.outcomes.results`.
+are scheduled: see `scrapy_bloom.crawl.outcomes.observer`.
 """
 
 from scrapy import Request

@@ -1,8 +1,11 @@
 """Telling that the filter failed: each outage, and the first of all else; all are counted."""
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from scrapy_bloom.crawl.telemetry.outlets import Outlets
+from scrapy.statscollectors import StatsCollector
+
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -15,24 +18,36 @@ _HOPELESS = 100
 class Failures:
     """Counts the failures of one crawl's filter, and tells of them.
 
+    Args:
+        stats: the crawler's.
+        extra: for the log records.
+        close_spider: closes the spider with the reason given.
+        on_outage: BLOOM_REDIS_ON_OUTAGE.
+        fingerprinter: import path of the class that makes the fingerprints.
+
     Attributes:
-        count: how many there were.
+        failures: how many there were.
     """
 
     def __init__(
         self,
+        stats: StatsCollector,
+        extra: Mapping[str, Any],
+        close_spider: Callable[[str], None],
+        *,
         on_outage: str,
         fingerprinter: str,
-        outlets: Outlets,
     ) -> None:
-        self.count = 0
+        self.stats = stats
+        self.extra = extra
+        self.close_spider = close_spider
+        self.failures = 0
         self._on_outage = on_outage
         self._fingerprinter = fingerprinter
-        self._outlets = outlets
         self._told: set[object] = set()  # kinds of failures
         self._unfingerprinted = 0
 
-    def add(
+    def failed(
         self,
         what: object,
         error: Exception,
@@ -45,8 +60,8 @@ class Failures:
             error: how it failed.
             consequence: what becomes of that now.
         """
-        self.count += 1
-        self.show()
+        self.failures += 1
+        self.show_errors()
         if (kind := _kind(error)) in self._told:
             return
         self._told.add(kind)
@@ -56,31 +71,24 @@ class Failures:
             # Redis would refuse the next request, too; and unfiltered, links back would never end.
             self._give_up(error, "that is put right")
         else:
+            is_ours = isinstance(error, BloomError)
             logger.error(
                 "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
                 "logged%s",
                 what,
                 consequence,
-                f". It was: {error}" if isinstance(error, BloomError) else "",
-                exc_info=None if isinstance(error, BloomError) else error,
-                extra=self._outlets.extra,
+                f". It was: {error}" if is_ours else "",
+                exc_info=None if is_ours else error,
+                extra=self.extra,
             )
 
-    def show(self, others: int = 0) -> None:
-        """Bring bloom/errors up to date.
+    def show_errors(self, others: int = 0) -> None:
+        """Bring bloom/errors up to date, with the errors that were counted elsewhere."""
+        if errors := self.failures + others:
+            self.stats.max_value("bloom/errors", errors)
 
-        Args:
-            others: errors that were counted elsewhere.
-        """
-        if errors := self.count + others:
-            self._outlets.stats.max_value("bloom/errors", errors)
-
-    def add_unfingerprinted(self, *, any_worked: bool) -> None:
-        """Count a failure as the fingerprinter's; if that always fails, give up.
-
-        Args:
-            any_worked: whether it has made a fingerprint in this crawl.
-        """
+    def failed_to_fingerprint(self, *, any_worked: bool) -> None:
+        """Note that the last failure was the fingerprinter's; give up if it has never worked."""
         self._unfingerprinted += 1
         if self._unfingerprinted != _HOPELESS or any_worked:
             return
@@ -90,15 +98,15 @@ class Failures:
             "and start the crawl again",
             self._fingerprinter,
             _HOPELESS,
-            extra=self._outlets.extra,
+            extra=self.extra,
         )
-        self._outlets.close_spider("bloom_no_fingerprints")
+        self.close_spider("bloom_no_fingerprints")
 
-    def add_at_the_close(self, error: StorageError) -> None:
+    def failed_at_the_close(self, error: StorageError) -> None:
         """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
-        self.count += 1
+        self.failures += 1
         if (kind := _kind(error)) is None or kind not in self._told:
-            logger.error("%s", error, extra=self._outlets.extra)
+            logger.error("%s", error, extra=self.extra)
 
     def _give_up(self, error: StorageError, when: str) -> None:
         if self._on_outage == "close":
@@ -106,10 +114,10 @@ class Failures:
                 "The spider is closed, and what is still under way is crawled unfiltered; start "
                 f"the crawl again when {when}"
             )
-            self._outlets.close_spider("bloom_outage")
+            self.close_spider("bloom_outage")
         else:
             what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
-        logger.error("%s. %s", error, what, extra=self._outlets.extra)
+        logger.error("%s. %s", error, what, extra=self.extra)
 
 
 def _kind(error: Exception) -> object:

@@ -50,7 +50,7 @@ class _Handling:
     again: bool = False
 
 
-class Outcomes:
+class OutcomeObserver:
     """Watches a crawl, and tells how each request ended.
 
     Args:

@@ -1,4 +1,4 @@
-"""Ends of requests: forgetting what failed, recording what was crawled."""
+"""What is done at the end of each request: what failed is forgotten, what was crawled recorded."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,27 +6,25 @@ from collections.abc import Callable, Sequence
 from scrapy import Request
 
 from scrapy_bloom.crawl.backends import Backend
-from scrapy_bloom.crawl.outcomes.forgetting import Forgetting
-from scrapy_bloom.crawl.outcomes.results import Outcome
+from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
+from scrapy_bloom.crawl.outcomes.observer import Outcome
 from scrapy_bloom.crawl.outcomes.trail import extend_trail, trail_of
 from scrapy_bloom.crawl.record_crawled import RecordCrawled
-from scrapy_bloom.crawl.telemetry.failures import Failures
-from scrapy_bloom.crawl.telemetry.figures import Figures
-from scrapy_bloom.crawl.telemetry.outlets import Outlets
+from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
 Watch = Callable[[Callable[[Request, Outcome], None]], object]
 
 
-class Endings:
+class OutcomeActions:
     """Follows the requests of a crawl to their end, where anything is to be done there.
 
     BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask for it, and so do forgotten requests that are
     crawled again in a run whose queue dies with it.
 
     If the backend is a `RecordCrawled`, what was crawled is recorded in it. `watch` has a function
-    called at the end of each request: see `Outcomes`.
+    called at the end of each request: see `OutcomeObserver`.
 
     Attributes:
         is_dead: tells whether a request has failed so often that this run shall not crawl it again.
@@ -34,30 +32,19 @@ class Endings:
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        forgetting: Forgetting | None,
-        figures: Figures,
-        failures: Failures,
-        outlets: Outlets,
-        *,
-        watch: Watch,
+        self, backend: Backend, telemetry: Telemetry, watch: Watch, *, forget_failed: bool
     ) -> None:
         self._backend = backend
-        self._forgetting = forgetting
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
-        self._settle = backend.ended if forgetting is None else forgetting.ended
-        self._figures = figures
-        self._failures = failures
-        self._extra = outlets.extra
+        self._telemetry = telemetry
         self._watch = watch
         self._is_watching = False
+        self._failed = ForgetFailed(self._forget, backend.ended) if forget_failed else None
+        self._settle = self._failed.ended if self._failed else backend.ended
         # Not methods: they are asked with each request.
-        self.is_dead: Callable[[bytes], bool] = (
-            forgetting.is_dead if forgetting else lambda _: False
-        )
-        self.was_new = figures.count_added if self._recorder is None else lambda: None
-        if forgetting is not None or self._recorder is not None:
+        self.is_dead = self._failed.is_dead if self._failed else lambda _: False
+        self.was_new = telemetry.count_added if self._recorder is None else lambda: None
+        if forget_failed or self._recorder is not None:
             self._begin()
 
     def _begin(self) -> None:
@@ -82,10 +69,10 @@ class Endings:
         redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
-        if self._forgetting is not None:
-            self._forgetting.followed(fingerprint, redirected)
+        if self._failed:
+            self._failed.followed(fingerprint, redirected)
         else:
-            self._backend.ended(redirected)
+            self._settle(redirected)
         if self._recorder is not None and fingerprint in self._recorder.stored:
             self._record(redirected)
 
@@ -97,39 +84,41 @@ class Endings:
                 self._record(fingerprints)
             if outcome is not Outcome.FAILED:
                 self._settle(fingerprints)
-            elif self._forgetting is not None:
-                self._forgetting.failed(fingerprints)
+            elif self._failed:
+                self._failed.failed(fingerprints)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-            self._failures.add(request, error, "what is recorded of it could not be changed")
+            self._telemetry.failed(request, error, "what is recorded of it could not be changed")
 
     def close(self, *, is_finished: bool) -> None:
         """Do what is left to do, and tell what could not be done.
 
         Args:
-            is_finished: see `Forgetting.close`.
+            is_finished: see `ForgetFailed.close`.
         """
-        if self._forgetting is not None and (
-            number := self._forgetting.close(is_finished=is_finished)
-        ):
-            self._failures.count += 1
+        if self._failed and (number := self._failed.close(is_finished=is_finished)):
+            self._telemetry.failures += 1
             logger.error(
                 "%s failed requests could not be forgotten, since the filter is out of reach: they "
                 "look seen, and later runs will not crawl them",
                 f"{number:,}",
-                extra=self._extra,
+                extra=self._telemetry.extra,
             )
         if self._recorder is not None:
             logger.info(
                 "%s of %s new requests were crawled without an error, and are recorded. The others "
                 "are crawled by the next run that finds a link to them: list pages should be "
                 'requested with meta={"bloom_filter": "run"}',
-                f"{self._figures.added:,}",
+                f"{self._telemetry.added:,}",
                 f"{self._recorder.scheduled:,}",
-                extra=self._extra,
+                extra=self._telemetry.extra,
             )
+
+    def _forget(self, fingerprints: Sequence[bytes]) -> None:
+        self._backend.forget(fingerprints)
+        self._telemetry.count_forgotten(len(fingerprints))
 
     def _record(self, fingerprints: Sequence[bytes]) -> None:
         if self._recorder is not None:
             for fingerprint in fingerprints:
                 if self._recorder.record(fingerprint):
-                    self._figures.count_added()
+                    self._telemetry.count_added()

@@ -12,7 +12,7 @@ _MOST_WAITING = 100_000  # requests that wait for the end of the one they were r
 _RECENT = 500_000  # ends that are remembered, at least
 
 
-class Forgetting:
+class ForgetFailed:
     """Forgets failed requests, so that a later link to them is crawled again.
 
     A page that fails each time would be crawled in a loop. So one that has been forgotten three

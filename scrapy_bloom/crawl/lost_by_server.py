@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from scrapy import Request, signals
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+IsSeen = Callable[..., bool]  # of a request, its fingerprint, and others
+
 _KEPT = 500  # new requests, until there are newer ones
 # Of those that the filter still has: where exactly the server was cut off is not known.
 _MAY_MISS = 5
 
 
-class Unconfirmed:
+class LostByServer:
     """Schedules such requests again, if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
@@ -37,29 +39,30 @@ class Unconfirmed:
     Args:
         crawler: with a queue in Redis.
         backend: the filter in the same server.
-        failures: is told if the server cannot be asked.
-        extra: for the log records.
+        telemetry: is told if the server cannot be asked.
     """
 
-    def __init__(
-        self,
-        crawler: "Crawler",
-        backend: "RedisBackend",
-        failures: Failures,
-        extra: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, crawler: "Crawler", backend: "RedisBackend", telemetry: Failures) -> None:
         self._crawler = crawler
         self._backend = backend
-        self._failures = failures
-        self._extra = extra
+        self._telemetry = telemetry
         self._voided = backend.voided
         self._filtered: list[Request] = []  # the backend asks the server before there are many
         self._to_schedule: list[Request] = []
         self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT)
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
-    def add(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
-        """Note what the filter has just said of a request."""
+    def watched(self, is_seen: IsSeen) -> IsSeen:
+        """Return a function that takes note of what the filter says of each request."""
+
+        def watched(request: Request, fingerprint: bytes, *args: Any) -> bool:
+            seen = is_seen(request, fingerprint, *args)
+            self._add(request, fingerprint, is_seen=seen)
+            return seen
+
+        return watched
+
+    def _add(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
         if self._backend.voided != self._voided:
             self._take_void()
             if self._to_schedule:
@@ -97,7 +100,7 @@ class Unconfirmed:
         logger.info(
             "%d requests from just before the server was lost or replaced are scheduled again",
             len(requests),
-            extra=self._extra,
+            extra=self._telemetry.extra,
         )
         schedule(self._crawler, requests)
         return True
@@ -107,7 +110,7 @@ class Unconfirmed:
             try:
                 self._backend.confirm()
             except Exception as error:  # noqa: BLE001 - the spider must end all the same
-                self._failures.add(
+                self._telemetry.failed(
                     "requests that its mirror took for seen", error, "they are not crawled"
                 )
             if self._backend.voided != self._voided:

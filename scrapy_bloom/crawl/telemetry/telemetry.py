@@ -1,0 +1,227 @@
+"""All that a crawl tells of its filter: the bloom/* stats, lines in the log, failures."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from scrapy.crawler import Crawler
+from scrapy.statscollectors import StatsCollector
+
+from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.crawl.engine import Ticker
+from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.this_run import ThisRun
+from scrapy_bloom.generations.status import FilterStatus, size_text
+from scrapy_bloom.settings.settings import BloomSettings
+
+logger = logging.getLogger(__name__)
+
+# Stats are brought up to date every so many new requests: often enough to watch a crawl, and
+# too seldom to cost anything.
+_STATS_EVERY = 1000
+
+
+class Telemetry(Failures):
+    """Counts what becomes of a run's requests, and shows it with the figures of the filter.
+
+    Attributes:
+        added: requests recorded.
+        filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
+        forgotten: how many times a request was forgotten; None without BLOOM_FORGET_FAILED.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        settings: BloomSettings,
+        this_run: ThisRun,
+        *,
+        stats: StatsCollector,
+        extra: Mapping[str, Any],
+        close_spider: Callable[[str], None],
+        fingerprinter: str,
+    ) -> None:
+        super().__init__(
+            stats,
+            extra,
+            close_spider,
+            on_outage=settings.redis_on_outage,
+            fingerprinter=fingerprinter,
+        )
+        self.added = self.filtered = 0
+        self.forgotten = 0 if settings.forget_failed else None
+        self._backend = backend
+        self._this_run = this_run
+        self._on_full = settings.on_full
+        # Soon, but not now: no spider can be closed before it runs.
+        self._look_at = _STATS_EVERY if self._on_full == "grow" else 1
+        self._full_number = 0  # of the generation that was last told to be full
+        self._full_at = 1.0  # at this load of it, tell again; infinite: never
+        self._logged = (0, 0, self.forgotten)
+        self._ticker: Ticker | None = None
+
+    def log_regularly(self, crawler: Crawler) -> None:
+        """Log a line every LOGSTATS_INTERVAL, if there is anything new."""
+        secs = 0.0
+        with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
+            secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
+        if secs > 0:
+            self._ticker = Ticker(crawler, secs, self._log)
+
+    def log_opened(self) -> str:
+        """Log what the filter is, and return where."""
+        status = self._backend.status()
+        logger.info(
+            "Bloom filter in %s: %s requests at error rate %g, %s; %s already recorded",
+            status.location,
+            f"{status.capacity:,}",
+            status.error_rate,
+            size_text(status.nbytes),
+            f"{status.count:,}",
+            extra=self.extra,
+        )
+        return status.location
+
+    def count_added(self) -> None:
+        """Count a recorded request; every now and then, update the stats, and look if it is full.
+
+        Raises:
+            StorageError: the filter is out of reach.
+        """
+        self.added += 1
+        if self.added >= self._look_at:
+            self._look()
+
+    def count_forgotten(self, number: int) -> None:
+        """Count requests that were forgotten."""
+        self.forgotten = (self.forgotten or 0) + number
+
+    def show(self) -> FilterStatus:
+        """Bring the stats up to date; return the figures of the filter now."""
+        status = self._backend.status()
+        if in_memory := self._this_run.generations():
+            status = replace(status, volatile=[*status.volatile, *in_memory])
+        for name, value in (
+            ("added", self.added),
+            ("count", status.count),
+            ("capacity", status.capacity),
+            ("fill_ratio", status.fill_ratio),
+            ("error_rate", status.error_rate_now),
+            ("bytes", status.nbytes),
+            ("generations", len(status.generations)),
+            ("forgotten", self.forgotten),
+            ("expired", status.expired or None),
+            *status.more.items(),
+        ):
+            if value is not None:
+                self.stats.set_value(f"bloom/{name}", value)
+        self.show_errors(status.errors)
+        return status
+
+    def close(self, *, all_seen: bool) -> str:
+        """Show and log the last figures of a closed filter.
+
+        Args:
+            all_seen: the run has finished, and nothing has passed the filter.
+
+        Returns:
+            Where the filter is.
+        """
+        status = self.show()
+        self._logged = self._counts()  # no regular line any more
+        self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
+        logger.info(
+            "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
+            "error rate now %.2g, expected false drops %.2g",
+            f"{self.added:,}",
+            f"{status.count:,}",
+            100 * status.fill_ratio,
+            status.error_rate_now,
+            status.expected_false_drops,
+            extra=self.extra,
+        )
+        if all_seen and self.filtered:
+            # If no start page that is never filtered was crawled either, somebody should know.
+            was_idle = not self.stats.get_value("scheduler/dequeued", 0)
+            logger.log(
+                logging.WARNING if was_idle else logging.INFO,
+                "Nothing new was crawled: each of the %s requests that came to the filter was "
+                "recorded in %s before. Pages that lead to new ones are crawled once in each run "
+                'with meta={"bloom_filter": "run"}; to crawl pages again after some time, set '
+                "BLOOM_WINDOW_SECS; to start over, use another JOBDIR, BLOOM_DIR or "
+                "BLOOM_REDIS_KEY, or `scrapy bloom reset`",
+                f"{self.filtered:,}",
+                status.location,
+                extra=self.extra,
+            )
+        return status.location
+
+    def _log(self) -> None:
+        counts = added, filtered, forgotten = self._counts()
+        if counts == self._logged:
+            return
+        try:
+            status = self._look()
+            logger.info(
+                "Bloom filter: %s requests recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
+                "of the bits set, error rate now %.2g",
+                f"{added:,}",
+                f"{added - self._logged[0]:+,}",
+                f"{status.count:,}",
+                "" if forgotten is None else f"{forgotten:,} forgotten, ",
+                f"{filtered:,}",
+                f"{filtered - self._logged[1]:+,}",
+                100 * status.fill_ratio,
+                status.error_rate_now,
+                extra=self.extra,
+            )
+            self._logged = counts
+        except Exception as error:  # noqa: BLE001 - it would never be called again
+            self.failed("its figures", error, "they are left out of the log")
+
+    def _counts(self) -> tuple[int, int, int | None]:
+        return self.added, self.filtered, self.forgotten
+
+    def _look(self) -> FilterStatus:
+        """Update the stats, tell if the filter is full, and say when to look again."""
+        status = self.show()
+        ahead: float = _STATS_EVERY
+        if self._on_full != "grow":
+            newest = status.generations[-1]
+            if newest.number != self._full_number and self._full_at < math.inf:
+                self._full_number, self._full_at = newest.number, 1.0
+            if status.load >= self._full_at:
+                self._warn_overfull(status)
+            # An eighth of the room: other crawlers may fill it, too.
+            room = (self._full_at * newest.capacity - newest.count) / 8
+            ahead = min(ahead, max(1.0, room))
+        self._look_at = self.added + math.ceil(ahead)
+        return status
+
+    def _warn_overfull(self, status: FilterStatus) -> None:
+        """Warn at the capacity, and at each doubling of it; or close the spider."""
+        while self._full_at <= status.load:
+            self._full_at *= 2
+        if self._on_full == "close":
+            self._full_at = math.inf  # what is under way may still add to it: say this once
+            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
+            self.close_spider("bloom_full")
+        else:
+            what = (
+                "It rises with each further request, so that more and more new pages are taken "
+                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
+                "start the crawl again"
+            )
+        logger.warning(
+            "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
+            "(asked for: %g). %s",
+            f"{status.count:,}",
+            f"{status.capacity:,}",
+            status.error_rate_now,
+            status.error_rate,
+            what,
+            extra=self.extra,
+        )
