@@ -1,147 +1,23 @@
 """The BLOOM_* settings: read, checked and explained in one place."""
 
 import logging
-import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from scrapy.settings import BaseSettings
 
-from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+from scrapy_bloom.settings import checks
 from scrapy_bloom.settings.scrapy_redis import checked_url, url_of_queue
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "BLOOM_"
-_MAX_SECONDS = 10**9
-_PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
-
-_Check = Callable[[str, Any], Any]  # name and value of a setting; raises a SettingError
 
 
-def _number(
-    kind: type[int | float],
-    allowed: str,
-    is_allowed: Callable[[float], bool],
-    read: Callable[[str], float] = amounts.number,
-) -> _Check:
-    def check(name: str, value: Any) -> int | float:
-        number = read(value) if isinstance(value, str) else value
-        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if not is_number or not is_allowed(number):
-            raise _error(name, value, allowed)
-        return kind(number)
-
-    return check
-
-
-_whole_number = _number(
-    int,
-    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
-    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
-)
-_rate = _number(
-    float,
-    f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
-    lambda number: MIN_ERROR_RATE <= number < 1,
-)
-_seconds = _number(
-    float,
-    f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
-    "switches it off",
-    lambda number: 0 <= number <= _MAX_SECONDS,
-    amounts.seconds,
-)
-
-
-def _choice(*choices: str) -> _Check:
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise _error(name, value, "one of " + ", ".join(f'"{choice}"' for choice in choices))
-        return value
-
-    return check
-
-
-def _directory(name: str, value: Any) -> str:
-    allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise _error(name, value, allowed)
-    if "://" in path:  # of a server, perhaps with a password
-        raise SettingError(
-            f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
-            'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
-        )
-    _check_template(name, path, allowed)
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:  # a lone surrogate: no file system takes it
-        raise _error(name, value, allowed) from None
-    return path
-
-
-def _check_template(name: str, value: str, allowed: str) -> None:
-    """Check that nothing but the spider's name is to be put in."""
-    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
-        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
-
-
-def _flag(name: str, value: Any) -> bool:
-    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
-    if text in {"true", "1", "false", "0"}:
-        return text in {"true", "1"}
-    raise _error(name, value, "True or False")
-
-
-def _statuses(name: str, value: Any) -> frozenset[int]:
-    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
-    if isinstance(value, str):
-        value = [each for each in value.split(",") if each.strip()]
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise _error(name, value, allowed)
-    statuses = {int(each) if isinstance(each, str) else each for each in value}
-    if not all(type(each) is int and 100 <= each <= 999 for each in statuses):
-        raise _error(name, value, allowed)
-    return frozenset(statuses)
-
-
-def _redis_key(name: str, value: Any) -> str:
-    allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
-    if not isinstance(value, str) or not value or "{" in value or "}" in value:
-        # Braces would put all keys on one node of a Cluster.
-        raise _error(name, value, allowed)
-    _check_template(name, value, allowed)
-    return value
-
-
-def _service(name: str, value: Any) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise _error(name, value, "the name of the service that a Sentinel watches")
-
-
-def _salt(name: str, value: Any) -> bytes:
-    try:
-        salt = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        salt = b""
-    if len(salt) != SALT_BYTES:
-        # The value is a secret: whoever knows it can craft colliding URLs.
-        raise SettingError(
-            f"{name} is not valid (its value is kept out of the log): allowed are "
-            f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
-        )
-    return salt
-
-
-def _setting(default: Any, check: _Check, *, is_secret: bool = False) -> Any:
+def _setting(default: Any, check: checks.Check, *, is_secret: bool = False) -> Any:
     return field(default=default, repr=not is_secret, metadata={"check": check})
 
 
@@ -156,27 +32,27 @@ class BloomSettings:
         redis_params: options of redis-py beside that URL, from scrapy-redis's REDIS_PARAMS.
     """
 
-    expected_requests: int = _setting(1_000_000, _whole_number)
-    error_rate: float = _setting(1e-9, _rate)
-    backend: str = _setting("local", _choice("local", "redis"))
-    dir: str | None = _setting(None, _directory)
-    on_full: str = _setting("grow", _choice("grow", "warn", "close"))
-    window_secs: float = _setting(0.0, _seconds)
-    forget_failed: bool = _setting(False, _flag)
-    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), _statuses)
-    record_on: str = _setting("scheduled", _choice("scheduled", "crawled"))
-    on_unclean_shutdown: str = _setting("auto", _choice("auto", "keep", "reset", "stop"))
-    sync_secs: float = _setting(30.0, _seconds)
-    salt: bytes | None = _setting(None, _salt, is_secret=True)
+    expected_requests: int = _setting(1_000_000, checks.whole_number)
+    error_rate: float = _setting(1e-9, checks.rate)
+    backend: str = _setting("local", checks.choice("local", "redis"))
+    dir: str | None = _setting(None, checks.directory)
+    on_full: str = _setting("grow", checks.choice("grow", "warn", "close"))
+    window_secs: float = _setting(0.0, checks.seconds)
+    forget_failed: bool = _setting(False, checks.flag)
+    done_statuses: frozenset[int] = _setting(frozenset({404, 410}), checks.statuses)
+    record_on: str = _setting("scheduled", checks.choice("scheduled", "crawled"))
+    on_unclean_shutdown: str = _setting("auto", checks.choice("auto", "keep", "reset", "stop"))
+    sync_secs: float = _setting(30.0, checks.seconds)
+    salt: bytes | None = _setting(None, checks.salt, is_secret=True)
     redis_url: str | None = _setting(None, checked_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    redis_cluster: bool = _setting(False, _flag)
-    redis_sentinel: str | None = _setting(None, _service)
-    redis_key: str = _setting("%(spider)s:bloom", _redis_key)
-    redis_deadline_secs: float = _setting(30.0, _seconds)
-    redis_on_outage: str = _setting("close", _choice("close", "pass"))
-    redis_mirror: bool = _setting(True, _flag)
-    redis_flush: bool = _setting(False, _flag)
+    redis_cluster: bool = _setting(False, checks.flag)
+    redis_sentinel: str | None = _setting(None, checks.service)
+    redis_key: str = _setting("%(spider)s:bloom", checks.redis_key)
+    redis_deadline_secs: float = _setting(30.0, checks.seconds)
+    redis_on_outage: str = _setting("close", checks.choice("close", "pass"))
+    redis_mirror: bool = _setting(True, checks.flag)
+    redis_flush: bool = _setting(False, checks.flag)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -269,8 +145,9 @@ class BloomSettings:
                 return Path(path).expanduser().absolute()
             except RuntimeError:
                 raise SettingError(
-                    f"BLOOM_DIR is {_shown(path)}, and there is no such home directory; allowed is "
-                    'the path of a directory: write "./~..." for one whose name begins with "~"'
+                    f"BLOOM_DIR is {checks.shown(path)}, and there is no such home directory; "
+                    'allowed is the path of a directory: write "./~..." for one whose name begins '
+                    'with "~"'
                 ) from None
         return Path(job_dir, "bloom").absolute() if job_dir else None
 
@@ -302,20 +179,6 @@ def _checked(name: str, value: Any) -> Any:
             f"{name} is of type {type(value).__name__} and cannot be read "
             f"({type(error).__name__}); allowed is a plain value, as docs/settings.md says"
         ) from None
-
-
-def _error(name: str, value: Any, allowed: str) -> SettingError:
-    return SettingError(f"{name} is {_shown(value)}; allowed is {allowed}")
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
-        text = f"an object of type {type(value).__name__}"
-    text = text if len(text) <= 100 else text[:97] + "..."
-    # One line, whatever a repr() of somebody's own looks like.
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _unknown(name: str) -> str:

@@ -1,0 +1,155 @@
+"""Checks of the values of settings: each gives the value as it is used, or an error in one line."""
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from scrapy_bloom import text as amounts
+from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+
+_MAX_SECONDS = 10**9
+_PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
+
+Check = Callable[[str, Any], Any]  # name and value of a setting; raises a SettingError
+
+
+def _number(
+    kind: type[int | float],
+    allowed: str,
+    is_allowed: Callable[[float], bool],
+    read: Callable[[str], float] = amounts.number,
+) -> Check:
+    def check(name: str, value: Any) -> int | float:
+        number = read(value) if isinstance(value, str) else value
+        is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not is_number or not is_allowed(number):
+            raise _error(name, value, allowed)
+        return kind(number)
+
+    return check
+
+
+whole_number = _number(
+    int,
+    f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
+    lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
+)
+rate = _number(
+    float,
+    f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",
+    lambda number: MIN_ERROR_RATE <= number < 1,
+)
+seconds = _number(
+    float,
+    f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
+    "switches it off",
+    lambda number: 0 <= number <= _MAX_SECONDS,
+    amounts.seconds,
+)
+
+
+def choice(*choices: str) -> Check:
+    """Return a check that a value is one of these."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in choices:
+            raise _error(name, value, "one of " + ", ".join(f'"{each}"' for each in choices))
+        return value
+
+    return check
+
+
+def directory(name: str, value: Any) -> str:
+    """Check a path of a directory."""
+    allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise _error(name, value, allowed)
+    if "://" in path:  # of a server, perhaps with a password
+        raise SettingError(
+            f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
+            'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+        )
+    _check_template(name, path, allowed)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate: no file system takes it
+        raise _error(name, value, allowed) from None
+    return path
+
+
+def _check_template(name: str, value: str, allowed: str) -> None:
+    """Check that nothing but the spider's name is to be put in."""
+    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a True or False, also as a text."""
+    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
+    if text in {"true", "1", "false", "0"}:
+        return text in {"true", "1"}
+    raise _error(name, value, "True or False")
+
+
+def statuses(name: str, value: Any) -> frozenset[int]:
+    """Check a list of HTTP statuses."""
+    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
+    if isinstance(value, str):
+        value = [each for each in value.split(",") if each.strip()]
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise _error(name, value, allowed)
+    statuses = {int(each) if isinstance(each, str) else each for each in value}
+    if not all(type(each) is int and 100 <= each <= 999 for each in statuses):
+        raise _error(name, value, allowed)
+    return frozenset(statuses)
+
+
+def redis_key(name: str, value: Any) -> str:
+    """Check a name of keys in Redis."""
+    allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
+    if not isinstance(value, str) or not value or "{" in value or "}" in value:
+        # Braces would put all keys on one node of a Cluster.
+        raise _error(name, value, allowed)
+    _check_template(name, value, allowed)
+    return value
+
+
+def service(name: str, value: Any) -> str:
+    """Check the name of a service that a Sentinel watches."""
+    if isinstance(value, str) and value:
+        return value
+    raise _error(name, value, "the name of the service that a Sentinel watches")
+
+
+def salt(name: str, value: Any) -> bytes:
+    """Check a salt, and keep it out of the error."""
+    try:
+        salt = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        salt = b""
+    if len(salt) != SALT_BYTES:
+        # The value is a secret: whoever knows it can craft colliding URLs.
+        raise SettingError(
+            f"{name} is not valid (its value is kept out of the log): allowed are "
+            f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
+        )
+    return salt
+
+
+def _error(name: str, value: Any, allowed: str) -> SettingError:
+    return SettingError(f"{name} is {shown(value)}; allowed is {allowed}")
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it: one line, not too long."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
+        text = f"an object of type {type(value).__name__}"
+    text = text if len(text) <= 100 else text[:97] + "..."
+    # One line, whatever a repr() of somebody's own looks like.
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
