@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
@@ -12,14 +13,31 @@ from scrapy_bloom.job.sqlite_files import sync_log
 logger = logging.getLogger(__name__)
 
 
+class Verdict(Enum):
+    """What becomes of a job that was killed."""
+
+    STOP = "nothing is changed, and the crawl does not begin"
+    KEEP_ALL = "queue and filter are used as they are"
+    KEEP_FILTER = "the queue is set aside, the filter used"
+    START_OVER = "both are set aside"
+
+
+# By BLOOM_ON_UNCLEAN_SHUTDOWN, for a queue that survives, one in a JOBDIR that does not, and one
+# in memory.
+_VERDICTS = {
+    "auto": (Verdict.KEEP_ALL, Verdict.START_OVER, Verdict.KEEP_FILTER),
+    "keep": (Verdict.KEEP_ALL, Verdict.KEEP_FILTER, Verdict.KEEP_FILTER),
+    "reset": (Verdict.START_OVER, Verdict.START_OVER, Verdict.START_OVER),
+    "stop": (Verdict.STOP, Verdict.STOP, Verdict.STOP),
+}
+
+
 class Job:
     """Scrapy's job directory, if the crawl has one, beside a filter wherever that is kept.
 
     Args:
         path: the job directory, or None.
-        on_unclean_shutdown: what to do if the last run was killed: "keep" the filter, "reset" it
-            (set it aside together with Scrapy's queue), "stop" with an error, or "auto": reset if
-            there is a job directory, else keep.
+        on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
 
@@ -49,10 +67,8 @@ class Job:
         self._only_crawled = only_crawled
         # A note without that queue is of a run under another scheduler.
         survives = database is not None and jobdir.is_database(database)
-        if on_unclean_shutdown == "auto":
-            on_unclean_shutdown = "reset" if path and not survives else "keep"
-        self._on_unclean_shutdown = on_unclean_shutdown
-        self._is_kept_whole = survives and on_unclean_shutdown == "keep"
+        where = 0 if survives else 1 if path is not None else 2
+        self._verdict = _VERDICTS[on_unclean_shutdown][where]
 
     def check_queue(self) -> None:
         """Check that the queue is not lost, where other jobs may share the filter.
@@ -99,7 +115,7 @@ class Job:
         """
         assert self.path is not None
         self._stop_if_asked(self._what(None))
-        if self._is_kept_whole:
+        if self._verdict is Verdict.KEEP_ALL:
             return
         if (queue := jobdir.queue_path(self.path)).exists():
             logger.warning(
@@ -168,7 +184,7 @@ class Job:
         """
         what = self._what(place)
         self._stop_if_asked(what)
-        if self._is_kept_whole:
+        if self._verdict is Verdict.KEEP_ALL:
             self._log_that_all_is_kept(what, is_behind_queue=is_behind_queue)
             return False
         moved = []
@@ -177,7 +193,7 @@ class Job:
         if self.path is not None:
             queues = (jobdir.queue_path(self.path), jobdir.database_path(self.path))
             moved += [str(jobdir.set_aside(queue)) for queue in queues if queue.exists()]
-        if self._on_unclean_shutdown == "keep":
+        if self._verdict is Verdict.KEEP_FILTER:
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
@@ -253,7 +269,7 @@ class Job:
         return f"The last run did not close {place} ({why})"
 
     def _stop_if_asked(self, what: str) -> None:
-        if self._on_unclean_shutdown == "stop":
+        if self._verdict is Verdict.STOP:
             raise UncleanShutdownError(
                 f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
                 'filter aside and crawl everything again, or to "keep" to go on without the '
