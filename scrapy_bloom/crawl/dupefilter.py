@@ -12,10 +12,10 @@ from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
 from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.building import build
+from scrapy_bloom.crawl.decision import Decision
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import IsSeen, LostByServer
 from scrapy_bloom.crawl.outcomes.actions import OutcomeActions, Watch
-from scrapy_bloom.crawl.outcomes.trail import KEY
 from scrapy_bloom.crawl.queue_fate import QueueFate
 from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
@@ -71,13 +71,12 @@ class BloomDupeFilter(BaseDupeFilter):
         self.backend = backend
         self.debug = debug
         self._fingerprint = fingerprint_function(fingerprinter)
-        self._add = backend.add
         self._queue = queue
-        self._this_run = this_run or ThisRun()
+        this_run = this_run or ThisRun()
         self._telemetry = Telemetry(
             backend,
             settings,
-            self._this_run,
+            this_run,
             stats=stats,
             extra={"spider": spider},
             close_spider=close_spider,
@@ -86,8 +85,8 @@ class BloomDupeFilter(BaseDupeFilter):
         self._actions = OutcomeActions(
             backend, self._telemetry, watch, forget_failed=settings.forget_failed
         )
-        self._may_be_over = settings.forget_failed or self._this_run.has_window
-        self._decide: IsSeen = self._is_seen
+        decision = Decision(backend, this_run, self._actions, forget_failed=settings.forget_failed)
+        self._is_seen: IsSeen = decision.is_seen
         self._any_passed = False
         self._logged_duplicate = False
         self._closed = False
@@ -133,7 +132,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self.backend.open()
         if self._queue.shared_at:
             lost = LostByServer(crawler, cast("RedisBackend", self.backend), self._telemetry)
-            self._decide = lost.watched(self._is_seen)
+            self._is_seen = lost.watched(self._is_seen)
         if idle := getattr(self.backend, "idle", None):
             crawler.signals.connect(idle, signals.spider_idle)
 
@@ -174,7 +173,7 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            if self._decide(request, fingerprint, before_recording):
+            if self._is_seen(request, fingerprint, before_recording):
                 return True
             self._any_passed = True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
@@ -189,49 +188,6 @@ class BloomDupeFilter(BaseDupeFilter):
         else:
             any_worked = self._any_passed or self._telemetry.filtered > 0
             self._telemetry.failed_to_fingerprint(any_worked=any_worked)
-
-    def _is_seen(
-        self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
-    ) -> bool:
-        meta = request.meta
-        this_run = self._this_run
-        asks = this_run.is_asked(meta)
-        is_first = asks and this_run.begins_with(fingerprint)
-        is_filtered = not is_first and bool(meta.get("bloom_filter", True))
-        if self._may_be_over and self._is_over(fingerprint, is_filtered):
-            return self._filtered(request, fingerprint)
-        if "bloom_record" in meta and not meta["bloom_record"]:
-            return is_filtered and (asks or fingerprint in self.backend)
-        if before_recording is not None and fingerprint not in self.backend:
-            self._actions.extend_trail(request, fingerprint)  # it goes into the queue, too
-            if not before_recording():
-                return True
-        if self._add(fingerprint):
-            self._actions.was_new()
-        elif is_filtered:
-            return KEY not in meta or self._filtered(request, fingerprint)
-        this_run.scheduled(fingerprint)
-        self._actions.extend_trail(request, fingerprint)
-        return False
-
-    def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
-        """Check that this run shall not schedule a request again, whatever the filter says."""
-        if self._actions.is_dead(fingerprint):
-            return True
-        this_run = self._this_run
-        return (
-            is_filtered
-            and this_run.outlasts_the_window()
-            and fingerprint in this_run
-            and fingerprint not in self.backend.forgotten
-        )
-
-    def _filtered(self, request: Request, fingerprint: bytes) -> bool:
-        """Filter a request, unless it asks for the opposite; True if it is."""
-        if not request.meta.get("bloom_filter", True):
-            return False
-        self._actions.filtered(request, fingerprint)
-        return True
 
     def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and close it."""
