@@ -22,7 +22,6 @@ from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.text import size_text
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler

@@ -14,8 +14,9 @@ from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.engine import Ticker
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.generations.status import FilterStatus, size_text
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import size_text
 
 logger = logging.getLogger(__name__)
 
