@@ -10,7 +10,8 @@ each project, and could not tell when the item pipelines are done.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, cast
 
 import scrapy
@@ -64,9 +65,20 @@ class _Hook:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._wrapper(self, *args, **options)
 
+    def tell(self, *args: Any) -> list[Any]:
+        return [listener(*args) for listener in self.listeners]
+
+    @contextlib.contextmanager
+    def errors_told(self, request: Request) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self.tell(request, error)
+            raise
+
 
 def _scrape(hook: _Hook, result: Any, request: Request, *args: Any) -> Any:
-    ends = [listener(request, result) for listener in hook.listeners]
+    ends = hook.tell(request, result)
     scraped = hook.method(result, request, *args)
     for end in ends:
         scraped.addBoth(_passed_on, end)
@@ -80,60 +92,43 @@ def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
 
 async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
     if isinstance(result, Failure):  # of the download, or of a spider middleware's input
-        _tell_of_error(hook, request, result.value)
+        hook.tell(request, result.value)
     # Errors are seen here, too: a spider middleware may swallow them.
-    try:
+    with hook.errors_told(request):
         output = await hook.method(result, request)
-    except Exception as error:
-        _tell_of_error(hook, request, error)
-        raise
     watch = _watched_async if hasattr(output, "__aiter__") else _watched
     return watch(hook, output, request)
 
 
 def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
-    try:
+    with hook.errors_told(request):
         yield from output
-    except Exception as error:
-        _tell_of_error(hook, request, error)
-        raise
 
 
 async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
-    try:
+    with hook.errors_told(request):
         async for each in output:
             yield each
-    except Exception as error:
-        _tell_of_error(hook, request, error)
-        raise
 
 
 def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
-    _tell_of_error(hook, request, failure.value)
+    hook.tell(request, failure.value)
     hook.method(failure, request, *args)
-
-
-def _tell_of_error(hook: _Hook, request: Request, error: BaseException | None) -> None:
-    for listener in hook.listeners:
-        listener(request, error)
 
 
 def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
     fetched = hook.method(request, *args)
     if isinstance(fetched, Deferred):
-        for listener in hook.listeners:
-            listener(request, fetched)
+        hook.tell(request, fetched)
     return fetched
 
 
-_HOOKS: Mapping[str, tuple[str, Mapping[str, Callable[..., Any]]]] = {
-    "scraping": ("scraper", {"enqueue_scrape": _scrape}),
-    "error": (
-        "scraper",
-        {"call_spider_async": _call_spider, "handle_spider_error": _spider_error},
-    ),
-    "fetching": ("downloader", {"fetch": _fetch}),
-}
+_HOOKS = (  # what is told; the part of the engine, its method, and what stands in for that
+    ("scraping", "scraper", "enqueue_scrape", _scrape),
+    ("error", "scraper", "call_spider_async", _call_spider),
+    ("error", "scraper", "handle_spider_error", _spider_error),
+    ("fetching", "downloader", "fetch", _fetch),
+)
 
 
 def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
@@ -155,23 +150,20 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
     Raises:
         SettingError: this version of Scrapy works in another way.
     """
-    wanted = [(name, *_HOOKS[name]) for name in listeners]
-    for _, part_name, wrappers in wanted:
+    for event, part_name, method, wrapper in _HOOKS:
+        if event not in listeners:
+            continue
         part = getattr(engine, part_name)
-        if missing := [method for method in wrappers if not hasattr(part, method)]:
+        if not hasattr(part, method):
             raise SettingError(
                 f"{feature} with this version of Scrapy, {scrapy.__version__}, whose "
-                f"{type(part).__name__} has no {' or '.join(missing)}; upgrade scrapy_bloom, or "
-                f"{way_out}"
+                f"{type(part).__name__} has no {method}; upgrade scrapy_bloom, or {way_out}"
             )
-    for name, part_name, wrappers in wanted:
-        part = getattr(engine, part_name)
-        for method, wrapper in wrappers.items():
-            hook = getattr(part, method)
-            if not isinstance(hook, _Hook):
-                hook = _Hook(hook, wrapper)
-                setattr(part, method, hook)
-            hook.listeners.append(listeners[name])
+        hook = getattr(part, method)
+        if not isinstance(hook, _Hook):
+            hook = _Hook(hook, wrapper)
+            setattr(part, method, hook)
+        hook.listeners.append(listeners[event])
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
