@@ -35,10 +35,8 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
 def command_without_crawl(crawler: Crawler) -> str | None:
     """Return the name of Scrapy's command if it is one that tries a page by hand; else None.
 
-    Those commands put a `start()` of their own into the spider: `parse`, `fetch` (and so `view`),
-    `check`, `bench`. The shell opens the filter, and never closes it: only there is an engine
-    without `Crawler.crawl`. Whether it runs already does not matter, since the shell starts it in
-    another thread.
+    `parse`, `fetch` (and so `view`), `check` and `bench` put a `start()` of their own into the
+    spider. The shell has an engine without `Crawler.crawl`.
     """
     module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
     if module == "scrapy.commands":
@@ -167,12 +165,7 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
-    """Close the spider once the request under way is in the queue, so that it is not lost.
-
-    Args:
-        crawler: the running crawler.
-        reason: the finish_reason, for example "bloom_full".
-    """
+    """Close the spider once the request under way is in the queue, so that it is not lost."""
 
     def close() -> None:
         if not is_open(crawler):
@@ -233,8 +226,7 @@ class Ticker:
     """Calls a function every so many seconds while the spider is open, with or without a reactor.
 
     Args:
-        crawler: before its spider is opened. Its signals keep no reference to the ticker, so that
-            something else must.
+        crawler: before its spider is opened. Its signals keep no reference to the ticker.
         secs: time between the calls, and before the first one; more than 0.
         function: it must not raise, or it is not called again.
     """

@@ -31,13 +31,9 @@ LONGEST_REMEMBERED = 1024
 def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerprint:
     """Return the function that fingerprints the requests of a crawl.
 
-    Args:
-        fingerprinter: the crawler's, as REQUEST_FINGERPRINTER_CLASS makes it.
-
-    Returns:
-        For Scrapy's own RequestFingerprinter, a function with the same results in less time,
-        provided that it gives the same results for a set of samples now: another version of
-        Scrapy might compute them differently. For any other, a subclass too, its own method.
+    For Scrapy's own RequestFingerprinter it has the same results in less time, provided that it
+    gives the same for a set of samples now: another version of Scrapy might compute them otherwise.
+    For any other fingerprinter, a subclass too, it is its own method.
     """
     own = fingerprinter.fingerprint
     if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
@@ -86,10 +82,10 @@ def _sha1(body: str, method: str, url: str, headers: str = '"headers": {}, ') ->
 
 
 class ScrapyRedisFingerprinter:
-    """The fingerprints that scrapy-redis 0.7 and later keep in Redis.
+    """The fingerprints that scrapy-redis 0.7 and later keep in Redis, which are not Scrapy's own.
 
-    They differ from Scrapy's own. A crawl that shall find them, in a filter into which such a set
-    was imported, needs REQUEST_FINGERPRINTER_CLASS = "scrapy_bloom.ScrapyRedisFingerprinter".
+    A crawl that shall find them, in a filter into which such a set was imported, needs
+    REQUEST_FINGERPRINTER_CLASS = "scrapy_bloom.ScrapyRedisFingerprinter".
     """
 
     # Filters store the import path of what made their fingerprints: it stays.

@@ -31,15 +31,9 @@ class LostByServer:
     """Schedules such requests again, if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
-    that the mirror took for seen may be in no queue any more, and its link is not met again.
-
-    So it is with the last new requests: the server may have lost them, or, if it was cut off
-    between recording and queueing one, only that it was queued.
-
-    Args:
-        crawler: with a queue in Redis.
-        backend: the filter in the same server.
-        telemetry: is told if the server cannot be asked.
+    that the mirror took for seen may be in no queue any more, and its link is not met again. So it
+    is with the last new requests: the server may have lost them, or, if it was cut off between
+    recording and queueing one, only that it was queued.
     """
 
     def __init__(self, crawler: "Crawler", backend: "RedisBackend", telemetry: Failures) -> None:

@@ -14,7 +14,6 @@ class RecordCrawled:
     Attributes:
         stored: what later runs will see.
         scheduled: new requests in this run.
-        forgotten: see `Backend`.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:

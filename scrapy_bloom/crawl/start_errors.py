@@ -21,10 +21,7 @@ def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logge
     Args:
         crawler: the crawler that is being built.
         error: what is wrong, in one line.
-        logger: the logger of the component that cannot be built.
-
-    Raises:
-        BloomError: the error.
+        logger: that of the component that cannot be built.
     """
     logger.error("%s", error, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):

@@ -15,10 +15,8 @@ logger = logging.getLogger(__name__)
 class ThisRun:
     """Remembers in memory what this run has scheduled, from when that is needed.
 
-    That is from the first request that asks for it, by `meta["bloom_filter"] = "run"`. Nothing is
-    remembered before, lest crawls without such requests pay for it; so a page may be scheduled
-    once before and once after that.
-
+    That is from the first request that asks for it, by `meta["bloom_filter"] = "run"`: crawls
+    without such requests pay nothing, and a page may be scheduled once before and once after that.
     It is also needed once the run has lasted for a time window: what it records from then on may
     expire within it. The backend keeps what it recorded before.
 
@@ -28,9 +26,6 @@ class ThisRun:
         window: seconds after which the filter forgets (BLOOM_WINDOW_SECS); 0: never.
         from_start: remember what is recorded before, too: the backend does not.
         extra: for the log record.
-
-    Attributes:
-        has_window: the filter forgets.
     """
 
     def __init__(

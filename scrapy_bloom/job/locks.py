@@ -72,15 +72,10 @@ def lock_file(path: Path, what: Path, settings: str) -> Lock:
 
 
 def is_held(path: Path) -> bool | None:
-    """Return whether a process of this machine holds a lock, without taking it for an instant.
+    """Return whether a process of this machine holds a lock; None where that cannot be told.
 
-    Trying it would turn away a crawl that starts just then.
-
-    Args:
-        path: the lock file; it need not exist.
-
-    Returns:
-        None where that cannot be told: only Linux lists its locks.
+    To try the lock, if only for an instant, would turn away a crawl that starts just then. So it is
+    read from Linux's list of locks. The file need not exist.
     """
     try:
         lines = Path("/proc/locks").read_text().splitlines()

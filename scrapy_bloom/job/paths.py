@@ -141,13 +141,9 @@ def clear_in_use(job_dir: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file or directory out of the way, within its directory.
+    """Rename a file or directory out of the way, within its directory; return its new path.
 
-    Args:
-        path: what exists and shall be out of the way, but kept.
-
-    Returns:
-        Its new path, `NAME.set-aside-YYYYMMDD-HHMMSS`, which did not exist before.
+    That is `NAME.set-aside-YYYYMMDD-HHMMSS`, which did not exist before.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target = path.with_name(f"{path.name}{SET_ASIDE}{stamp}")

@@ -71,11 +71,7 @@ class Job:
         self._verdict = _VERDICTS[on_unclean_shutdown][where]
 
     def check_queue(self) -> None:
-        """Check that the queue is not lost, where other jobs may share the filter.
-
-        Raises:
-            StorageError: it is.
-        """
+        """Raise a StorageError if the queue is lost, where other jobs may share the filter."""
         if self.is_queue_lost:
             raise StorageError(
                 f"{self._what(None)}, and look seen in the filter. Restore that file; or remove it "
@@ -90,11 +86,7 @@ class Job:
             jobdir.set_in_use(self.path, filter_id)
 
     def sync_queue(self) -> None:
-        """Write a queue that survives a kill to the disk: before the filter, each time.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Write a queue that survives a kill to the disk, before the filter; raises OSError."""
         if self.path is not None:
             sync_log(jobdir.database_path(self.path))
 
@@ -111,7 +103,7 @@ class Job:
         """Set a killed run's queue aside, whose requests the filter does not hold.
 
         Raises:
-            UncleanShutdownError: the settings say "stop"; all is as it was.
+            UncleanShutdownError: as `recover`.
         """
         assert self.path is not None
         self._stop_if_asked(self._what(None))

@@ -121,11 +121,7 @@ class SeenFile:
 
 
 def open_seen(path: Path) -> SeenFile:
-    """Open a requests.seen file; see `SeenFile`.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Open a requests.seen file; raises StorageError if it cannot be read; see `SeenFile`."""
     try:
         return SeenFile(path)
     except OSError as error:
@@ -133,11 +129,7 @@ def open_seen(path: Path) -> SeenFile:
 
 
 def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
-    """Add a requests.seen file to a filter, telling in the log how far it is.
-
-    Returns:
-        How many of its fingerprints were new to the filter.
-    """
+    """Add a requests.seen file to a filter, telling how far it is; return how many were new."""
     logger.info("Importing the requests that Scrapy recorded in %s", seen.path)
     added = read = 0
     begun = last = time.monotonic()

@@ -17,13 +17,10 @@ def beside(database: Path) -> tuple[Path, Path]:
 
 
 def sync_log(database: Path) -> None:
-    """Write a database to the disk, as it is now, by its write-ahead log; in any thread.
+    """Write a database to the disk by its write-ahead log; in any thread; raises OSError.
 
     What is not in that log any more, SQLite has written to the disk. (The other files must not be
     opened here: closing them would end the locks that SQLite has on them in this process.)
-
-    Raises:
-        OSError: the disk failed.
     """
     log, _ = beside(database)
     with contextlib.suppress(FileNotFoundError):

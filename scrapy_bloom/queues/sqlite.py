@@ -38,8 +38,6 @@ _INDEXES = {
     False: "CREATE INDEX next_of_all ON requests (priority DESC, is_start, position) "
     "WHERE in_flight = 0",
 }
-
-
 _NEXT = """
     SELECT id, request FROM requests WHERE in_flight = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
@@ -48,12 +46,7 @@ _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
 
 
 class Taken(NamedTuple):
-    """A request that is in flight from now on.
-
-    Attributes:
-        id: its row.
-        data: what `RequestDatabase.push` got, serialized; see `unpacked`.
-    """
+    """A request that is in flight from now on: its row, and what was pushed, serialized."""
 
     id: int
     data: bytes
@@ -142,17 +135,16 @@ class RequestDatabase:
         rank: int,
         newest_first: bool,
     ) -> int:
-        """Add a pending request.
+        """Add a pending request, and return its row.
+
+        Higher priorities are taken first; within one, lower ranks.
 
         Args:
             request: as `Request.to_dict` makes it.
             slot: of the downloader.
-            priority: higher ones are taken first.
-            rank: within a priority, lower ones are taken first.
-            newest_first: among those alike, the last one is taken first; else the first one.
-
-        Returns:
-            Its row.
+            priority: any integer; clipped to 64 bits.
+            rank: any integer of 64 bits.
+            newest_first: of those with one priority and rank, the last one is taken first.
 
         Raises:
             ValueError: it cannot be serialized.
@@ -173,19 +165,10 @@ class RequestDatabase:
         return row
 
     def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Take the next request: from now on, it is in flight.
+        """Take the next request, if any: from now on, it is in flight. Raises sqlite3.Error.
 
-        With `by_slot`, it is of the slot with the fewest downloads. Several such slots take turns,
-        in the order of their names.
-
-        Args:
-            active: how many downloads a slot has now.
-
-        Returns:
-            None if none is pending.
-
-        Raises:
-            sqlite3.Error: the disk fails.
+        By slots, that is one of the slot with the fewest downloads, as `active` counts them: of
+        several, the one after that which was served last, in the order of their names.
         """
         if not self.pending:
             return None
@@ -220,11 +203,7 @@ class RequestDatabase:
         return found
 
     def remove(self, row: int, *, was_pending: bool = False) -> None:
-        """Remove a request that is done.
-
-        Raises:
-            sqlite3.Error: the disk fails.
-        """
+        """Remove a request that is done; raises sqlite3.Error."""
         self._db.execute("DELETE FROM requests WHERE id = ?", (row,))
         self.pending -= was_pending
 
@@ -248,8 +227,6 @@ def unpacked(data: bytes) -> Mapping[str, Any]:
 
 def read_counts(path: Path) -> tuple[int, int]:
     """Return how many requests are pending, and in flight, also while a crawl uses the file.
-
-    No file is changed or made, also where nothing may be written.
 
     Raises:
         StorageError: it cannot be read, or is damaged.

@@ -11,15 +11,7 @@ from scrapy_bloom.redis.connection.url import without_secrets
 
 
 def checked_url(name: str, value: Any) -> str:
-    """Return the URL of a Redis server that a setting holds.
-
-    Args:
-        name: of the setting, or of several.
-        value: its value.
-
-    Raises:
-        SettingError: it is not valid.
-    """
+    """Return the URL of a Redis server that a setting (or several) holds; raises SettingError."""
     try:
         without_secrets(value if isinstance(value, str) else "")
     except ValueError as error:
@@ -55,11 +47,7 @@ def url_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
 
 
 def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
-    """Return the options of redis-py in REDIS_PARAMS that do not say which server it is.
-
-    Raises:
-        SettingError: it is no dict.
-    """
+    """Return redis-py's options in REDIS_PARAMS that do not name a server; raises SettingError."""
     parts_of_url = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
     return {name: value for name, value in _params(settings).items() if name not in parts_of_url}
 

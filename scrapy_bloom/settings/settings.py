@@ -77,11 +77,7 @@ class BloomSettings:
         return new
 
     def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
-        """Tell of settings that count for Redis only, where the filter is not there.
-
-        Args:
-            extra: for the log record.
-        """
+        """Tell of settings that count for Redis only, where the filter is not there."""
         unused = [
             name
             for name, each in _SETTINGS.items()
@@ -126,15 +122,10 @@ class BloomSettings:
         return self.dir is not None
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
-        """Return the directory of the filter's files.
+        """Return the directory of the filter's files: BLOOM_DIR, else `bloom` in the job directory.
 
-        Args:
-            job_dir: Scrapy's job directory, if the crawl has one.
-            spider: the spider's name.
-
-        Returns:
-            BLOOM_DIR, else `bloom` in the job directory, else None: the filter stays in memory.
-            Absolute, so that a spider may change the working directory.
+        None if there is neither: the filter stays in memory. It is absolute, so that a spider may
+        change the working directory.
 
         Raises:
             SettingError: BLOOM_DIR begins with "~name", and there is no such user.

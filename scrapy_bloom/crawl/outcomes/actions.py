@@ -61,11 +61,7 @@ class OutcomeActions:
             extend_trail(request, fingerprint)
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
-        """Take note of a filtered request: what was redirected to it, if anything, has ended.
-
-        Raises:
-            StorageError: the filter is out of reach.
-        """
+        """Note that a request was filtered: what was redirected to it has ended."""
         redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
@@ -90,11 +86,7 @@ class OutcomeActions:
             self._telemetry.failed(request, error, "what is recorded of it could not be changed")
 
     def close(self, *, is_finished: bool) -> None:
-        """Do what is left to do, and tell what could not be done.
-
-        Args:
-            is_finished: see `ForgetFailed.close`.
-        """
+        """Do what is left to do, and tell what could not be done; see `ForgetFailed.close`."""
         if self._failed and (number := self._failed.close(is_finished=is_finished)):
             self._telemetry.failures += 1
             logger.error(

@@ -46,9 +46,6 @@ class ForgetFailed:
     def failed(self, fingerprints: Sequence[bytes]) -> None:
         """Forget all that was recorded for a request that failed for good.
 
-        Args:
-            fingerprints: its own, and those of what became this request.
-
         Raises:
             StorageError: the filter is out of reach. It is tried again.
         """
@@ -56,11 +53,7 @@ class ForgetFailed:
         self._forget()
 
     def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that a request ended in another way.
-
-        Raises:
-            StorageError: the filter is out of reach.
-        """
+        """Note that a request ended in another way; raises StorageError."""
         ended = self._with_followers(fingerprints)
         for fingerprint in ended:
             self._ended.add(self._attempt(fingerprint))
@@ -73,10 +66,6 @@ class ForgetFailed:
         """Note that requests were redirected to one that is filtered: they share its fate.
 
         A site that is down redirects each of its pages to the same one, which fails.
-
-        Args:
-            target: the fingerprint of that one.
-            fingerprints: theirs.
         """
         if self.is_dead(target) or target in self._waiting:
             self.failed(fingerprints)
@@ -104,9 +93,7 @@ class ForgetFailed:
     def close(self, *, is_finished: bool) -> int:
         """Forget what was redirected to a request whose end this run does not see.
 
-        Args:
-            is_finished: nothing is queued any more: what this run has not seen to end, an earlier
-                run has.
+        If the run is finished, nothing is queued any more: an earlier run has seen that end.
 
         Returns:
             How many requests could not be forgotten, because the filter is out of reach.

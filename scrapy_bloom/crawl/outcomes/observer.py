@@ -35,14 +35,7 @@ class Outcome(Enum):
 
 @dataclass(eq=False)
 class _Handling:
-    """A request whose response or failure is being handled.
-
-    Attributes:
-        request: after the last retry or redirect.
-        result: its response or failure.
-        outcome: as far as is known.
-        again: its callback or errback has asked for it once more.
-    """
+    """A request, after the last retry or redirect, whose response or failure is being handled."""
 
     request: Request
     result: Any

@@ -17,11 +17,7 @@ from scrapy_bloom.crawl.engine import call_soon, listen
 
 
 class InFlight:
-    """Watches requests until they are done.
-
-    Args:
-        engine: the crawler's.
-        done: called with the row of each request when it is done.
+    """Watches requests until they are done, and has `done` called with the row of each.
 
     Raises:
         SettingError: this version of Scrapy works in another way.

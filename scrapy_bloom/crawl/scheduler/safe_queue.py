@@ -36,12 +36,8 @@ Order = Callable[[Request], tuple[int, bool]]
 def order_of(crawler: Crawler) -> Order:
     """Return how Scrapy would order requests of one priority.
 
-    Returns:
-        A function that gives a request's rank (the lowest is taken first), and whether the newest
-        of its rank is taken first.
-
-    Raises:
-        SettingError: the order of the disk queues that are set is unknown.
+    That is a function that gives a request's rank (the lowest is taken first), and whether the
+    newest of its rank is taken first. Raises a SettingError if a disk queue has no known order.
     """
     settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
     others = 0, _is_lifo(settings, "SCHEDULER_DISK_QUEUE")
@@ -113,16 +109,13 @@ class SafeQueue:
             self._lock.release()
             raise
         if self._database.resumed:
-            self._log_resumed(self._database.resumed, self._database.were_in_flight)
-
-    def _log_resumed(self, number: int, were_in_flight: int) -> None:
-        again = f", {were_in_flight:,} of them in flight when the last run was killed"
-        logger.info(
-            "Resuming crawl (%s requests scheduled%s)",
-            f"{number:d}",
-            again if were_in_flight else "",
-            extra={"spider": self._spider},
-        )
+            killed = self._database.were_in_flight
+            logger.info(
+                "Resuming crawl (%d requests scheduled%s)",
+                self._database.resumed,
+                f", {killed:,} of them in flight when the last run was killed" if killed else "",
+                extra={"spider": spider},
+            )
 
     def __len__(self) -> int:
         # What can't be read any more must not keep the spider open.
@@ -137,11 +130,7 @@ class SafeQueue:
             return None
 
     def push(self, request: Request) -> int | None:
-        """Store a request.
-
-        Returns:
-            Its row; None if it cannot be serialized, or if the disk has failed.
-        """
+        """Store a request, and return its row: None if it cannot be serialized, or stored."""
         rank, newest_first = self._order(request)
         try:
             row: int | None = self._attempt(

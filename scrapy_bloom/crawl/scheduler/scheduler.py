@@ -34,15 +34,7 @@ class CrashSafeScheduler(BaseScheduler):
     crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
 
     Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
-    the order counts.
-
-    Args:
-        crawler: with its settings, stats and, from `open` on, its engine.
-        dupefilter: told of each request that is to be filtered.
-        job: the job directory, None without one.
-
-    Raises:
-        SettingError: the order of the disk queues that are set is unknown.
+    the order counts, and an unknown one is a SettingError.
     """
 
     is_crash_safe = True

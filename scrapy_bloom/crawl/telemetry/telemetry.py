@@ -87,11 +87,7 @@ class Telemetry(Failures):
         return status.location
 
     def count_added(self) -> None:
-        """Count a recorded request; every now and then, update the stats, and look if it is full.
-
-        Raises:
-            StorageError: the filter is out of reach.
-        """
+        """Count a recorded request; every now and then, look if it is full. Raises StorageError."""
         self.added += 1
         if self.added >= self._look_at:
             self._look()
@@ -123,14 +119,7 @@ class Telemetry(Failures):
         return status
 
     def close(self, *, all_seen: bool) -> str:
-        """Show and log the last figures of a closed filter.
-
-        Args:
-            all_seen: the run has finished, and nothing has passed the filter.
-
-        Returns:
-            Where the filter is.
-        """
+        """Show and log the last figures of a closed filter; return where it is."""
         status = self.show()
         self._logged = self._counts()  # no regular line any more
         self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
