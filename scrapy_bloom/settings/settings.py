@@ -116,7 +116,7 @@ class BloomSettings:
 
     @property
     def outlives_the_run(self) -> bool:
-        """Whether a crawl's filter is there for later ones, wherever its queue is."""
+        """Return whether later crawls find the filter, wherever the queue of this one is."""
         if self.backend == "redis":
             return not self.redis_flush
         return self.dir is not None

@@ -39,10 +39,10 @@ class OutcomeActions:
         self._telemetry = telemetry
         self._watch = watch
         self._is_watching = False
-        self._failed = ForgetFailed(self._forget, backend.ended) if forget_failed else None
-        self._settle = self._failed.ended if self._failed else backend.ended
+        self._forgetting = ForgetFailed(self._forget, backend.ended) if forget_failed else None
+        self._settle = self._forgetting.ended if self._forgetting else backend.ended
         # Not methods: they are asked with each request.
-        self.is_dead = self._failed.is_dead if self._failed else lambda _: False
+        self.is_dead = self._forgetting.is_dead if self._forgetting else lambda _: False
         self.was_new = telemetry.count_added if self._recorder is None else lambda: None
         if forget_failed or self._recorder is not None:
             self._begin()
@@ -65,8 +65,8 @@ class OutcomeActions:
         redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
-        if self._failed:
-            self._failed.followed(fingerprint, redirected)
+        if self._forgetting:
+            self._forgetting.followed(fingerprint, redirected)
         else:
             self._settle(redirected)
         if self._recorder is not None and fingerprint in self._recorder.stored:
@@ -80,14 +80,14 @@ class OutcomeActions:
                 self._record(fingerprints)
             if outcome is not Outcome.FAILED:
                 self._settle(fingerprints)
-            elif self._failed:
-                self._failed.failed(fingerprints)
+            elif self._forgetting:
+                self._forgetting.failed(fingerprints)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
             self._telemetry.failed(request, error, "what is recorded of it could not be changed")
 
     def close(self, *, is_finished: bool) -> None:
         """Do what is left to do, and tell what could not be done; see `ForgetFailed.close`."""
-        if self._failed and (number := self._failed.close(is_finished=is_finished)):
+        if self._forgetting and (number := self._forgetting.close(is_finished=is_finished)):
             self._telemetry.failures += 1
             logger.error(
                 "%s failed requests could not be forgotten, since the filter is out of reach: they "
