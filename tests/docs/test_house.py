@@ -77,7 +77,6 @@ LONG = {
     "files/backend.py": "the filter in files, and what it says of itself; to be made of two layers",
     "filters/bloom.py": "the public filter: half of it are docstrings with examples",
     "filters/sizing.py": "formulas, each with its source",
-    "settings/settings.py": "one class with every setting, and how each is read",
 }
 
 
