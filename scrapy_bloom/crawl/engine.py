@@ -1,4 +1,4 @@
-"""Scrapy's engine, across the versions of Scrapy: nothing else touches what is inside of it.
+"""Scrapy's engine, across the versions of Scrapy: only this module touches its internals.
 
 No signal of Scrapy says how a request ended, nor when all that it led to is stored: a download that
 failed for good ends silently in an errback, or in a line of the log, and so does a response that
@@ -165,7 +165,7 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
-    """Close the spider once the request under way is in the queue, so that it is not lost."""
+    """Close the spider once the request under way is in the queue, so that none is lost."""
 
     def close() -> None:
         if not is_open(crawler):

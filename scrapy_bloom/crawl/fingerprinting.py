@@ -1,10 +1,10 @@
 """Scrapy's own fingerprints, computed faster; and those of scrapy-redis.
 
-A crawl spends ten times as long on fingerprinting a request as on looking it up. Of that, most is
-the canonical form of the URL. It cannot be spared for a new URL; but most links of a site are the
-same navigation links on page after page, and for those the fingerprint is remembered by the URL as
-it stands. A fifth goes into a general JSON encoder and a cache with an entry for each request
-object. Neither is needed here.
+A crawl spends ten times as long on fingerprinting a request as on looking it up. Most of that is
+the canonical form of the URL. It cannot be spared for a new URL. But most links of a site are the
+same navigation links on page after page: for those the fingerprint is remembered by the URL as it
+stands. A fifth goes into a general JSON encoder and a cache with an entry for each request object.
+Neither is needed here.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ LONGEST_REMEMBERED = 1024
 def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerprint:
     """Return the function that fingerprints the requests of a crawl.
 
-    For Scrapy's own RequestFingerprinter it has the same results in less time, provided that it
-    gives the same for a set of samples now: another version of Scrapy might compute them otherwise.
-    For any other fingerprinter, a subclass too, it is its own method.
+    For Scrapy's own RequestFingerprinter it has the same results in less time. That is checked on
+    samples now, since another version of Scrapy might compute them otherwise. For any other
+    fingerprinter, a subclass too, it is that one's own method.
     """
     own = fingerprinter.fingerprint
     if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
@@ -54,7 +54,8 @@ def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
     """Return a function that computes what Scrapy's own does, and remembers plain GETs.
 
-    It depends on body, method, URL and `verbatim_url` alone: so for a plain GET, on the URL.
+    The fingerprint depends on body, method, URL and `verbatim_url`: for a plain GET, on the URL
+    alone.
     """
     of_get = lru_cache(REMEMBERED_URLS)(_of_get)
 

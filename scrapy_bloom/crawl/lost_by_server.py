@@ -31,9 +31,9 @@ class LostByServer:
     """Schedules such requests again, if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
-    that the mirror took for seen may be in no queue any more, and its link is not met again. So it
-    is with the last new requests: the server may have lost them, or, if it was cut off between
-    recording and queueing one, only that it was queued.
+    that the mirror took for seen may be in no queue any more, and its link is not met again. The
+    last new requests may be lost, too. If the server was cut off between recording and queueing
+    one, it may still be recorded.
     """
 
     def __init__(self, crawler: "Crawler", backend: "RedisBackend", telemetry: Failures) -> None:
@@ -47,7 +47,7 @@ class LostByServer:
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
     def watched(self, is_seen: IsSeen) -> IsSeen:
-        """Return a function that takes note of what the filter says of each request."""
+        """Return a function that notes the filter's answer to each request."""
 
         def watched(request: Request, fingerprint: bytes, *args: Any) -> bool:
             seen = is_seen(request, fingerprint, *args)
@@ -74,7 +74,7 @@ class LostByServer:
         self._filtered = []
 
     def _lost(self) -> list[Request]:
-        """Return those of the last new requests that the server may have lost."""
+        """Return the last new requests that the server may have lost."""
         lost, found = [], 0
         while self._new and found < _MAY_MISS:
             fingerprint, request = self._new.pop()
@@ -87,7 +87,7 @@ class LostByServer:
         return lost
 
     def _schedule(self) -> bool:
-        """Give them to the scheduler, which asks the filter again; whether there were any."""
+        """Schedule requests, which asks the filter again; return whether there were any."""
         requests, self._to_schedule = self._to_schedule, []
         if not requests or not is_open(self._crawler):
             return False

@@ -11,12 +11,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class QueueFate:
-    """Tells where the requests are that a crawl had recorded as seen, and queued at its end.
+    """Tells where the recorded requests are that were still queued at the end of a crawl.
 
-    By default that is of no concern: the next run has both queue and filter, or neither.
+    By default the next run has both queue and filter, or neither.
 
     Attributes:
-        is_lost: they are nowhere, should the crawl end early.
+        is_lost: they are nowhere if the crawl ends early.
         is_in_job: they are in a JOBDIR, and the filter is elsewhere.
         shared_at: of a queue in Redis, the URL of its server, without secrets. That queue is not
             lost, and others may have what is seen here.
@@ -28,7 +28,7 @@ class QueueFate:
 
     @classmethod
     def of(cls, settings: BloomSettings, job_dir: str | None) -> "QueueFate":
-        """Return that of a crawl with Scrapy's scheduler, or CrashSafeScheduler."""
+        """Return the fate of the queue under Scrapy's scheduler, or CrashSafeScheduler."""
         if not settings.outlives_the_run or settings.record_on == "crawled":
             return cls()
         return cls(is_lost=not job_dir, is_in_job=bool(job_dir))

@@ -7,9 +7,9 @@ from scrapy_bloom.generations.status import FilterStatus
 
 
 class RecordCrawled:
-    """A backend in two parts: what is new is recorded in memory, and, once crawled, for later runs.
+    """Two backends in one: new requests go into memory, crawled ones are kept for later runs.
 
-    A run that is killed, and a page that fails, leave nothing behind in what later runs will see.
+    Neither a killed run nor a failed page leaves anything for later runs to see.
 
     Attributes:
         stored: what later runs will see.

@@ -16,7 +16,7 @@ def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logge
     """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
 
     Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
-    The event loop would log a traceback of what is said here in one line.
+    The event loop would log a traceback.
 
     Args:
         crawler: the crawler that is being built.
@@ -42,7 +42,7 @@ def _log_only_news() -> None:
 
 
 class _OnlyNews(logging.Filter):
-    """Drops what says no more than the error that was logged at the start."""
+    """Drops log records that say no more than the error that was logged at the start."""
 
     _headline: logging.LogRecord | None = None
 

@@ -56,7 +56,7 @@ class SeenFile:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
 
     def count(self) -> int:
-        """Count the fingerprints, which reads all of the file."""
+        """Count the fingerprints; this reads the whole file."""
         return sum(1 for _ in self)
 
     def _binary_records(self, file: BinaryIO) -> Iterator[bytes]:

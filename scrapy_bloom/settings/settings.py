@@ -63,7 +63,7 @@ class BloomSettings:
 
         Raises:
             SettingError: (a ValueError) names the setting, the value and what is allowed. A name
-                that does not exist is an error too: a typo must not pass for a default; and so are
+                that does not exist is an error too: a typo must not pass for a default. So are
                 settings that do not go together.
         """
         values: dict[str, Any] = {}
@@ -77,7 +77,7 @@ class BloomSettings:
         return new
 
     def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
-        """Tell of settings that count for Redis only, where the filter is not there."""
+        """Warn of settings that count for a filter in Redis only, if the filter is elsewhere."""
         unused = [
             name
             for name, each in _SETTINGS.items()

@@ -15,8 +15,8 @@ _RECENT = 500_000  # ends that are remembered, at least
 class ForgetFailed:
     """Forgets failed requests, so that a later link to them is crawled again.
 
-    A page that fails each time would be crawled in a loop. So one that has been forgotten three
-    times is not crawled any more in this run; the next run will try again.
+    A page that always fails would be crawled in a loop. So a page that was forgotten three times is
+    not crawled any more in this run. The next run tries again.
 
     Args:
         forget: makes the filter forget fingerprints; see `Backend.forget`.
@@ -79,7 +79,7 @@ class ForgetFailed:
                 self._forget_the_longest_waiting()
 
     def _forget_the_longest_waiting(self) -> None:
-        """Make room: whether their target fails is not known, so rather twice than never."""
+        """Make room: nobody knows whether their target fails, so rather twice than never."""
         while self._num_followers > _MOST_WAITING:
             followers = self._followers.pop(next(iter(self._followers)))
             self._num_followers -= len(followers)
@@ -87,7 +87,7 @@ class ForgetFailed:
         self._forget()
 
     def is_dead(self, fingerprint: bytes) -> bool:
-        """Check whether this run shall not crawl a request any more, forgotten so often."""
+        """Return whether a request was forgotten so often that this run gives it up."""
         return self._any_is_dead and fingerprint + bytes([MOST_TIMES]) in self._times
 
     def close(self, *, is_finished: bool) -> int:
@@ -108,7 +108,7 @@ class ForgetFailed:
         return len(self._waiting)
 
     def _with_followers(self, fingerprints: Sequence[bytes]) -> list[bytes]:
-        """Return those that have ended with these, which are among them."""
+        """Return these requests, and those that have ended with them."""
         ended, todo = [], list(fingerprints)
         while todo:
             fingerprint = todo.pop()

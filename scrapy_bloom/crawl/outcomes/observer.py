@@ -104,9 +104,9 @@ class OutcomeObserver:
     def _scheduled(self, request: Request) -> None:
         """Take the trail from a request that does not go on with the one that was recorded.
 
-        What comes from the downloader (a retry, a redirect, what a middleware made of a request)
-        does. What comes from a callback is a request of its own, even if it has the meta of the
-        response; but for the same request once more, which then counts in place of this one.
+        A request from the downloader (a retry, a redirect, what a middleware made of a request)
+        goes on with it. One from a callback is a request of its own, even if it has the meta of the
+        response. But the same request once more counts in place of this one.
         """
         trail = request.meta.get(KEY)
         if trail is None and not request.dont_filter:

@@ -1,11 +1,11 @@
 """The trail in a request's meta: the recorded requests that it stands for.
 
-A page that fails is not always the request that was recorded: that may have been redirected,
-replaced by a downloader middleware, and been retried after that. Scrapy copies the meta to what is
-made of a request, and into its disk queue, and so the trail goes along.
+The request that fails is not always the one that was recorded: that may have been redirected,
+replaced by a downloader middleware, and retried. Scrapy copies the meta to each request that is
+made of another, and into its disk queue. So the trail goes along.
 
-Spiders copy it, too, to the requests that they make of a response. Those are told apart when they
-are scheduled: see `scrapy_bloom.crawl.outcomes.observer`.
+Spiders copy it, too, to new requests. These are told apart when they are scheduled: see
+`scrapy_bloom.crawl.outcomes.observer`.
 """
 
 from scrapy import Request

@@ -1,8 +1,8 @@
 """The requests that a crawl has taken from its scheduler and is not done with.
 
-A request is done when its callback's or errback's output has been consumed and its items have
-passed the pipelines, or when a downloader middleware has put another one in its place (a retry, a
-redirect) and that one is scheduled.
+A request is done when the output of its callback or errback has been consumed and its items have
+passed the pipelines. Or a downloader middleware has put another request in its place (a retry, a
+redirect), and that one is scheduled.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class InFlight:
         return len(self._rows)
 
     def settle(self) -> None:
-        """End what was replaced: the other requests are scheduled by now."""
+        """End the requests that were replaced: the others are scheduled by now."""
         while self._replaced:
             self._ended(self._replaced.pop())
 

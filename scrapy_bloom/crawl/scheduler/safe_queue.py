@@ -61,7 +61,7 @@ def _is_lifo(settings: BaseSettings, name: str) -> bool:
 
 
 def _start_rank(crawler: Crawler) -> int:
-    """Return 1 if start requests go after others, -1 if before: tried out, as Scrapy changed it."""
+    """Return 1 if start requests go after others, else -1. Scrapy changed it: it is tried out."""
     queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
     queue.push(Request("data:,other"))
     queue.push(Request("data:,start", meta={"is_start_request": True}))
@@ -177,7 +177,7 @@ class SafeQueue:
         return None
 
     def close(self) -> None:
-        """Leave the queue as it is to the next run."""
+        """Leave the queue to the next run, as it is."""
         self._in_flight.settle()
         self._database.close()
         self._lock.release()
@@ -192,7 +192,7 @@ class SafeQueue:
             self._attempt(self._database.remove, row)
 
     def _attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Change the database; if that fails, the crawl is over. None then."""
+        """Change the database; if that fails, return None, and end the crawl."""
         try:
             return function(*args, **options)
         except sqlite3.Error as error:

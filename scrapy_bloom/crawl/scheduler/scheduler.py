@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 class CrashSafeScheduler(BaseScheduler):
     """Scrapy's scheduler with a queue that survives `kill -9`: `SCHEDULER` in the settings.
 
-    With a JOBDIR, requests are kept in a SQLite database there, from before they are recorded in
-    the duplicate filter until all that they led to is scheduled and their items are through. A
-    process that dies leaves them pending or in flight; the next run with the same job directory
-    crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
+    With a JOBDIR, requests are kept in a SQLite database there. They get in before they are
+    recorded in the duplicate filter. They stay until all that they led to is scheduled and their
+    items are through. A process that dies leaves them pending or in flight; the next run with the
+    same job directory crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
 
     Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
     the order counts, and an unknown one is a SettingError.
@@ -103,7 +103,7 @@ class CrashSafeScheduler(BaseScheduler):
         return opened
 
     def _record_newest(self) -> None:
-        """Record what was added last: the process may have died before that was done."""
+        """Record the request that was added last: the process may have died before it did."""
         request = self._queue.newest() if self._queue is not None else None
         if request is not None and not request.dont_filter:
             self.df.request_seen(request)
@@ -124,8 +124,8 @@ class CrashSafeScheduler(BaseScheduler):
     def enqueue_request(self, request: Request) -> bool:
         """Store a request, unless the duplicate filter has it; return whether it was stored.
 
-        It is stored before it is recorded in the filter: so there is no instant at which it looks
-        seen, and is nowhere queued.
+        It is stored before it is recorded in the filter: at no instant does it look seen and is
+        nowhere queued.
         """
         if self._has_failed():
             return False  # what led to it is in flight for ever, that is, until the next run

@@ -1,4 +1,4 @@
-"""Telling that the filter failed: each outage, and the first of all else; all are counted."""
+"""Failures of the filter: all are counted; each outage, and the first of all others, is logged."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ class Failures:
 
 
 def _kind(error: Exception) -> object:
-    """Return what tells an outage and a refusal apart from others; None of all else."""
+    """Return the kind of an error that is logged once for each outage or refusal; else None."""
     if isinstance(error, OutageError):
         return error.since
     return RefusedError if isinstance(error, RefusedError) else None
