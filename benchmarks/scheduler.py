@@ -308,7 +308,7 @@ def _take(scheduler: Any, frontier: Frontier) -> None:
             ended = scheduler._queue._in_flight._ended  # noqa: SLF001 - what a crawl reaches through Deferreds
             begun = perf_counter()
             for request in taken:
-                ended(None, request)
+                ended(request)
             done_secs += perf_counter() - begun
     if frontier.taken:
         frontier.next_us = 1e6 * next_secs / frontier.taken
