@@ -231,7 +231,7 @@ def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path)
         for length in range(len(whole) + 1):
             path.write_bytes(whole[:length])
             try:
-                imported = import_seen(open_seen(path), BloomFilter(20, 1e-9))
+                imported = import_seen(open_seen(path), BloomFilter(20, 1e-9).add)
             except SeenFileError as error:
                 # Too short to tell in which format it was begun.
                 assert length < size, (length, error)

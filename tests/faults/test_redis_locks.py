@@ -107,12 +107,12 @@ def test_a_crawl_records_in_the_old_generation_while_another_makes_the_next(
     site: GatedSite, server: servers.Server, tmp_path: Path
 ) -> None:
     """A quarter of the window is over and the filter is full: neither is waited for."""
-    settings = {"BLOOM_WINDOW_SECS": 8, "BLOOM_EXPECTED_REQUESTS": 40}
+    settings = {"BLOOM_WINDOW_SECS": 32, "BLOOM_EXPECTED_REQUESTS": 40}
     crawl = start_until_the_middle(site, url_of(server), tmp_path, **settings)
     with held(server):
         clock = admin(server)
         begun = clock.time()[0]
-        crawl.wait_until(lambda: clock.time()[0] > begun + 2)  # more than a quarter
+        crawl.wait_until(lambda: clock.time()[0] > begun + 8)  # more than a quarter
         before = clock.hgetall(KEY).keys()
         site.open()
         stats = ended(crawl)

@@ -103,7 +103,7 @@ def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
 
 
 RECORDER = """
-import sys
+import signal, sys
 from pathlib import Path
 from scrapy_bloom.files.backend import LocalBackend
 
@@ -112,11 +112,12 @@ backend.open()
 backend.begin()
 print(backend.status().count, flush=True)
 number = 0
-while True:
+while number < int(sys.argv[3]):
     backend.add(b"%s %d" % (sys.argv[2].encode(), number))
     number += 1
     if number % 100 == 0:
         print(number, flush=True)
+signal.pause()
 """
 
 
@@ -126,7 +127,8 @@ def test_nothing_is_forgotten_after_kill_9(tmp_path: Path) -> None:
     count = 0
     for name, wanted in (("a", 100), ("b", 3000), ("c", 12_345), ("d", 50_000)):
         process = subprocess.Popen(
-            [sys.executable, "-c", RECORDER, os.fspath(tmp_path), name],
+            # Killed while it records; should we be late, it waits for that.
+            [sys.executable, "-c", RECORDER, os.fspath(tmp_path), name, str(wanted + 500)],
             stdout=subprocess.PIPE,
             text=True,
         )
