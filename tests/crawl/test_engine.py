@@ -1,0 +1,65 @@
+"""The hooks on Scrapy's engine: one on a method, whoever listens."""
+
+from types import SimpleNamespace
+
+import pytest
+from scrapy import Request
+from twisted.internet.defer import Deferred, succeed
+
+from scrapy_bloom import SettingError
+from scrapy_bloom.crawl.engine import listen
+
+PAGE = Request("https://example.com/")
+WITHOUT = ("Nothing works", "do without")
+
+
+def engine(**methods: object) -> SimpleNamespace:
+    return SimpleNamespace(
+        scraper=SimpleNamespace(enqueue_scrape=lambda result, _: succeed(result)),
+        downloader=SimpleNamespace(**methods),
+    )
+
+
+def test_who_listened_first_is_told_first() -> None:
+    """What failed is forgotten before the scheduler takes it out of its queue."""
+    told: list[str] = []
+    crawled = engine()
+
+    def listener(name: str):
+        def scraping(request: Request, result: object):
+            assert request is PAGE
+            told.append(f"{name}: {result}")
+            return lambda result: told.append(f"{name}, done: {result}")
+
+        return scraping
+
+    listen(crawled, *WITHOUT, scraping=listener("outcomes"))
+    hook = crawled.scraper.enqueue_scrape
+    listen(crawled, *WITHOUT, scraping=listener("scheduler"))
+    assert crawled.scraper.enqueue_scrape is hook
+    scraped = crawled.scraper.enqueue_scrape("response", PAGE)
+    assert told == [
+        "outcomes: response",
+        "scheduler: response",
+        "outcomes, done: response",
+        "scheduler, done: response",
+    ]
+    assert scraped.result == "response"  # for Scrapy, as without us
+
+
+def test_a_fetch_that_is_no_deferred_is_left_alone() -> None:
+    told: list[object] = []
+    later: Deferred[str] = Deferred()
+    answers = [later, "a coroutine of a later Scrapy"]
+    crawled = engine(fetch=lambda _: answers.pop(0))
+    listen(crawled, *WITHOUT, fetching=lambda _, fetched: told.append(fetched))
+    assert crawled.downloader.fetch(PAGE) is later
+    assert crawled.downloader.fetch(PAGE) == "a coroutine of a later Scrapy"
+    assert told == [later]
+
+
+def test_a_method_that_is_missing_is_named() -> None:
+    with pytest.raises(
+        SettingError, match=r"Nothing works with .* has no fetch; .*, or do without"
+    ):
+        listen(engine(), *WITHOUT, fetching=lambda *_: None)
