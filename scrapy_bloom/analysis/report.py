@@ -12,7 +12,7 @@ from typing import NamedTuple
 from scrapy_bloom.filters.bloom import Contents, block_load
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs
+from scrapy_bloom.generations.status import FilterStatus, any_errs
 
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
@@ -157,12 +157,12 @@ def course(generations: Sequence[Generation]) -> list[Point]:
 
 def after(generations: Sequence[Generation], requests: int) -> Point:
     """Return a point of a filter's course: that many requests are recorded; see `course`."""
-    then: list[GenerationStatus] = []
+    then: list[Generation] = []
     left = requests
     for generation in generations:
         if left <= 0 and then:
             break
-        then.append(replace(GenerationStatus.of(generation), count=min(left, generation.count)))
+        then.append(replace(generation, count=min(left, generation.count)))
         left -= generation.count
     return Point(
         requests,

@@ -212,7 +212,7 @@ def _destination(
     check_free(directory)
     is_there = bool(filter_files(directory))
     if is_there:
-        _check_window(found_files(directory)[-1].state.open_until, bloom)
+        _check_window(found_files(directory)[-1].open_until, bloom)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     local = local_backend(

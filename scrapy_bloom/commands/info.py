@@ -30,7 +30,7 @@ from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.generations.policy import window_of
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.queues.sqlite import read_counts
@@ -113,7 +113,7 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
     }
 
 
-def _generation(figures: GenerationStatus) -> _Figures:
+def _generation(figures: Generation) -> _Figures:
     return {
         "number": figures.number,
         "recorded": figures.count,

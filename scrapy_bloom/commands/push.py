@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
-    made_for = found_files(options.path)[-1].header.spider
+    made_for = found_files(options.path)[-1].origin.spider
     project = load_project(settings, options.spider, options.url)
     store = connect(options, project, made_for=made_for)
     with closing(store.server), working(f"Copying to {store.server.address}"):

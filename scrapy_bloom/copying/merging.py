@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -12,14 +11,15 @@ from scrapy_bloom.exceptions import (
     GeometryMismatchError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import FilterDirectory, check_closed, check_free, set_changed_at
+from scrapy_bloom.files.directory import check_closed, check_free, open_files
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.header import State
+from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import FilterReader, status_of
+from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job.paths import file_name, filter_files
+from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
 
 
@@ -41,13 +41,13 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(FilterReader(each))) for each in sources]
         for source, reader in zip(sources, readers, strict=True):
-            check_closed(source, [file.state for file in reader.files])
+            check_closed(source, reader.files)
         parts = _parts([reader.files for reader in readers])
         made = stack.enter_context(new_filter(target, otherwise="another directory"))
         for number, part in enumerate(parts, 1):
             made.append(_merged(target, number, part, in_use=True))
         _forget(target, [reader.forgotten for reader in readers])
-        return status_of(str(target), made)
+        return FilterStatus.of(str(target), made)
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
@@ -65,15 +65,10 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(FilterReader(source)))
-        check_closed(source, [file.state for file in reader.files])
+        check_closed(source, reader.files)
         check_free(target)
-        changed_at = filter_files(target)[-1].stat().st_mtime
-        directory = FilterDirectory(
-            target, fingerprinter=reader.files[-1].header.fingerprinter, job=Job(None, "stop")
-        )
-        directory.lock()
-        stack.callback(directory.unlock)
-        present = directory.load()
+        stack.callback(lock_directory(target).release)
+        present = open_files(target, reader.fingerprinter, Job(None, "stop")).files
         for file in present:
             stack.callback(file.close)
         _parts([present, reader.files])  # checks them
@@ -85,11 +80,11 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
             elif there is not None:
                 bits: BloomFilter = here.filter
                 bits |= there.filter
-                here.save_state(count=_count(bits, [here, there]))
+                here.count = _count(bits, [here, there])
+                here.save()
                 here.sync()
         _forget(target, [reader.forgotten])
-        stack.callback(set_changed_at, present[-1].path, changed_at)
-        return status_of(str(target), present)
+        return FilterStatus.of(str(target), present)
 
 
 def _forget(target: Path, sources: Sequence[ForgottenFile]) -> None:
@@ -102,16 +97,16 @@ def _forget(target: Path, sources: Sequence[ForgottenFile]) -> None:
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
     """Return, for each generation of the result, the files of which it is made, all alike."""
-    newest = [files[-1].header for files in filters]
-    for header in newest[1:]:
-        if header.fingerprinter != newest[0].fingerprinter:
+    newest = [files[-1].origin for files in filters]
+    for origin in newest[1:]:
+        if origin.fingerprinter != newest[0].fingerprinter:
             raise FingerprinterMismatchError(
                 f"the filters were recorded with different REQUEST_FINGERPRINTER_CLASS: "
-                f"{newest[0].fingerprinter!r} and {header.fingerprinter!r}; only the same requests "
+                f"{newest[0].fingerprinter!r} and {origin.fingerprinter!r}; only the same requests "
                 "with the same fingerprints can be merged"
             )
     for files in filters:
-        if any(file.state.open_until for file in files):
+        if any(file.open_until for file in files):
             raise GeometryMismatchError(
                 f"{files[0].path.parent} has a time window (BLOOM_WINDOW_SECS): its generations "
                 "end at times of their own, and cannot be merged"
@@ -138,10 +133,15 @@ def _merged(
     target: Path, number: int, part: Sequence[FilterFile], *, in_use: bool = False
 ) -> FilterFile:
     first = part[0]
-    header = replace(
-        first.header,
-        generation=number,
-        created_at=min(file.header.created_at for file in part),
+    new = FileGeneration(
+        path=target / file_name(number),
+        number=number,
+        geometry=first.geometry,
+        capacity=first.capacity,
+        error_rate=first.error_rate,
+        created_at=min(file.created_at for file in part),
+        origin=first.origin,
+        in_use=in_use,
     )
 
     def fill(bits: BloomFilter) -> int:
@@ -149,12 +149,12 @@ def _merged(
             bits |= file.filter
         return _count(bits, part)
 
-    return FilterFile.create(target / file_name(number), header, State(in_use=in_use), fill)
+    return FilterFile.create(new, fill)
 
 
 def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
     """Return how many requests a merged filter holds: at least as many as each of its sources."""
-    counts = [file.state.count for file in files]
+    counts = [file.count for file in files]
     if len(counts) == 1:
         return counts[0]
     return max(*counts, bits.approximate_count)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import check_free, set_changed_at
+from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
@@ -36,7 +36,8 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
         try:
             yield made
             for file in made:
-                file.save_state(in_use=False)
+                file.in_use = False
+                file.save()
                 file.sync()
         except BaseException:
             for path in [*(file.path for file in made), *forgotten_file.files(target)]:
@@ -45,4 +46,3 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
         finally:
             for file in made:
                 file.close()
-                set_changed_at(file.path)

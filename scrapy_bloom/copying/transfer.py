@@ -13,12 +13,14 @@ from bitarray import bitarray
 from scrapy_bloom.copying.new_filter import new_filter
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import FilterDirectory
+from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.header import Header, State, read_header
+from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.policy import Origin
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -67,15 +69,10 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
     found = filter_files(directory)
     if not found:
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
-    source = FilterDirectory(
-        directory,
-        fingerprinter=read_header(found[-1])[0].fingerprinter,
-        job=Job(None, "stop"),
-    )
+    fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        source.lock()
-        stack.callback(source.unlock)
-        files = source.load()
+        stack.callback(lock_directory(directory).release)
+        files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
         return _uploaded(files, store)
@@ -89,10 +86,10 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
         )
     newest = files[-1]
     info = FilterInfo(
-        salt=newest.header.salt.hex(),
-        fingerprinter=newest.header.fingerprinter,
-        spider=newest.header.spider,
-        created_at=files[0].header.created_at,
+        salt=newest.salt.hex(),
+        fingerprinter=newest.origin.fingerprinter,
+        spider=newest.origin.spider,
+        created_at=files[0].created_at,
     )
     made: list[RedisGeneration] = []
     try:
@@ -145,18 +142,16 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
     received = _Digest()
     with new_filter(target, otherwise="it an empty directory") as files:
         info, generations = store.read_filter()
+        salt = bytes.fromhex(info.salt)
+        origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)
         for each in generations:
-            header = Header(
-                geometry=each.geometry,
-                capacity=each.capacity,
-                error_rate=each.error_rate,
-                salt=bytes.fromhex(info.salt),
-                fingerprinter=info.fingerprinter,
-                spider=info.spider,
-                created_at=each.created_at,
-                generation=each.number,
+            new = FileGeneration(
+                path=target / file_name(each.number),
+                origin=origin,
+                in_use=True,
+                oldest=generations[0].number,
+                **vars(each.figures),
             )
-            state = State(in_use=True, open_until=each.open_until, oldest=generations[0].number)
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
                 for chunk, data in enumerate(chunks_of(store, each)):
@@ -164,7 +159,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
                     bits.add_blocks(each.blocks(chunk).start, data)
                 return each.count
 
-            files.append(FilterFile.create(target / file_name(each.number), header, state, fill))
+            files.append(FilterFile.create(new, fill))
         _compare(received, _Digest.of(_file_chunks(files)), str(target))
         if forgotten := _forgotten(store, info).everything():
             with closing(ForgottenFile(target / forgotten_file.NAME)) as copy:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.files.backend import notes_in_memory
-from scrapy_bloom.generations.status import GenerationStatus
+from scrapy_bloom.generations.policy import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,6 @@ class ThisRun:
         if self._scheduled is not None:
             self._scheduled.add(fingerprint)
 
-    def generations(self) -> Sequence[GenerationStatus]:
+    def generations(self) -> Sequence[Generation]:
         """Return the figures of what is remembered."""
         return self._scheduled.status().generations if self._scheduled is not None else ()

@@ -2,26 +2,21 @@
 
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import FilterDirectory
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.header import Header, State
+from scrapy_bloom.files.generations import FileGenerations
 from scrapy_bloom.files.journal import Journal
-from scrapy_bloom.files.store import FileStore
-from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.log import GenerationLog
-from scrapy_bloom.generations.policy import LocalGeneration, Lookup, Policy, Size
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
+from scrapy_bloom.generations.lifecycle import LifeCycle
+from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.job.requests_seen import import_seen, open_seen
 
 logger = logging.getLogger(__name__)
 
@@ -69,42 +64,41 @@ class LocalBackend:
         claims: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._policy = Policy(
+        self._policy = policy = Policy(
             expected=capacity,
             error_rate=error_rate,
             on_full=on_full,
             window=window_secs,
         )
-        self._salt = salt
-        self._fingerprinter = fingerprinter
-        self._spider = spider
+        self._origin = origin = Origin(salt=salt, fingerprinter=fingerprinter, spider=spider)
         self._clock = clock
-        self._store: FileStore | None = None
-        if directory is not None:
-            place = FilterDirectory(
-                directory, fingerprinter=fingerprinter, job=job or Job(None, "keep")
-            )
-            self._store = FileStore(place, sync_secs, is_crawl=is_crawl)
         self._is_crawl = is_crawl
+        self._store: MemoryGenerations | FileGenerations
+        if directory is None:
+            self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
+        else:
+            self._store = FileGenerations(
+                directory,
+                policy,
+                origin,
+                job=job or Job(None, "keep"),
+                sync_secs=sync_secs,
+                is_crawl=is_crawl,
+                clock=clock,
+                changed=self._changed,
+            )
         path = directory / forgotten_file.NAME if directory is not None else None
         self.forgotten = Forgotten(
             ForgottenFile(path, claims=claims),
             is_shared=path is not None and is_crawl,
         )
-        self._live: list[LocalGeneration] = self._store.live if self._store is not None else []
-        self._kept: list[LocalGeneration] = []  # expired, but this run has recorded in them
-        self._first: float = math.inf  # the number of the generation that it began to record in
-        self._begun_at = 0.0
+        self._life = LifeCycle(policy, self._store, self.forgotten)
         self._last_status: FilterStatus | None = None
         self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
         self._newest: LocalGeneration
-        self._begun = False
         self._next_save: float = math.inf  # at this count, write it down
-        self._grow_at: float = math.inf  # at this count, a new request needs a new generation
-        self._due: float = math.inf  # at this time, a generation ends or expires
-        self._log = GenerationLog()
 
     def open(self) -> None:
         """Lock the directory and open or create the filter in it.
@@ -116,26 +110,16 @@ class LocalBackend:
                 then as it was before.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        if self._store is None:
-            size = self._policy.first()
-            try:
-                self._live.append(self._created(size))
-            except MemoryError:
-                raise StorageError(
-                    f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
-                    "BLOOM_EXPECTED_REQUESTS, or set BLOOM_DIR or JOBDIR to keep it in a file"
-                ) from None
-        else:
-            self._store.load()
-            try:
-                self.forgotten.open()
-                if self._live:
-                    self._log_what_is_kept()
-                else:
-                    self._live.append(self._first_created(self._store.importable()))
-            except BaseException:
-                self._store.unlock()
-                raise
+        self._store.open()
+        try:
+            self.forgotten.open()
+            if self._store.live:
+                self._log_what_is_kept()
+            else:
+                self._store.make_first()
+        except BaseException:
+            self._store.unlock()
+            raise
         self._changed()
 
     def begin(self) -> None:
@@ -143,42 +127,43 @@ class LocalBackend:
 
         From here to `close`, whoever finds the filter knows that its crawl did not end well.
         """
-        if self._begun:
+        store = self._store
+        if store.begun:
             return
-        self._begun = True
-        self._save()
-        if self._store is not None:
-            self._store.begin()
-        newest = self._newest
+        store.begin()
         if self._policy.window:
             self._warn_if_the_clock_went_back()
             # If the window was shortened, so is what is left of the quarter.
-            newest.open_until = min(newest.open_until, self._policy.open_until(self._now()))
-            self._turn()
+            store.extend(min(self._newest.open_until, self._policy.open_until(store.now())))
+            self._life.turn()
             if self._is_crawl:
-                self._first, self._begun_at = self._newest.number, self._now()
-        elif newest.open_until:
-            newest.open_until = 0.0  # there is no window any more
-            self._save()
+                store.run.begin(self._newest.number, store.now())
+        elif self._newest.open_until:
+            store.extend(0.0)  # there is no window any more
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
-        if not self._begun:
+        life = self._life
+        if not self._store.begun:
             self.begin()
-        if self._policy.window and self._clock() >= self._due:
+        if life.has_window and self._clock() >= life.due_at:
             self._turn()
-        if self._newest.count >= self._grow_at:
+        if self._newest.count >= life.grow_at:
             if fingerprint in self._lookup:
                 return self._is_new_once_more(fingerprint)
-            self._grow()
+            life.grow()
         if not self._record(fingerprint):
             return self._is_new_once_more(fingerprint)
         self.forgotten.take(fingerprint)  # new it is anyway, and once
         newest = self._newest
         newest.count += 1
         if newest.count >= self._next_save:
-            self._save()
+            self._next_save = self._store.save()
         return True
+
+    def _turn(self) -> None:
+        self._store.settle()
+        self._life.turn()
 
     def _is_new_once_more(self, fingerprint: bytes) -> bool:
         """Check whether a recorded fingerprint was forgotten; it is not, from now on."""
@@ -198,7 +183,8 @@ class LocalBackend:
         self.forgotten.remove(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        if self._policy.window and self._begun and self._clock() >= self._due:
+        life = self._life
+        if life.has_window and self._store.begun and self._clock() >= life.due_at:
             self._turn()
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
@@ -212,153 +198,37 @@ class LocalBackend:
         try:
             self.forgotten.close()
         finally:
-            if self._store is not None:
-                self._store.close()
+            self._store.close()
 
     def status(self) -> FilterStatus:
         """Return the filter's figures now; after `close`, the last ones."""
         if self._last_status is not None:
             return self._last_status
-        return FilterStatus(
-            location=self._store.location if self._store else "memory",
-            generations=[GenerationStatus.of(each) for each in self._live],
-            error_rate=max(self._policy.error_rate, sum(each.error_rate for each in self._asked)),
-            volatile=[GenerationStatus.of(each) for each in self._kept],
-            errors=self._log.errors + (self._store.errors if self._store else 0),
-            failure=self._log.failure or (self._store.failure if self._store else ""),
-            expired=self._log.expired,
+        store = self._store
+        return self._life.status(
+            store.location, store.live, errors=store.errors, failure=store.failure
         )
-
-    @property
-    def _asked(self) -> list[LocalGeneration]:
-        return [*self._kept, *self._live]
-
-    def _now(self) -> float:
-        # If the clock was set back, time stands still until it has caught up: a request may be
-        # remembered for longer, but never for less than the window.
-        newest = self._live[-1].created_at if self._live else 0.0
-        return max(self._clock(), newest)
-
-    def _turn(self) -> None:
-        """End what has ended: rotate to a new quarter, and let old generations expire."""
-        if self._store is not None:
-            self._store.settle()
-        now = self._now()
-        newest = self._newest
-        if now >= newest.open_until:
-            if newest.count == 0:
-                newest.open_until = self._policy.open_until(now)
-                self._save()
-            else:
-                self._rotate(now)
-        if number := self._policy.expired(self._live, now):
-            self._expire(number)
-        self._changed()
-
-    def _rotate(self, now: float) -> None:
-        ended = self._newest
-        in_quarter = sum(g.count for g in self._live if g.open_until == ended.open_until)
-        try:
-            size = self._policy.first(in_quarter, self._asked)
-            self._append(size, now, self._policy.open_until(now))
-        except (StorageError, MemoryError) as error:
-            ended.open_until = now + (self._policy.open_until(now) - now) / 4
-            self._save()
-            self._log.log_cannot_turn(error)
-            return
-        self._log.log_turn(ended, self._newest)
-
-    def _grow(self) -> None:
-        if self._store is not None:
-            self._store.settle()
-        full = self._newest
-        size = self._policy.next(self._live)
-        try:
-            self._append(size, self._now(), full.open_until)
-        except (StorageError, MemoryError) as error:
-            self._grow_at = full.count + max(1, full.capacity // 20)
-            self._log.log_cannot_grow(error)
-            return
-        self._changed()
-        self._log.log_growth(self._live)
-
-    def _append(self, size: Size, now: float, open_until: float) -> None:
-        """Add a generation; the one before it is complete."""
-        full = self._newest
-        new = self._created(size, full.number + 1, now, open_until)
-        self._live.append(new)
-        self._newest = new
-        if self._store is not None:
-            self._store.save_count(full)
-
-    def _expire(self, number: int) -> None:
-        gone = self._live[:number]
-        del self._live[:number]
-        self._kept += [
-            each for each in gone if self._policy.is_kept(each, self._first, self._begun_at)
-        ]
-        if self._store is not None:
-            self._store.expire(gone, still_asked=self._kept)
-        numbers = [each.number for each in gone]
-        self._log.log_expiry(numbers, sum(each.count for each in gone), self._policy.window)
-        # Recorded before they were forgotten, they have all expired by then.
-        self.forgotten.expire(2 * self._policy.window)
 
     def _changed(self) -> None:
-        """The generations are others than before: look up in these from now on."""
-        self._newest = self._live[-1]
-        self._lookup = lookup = Lookup([each.filter for each in self._asked])
-        self._keep = self._newest.filter.add
-        self._record = lookup.add if len(self._asked) > 1 else self._newest.filter.add
-        if self._store is not None and (journal := self._store.journal) is not None:
-            journal.stand_before(lookup, self._newest.filter.add)
+        """Look up in other generations than before, from now on."""
+        store = self._store
+        self._newest = newest = store.live[-1]
+        asked = [*store.kept, *store.live]
+        self._lookup = lookup = Lookup([each.filter for each in asked])
+        self._keep = newest.filter.add
+        self._record = lookup.add if len(asked) > 1 else newest.filter.add
+        if (journal := store.journal) is not None:
+            journal.stand_before(lookup, newest.filter.add)
             self._lookup, self._record, self._keep = journal, journal.add, journal.keep
-        self._grow_at = self._policy.grow_at(self._live)
-        if self._policy.window:
-            self._due = min(self._newest.open_until, self._policy.next_expiry(self._live))
-        if self._begun:
-            self._save()
-
-    def _first_created(self, importable: Path | None) -> LocalGeneration:
-        if importable is None:
-            return self._created(self._policy.first())
-        seen = open_seen(importable)
-        size = self._policy.first(at_least=seen.count())
-        return self._created(size, fill=lambda new: import_seen(seen, new.add))
-
-    def _created(
-        self,
-        size: Size,
-        number: int = 1,
-        now: float | None = None,
-        open_until: float | None = None,
-        fill: Callable[[BloomFilter], int] | None = None,
-    ) -> LocalGeneration:
-        now = self._now() if now is None else now
-        open_until = self._policy.open_until(now) if open_until is None else open_until
-        salt = self._live[0].filter.salt if self._live else self._salt
-        if self._store is None:
-            bits = size.filter(salt)
-            return LocalGeneration.of(size, number, now, open_until=open_until, filter=bits)
-        header = Header(
-            geometry=size.geometry,
-            capacity=size.capacity,
-            error_rate=size.error_rate,
-            salt=salt or secrets.token_bytes(SALT_BYTES),
-            fingerprinter=self._fingerprinter,
-            spider=self._spider,
-            created_at=now,
-            generation=number,
-        )
-        oldest = self._live[0].number if self._live else number
-        state = State(in_use=self._begun and self._is_crawl, open_until=open_until, oldest=oldest)
-        return self._store.create(header, state, fill)
+        self._life.plan()
+        if store.begun:
+            self._next_save = store.save()
 
     def _log_what_is_kept(self) -> None:
-        policy, first = self._policy, self._live[0].filter
-        if self._salt not in {None, first.salt}:
+        policy, live = self._policy, self._store.live
+        if self._origin.salt not in {None, live[0].filter.salt}:
             logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
-        capacity = sum(each.capacity for each in self._live)
+        capacity = sum(each.capacity for each in live)
         if not policy.window and policy.expected > capacity:
             logger.info(
                 "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
@@ -366,7 +236,7 @@ class LocalBackend:
                 f"{capacity:,}",
                 f"{policy.expected:,}",
             )
-        error_rate = sum(each.error_rate for each in self._live)
+        error_rate = sum(each.error_rate for each in live)
         if policy.is_exceeded(error_rate):
             logger.info(
                 "The filter keeps the error rate that its files were made for, %.2g; "
@@ -383,10 +253,6 @@ class LocalBackend:
                 "requests are remembered for that much longer than BLOOM_WINDOW_SECS",
                 behind,
             )
-
-    def _save(self) -> None:
-        if self._store is not None:
-            self._next_save = self._store.save()
 
 
 def notes_in_memory() -> LocalBackend:

@@ -1,9 +1,11 @@
-"""A directory with the files of one filter: its lock, its generations, and what a crash left."""
+"""A directory with the files of one filter: which of them count, and what a crash left."""
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from scrapy_bloom.exceptions import (
     FilterFileError,
@@ -12,12 +14,11 @@ from scrapy_bloom.exceptions import (
     UncleanShutdownError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.header import Header, State, clip
+from scrapy_bloom.files.header import FileGeneration, clip
 from scrapy_bloom.files.journal import Journal, read_journal, remove_journal
-from scrapy_bloom.files.mapping import FilterFile, FoundFile
-from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import Lock, lock_directory
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.sqlite_files import sync_log
@@ -39,7 +40,7 @@ def check_free(directory: Path) -> None:
     newest = None
     if files := filter_files(directory):
         lock_directory(directory).release()  # first: it says best that a crawl is running
-        check_closed(directory, [FoundFile.at(path).state for path in files])
+        check_closed(directory, [FileGeneration.at(path) for path in files])
         newest = files[-1].stat().st_mtime
     job_dir = directory.parent
     if directory.name == "bloom" and Job(job_dir, "stop").was_killed(newest):
@@ -50,13 +51,13 @@ def check_free(directory: Path) -> None:
         )
 
 
-def check_closed(path: Path, states: Sequence[State]) -> None:
+def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
     """Check that no crawl uses a filter, and none was killed.
 
     Raises:
         UncleanShutdownError: not so.
     """
-    if any(state.in_use for state in states):
+    if any(file.in_use for file in files):
         raise UncleanShutdownError(
             f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
             "queued then would look crawled. Wait for the crawl to end; or start it once more, "
@@ -73,7 +74,9 @@ def set_changed_at(path: Path, when: float = 0.0) -> None:
         os.utime(path, (when, when))
 
 
-def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], list[FoundFile]]:
+def divide(
+    path: Path, files: Sequence[FileGeneration]
+) -> tuple[list[FileGeneration], list[FileGeneration]]:
     """Divide files into those that count and those that the newest one's header says are over.
 
     Args:
@@ -85,14 +88,14 @@ def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], lis
     """
     newest = files[-1]
     for file in files:
-        if file.header.salt != newest.header.salt:
+        if file.salt != newest.salt:
             raise FilterFileError(
                 f"{file.path} and {newest.path} belong to different filters (their salts "
                 "differ); nothing was changed: move away those that do not belong here"
             )
-    expected = range(newest.state.oldest, newest.header.generation + 1)
-    live = [file for file in files if file.header.generation in expected]
-    named = [(file.header.generation, file.path.name) for file in live]
+    expected = range(newest.oldest, newest.number + 1)
+    live = [file for file in files if file.number in expected]
+    named = [(file.number, file.path.name) for file in live]
     if named != [(number, file_name(number)) for number in expected]:
         raise FilterFileError(
             f"{path} does not hold all generations of the filter, numbers {expected[0]} "
@@ -102,135 +105,116 @@ def divide(path: Path, files: Sequence[FoundFile]) -> tuple[list[FoundFile], lis
     return live, [file for file in files if file not in live]
 
 
-class FilterDirectory:
-    """The files of one filter, held by one crawl at a time.
+class Opened(NamedTuple):
+    """The open files of a filter.
+
+    Attributes:
+        files: of the live generations, oldest first; none if there is no filter (any more).
+        journal: what is recorded first, if the job has a queue that survives.
+        importable: the job's requests.seen, if a new filter shall begin with it.
+    """
+
+    files: list[FilterFile]
+    journal: Journal | None
+    importable: Path | None
+
+
+def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
+    """Open the files of the live generations, once a kill is dealt with.
 
     Args:
-        path: the directory; made if missing.
+        path: the directory; it is locked.
         fingerprinter: import path of what makes the fingerprints. A filter recorded under
             another one is refused.
         job: the crawl's job directory, and what to do with a filter that its last run did not
             close.
 
-    Attributes:
-        was_kept_unclean: what `load` returned had not been closed: its counts may be low.
-        journal: after `load`, what is recorded first, if the job has a queue that survives.
-        importable: after `load`, the job's requests.seen if a new filter shall begin with it.
+    Raises:
+        StorageError: or one of its children: a file is missing, unusable or of another
+            fingerprinter, or was not closed and shall be looked at. All is then as it was.
     """
-
-    def __init__(self, path: Path, *, fingerprinter: str, job: Job) -> None:
-        self.path = path
-        self._fingerprinter = fingerprinter
-        self.job = job
-        self._lock: Lock | None = None
-        self.was_kept_unclean = False
-        self.importable: Path | None = None
-        self.journal: Journal | None = None
-
-    def lock(self) -> None:
-        """Take the directory for this crawl; see `lock_directory`."""
-        self._lock = lock_directory(self.path)
-
-    def unlock(self) -> None:
-        """Let the directory go."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def load(self) -> list[FilterFile]:
-        """Open the live generations, oldest first; none if there is no filter (any more).
-
-        Raises:
-            StorageError: or one of its children: a file is missing, unusable or of another
-                fingerprinter, or was not closed and shall be looked at. All is then as it was.
-        """
-        try:
-            with contextlib.ExitStack() as stack:
-                live, over = self._found()
-                opened = [
-                    stack.enter_context(contextlib.closing(FilterFile.open(file.path)))
-                    for file in live
-                ]
-                for file in over:
-                    with contextlib.suppress(OSError):  # the next run tries again
-                        file.path.unlink()
-                self._settle_journal(opened)
-                stack.pop_all()  # they stay open
-        except OSError as error:
-            raise StorageError(
-                f"{self.path} cannot be prepared for the crawl: {error}; make that possible, or "
-                "give the crawl another JOBDIR or BLOOM_DIR"
-            ) from error
-        return opened
-
-    def sync_queue(self) -> None:
-        """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
-
-        What has failed is removed from the queue once it is forgotten.
-        """
-        sync_log(self.path / forgotten_file.NAME)
-        self.job.sync_queue()
-
-    def _found(self) -> tuple[list[FoundFile], list[FoundFile]]:
-        """Return the files that count, and those that are over, once a kill is dealt with."""
-        files = [FoundFile.at(path) for path in filter_files(self.path)]
-        for file in files:
-            self._check_fingerprinter(file)
-        for draft in self.path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
+    try:
+        found = [FileGeneration.at(each) for each in filter_files(path)]
+        for file in found:
+            _check_fingerprinter(file, fingerprinter)
+        for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
             draft.unlink()
-        self.importable = None if files else self._seen_of_the_queue()
-        if self._is_unclean(files) and self._set_aside_unclean(files):
-            self.importable = None
-            return [], []
-        return divide(self.path, files) if files else ([], [])
+        importable = None if found else _seen_of_the_queue(path, job)
+        is_unclean = _is_unclean(found, job)
+        if is_unclean and _set_aside_unclean(path, found, job):
+            found, importable = [], None
+        live, over = divide(path, found) if found else ([], [])
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
+            ]
+            for file in over:
+                with contextlib.suppress(OSError):  # the next run tries again
+                    file.path.unlink()
+            if is_unclean and opened:
+                _restore(path, opened[-1], job)
+            remove_journal(path)
+            journal = Journal(path, partial(sync_queue, path, job)) if job.has_own_queue else None
+            stack.pop_all()  # they stay open
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
+            "give the crawl another JOBDIR or BLOOM_DIR"
+        ) from error
+    return Opened(opened, journal, importable)
 
-    def create(
-        self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None = None
-    ) -> FilterFile:
-        """Make the file of a new generation: see `FilterFile.create`."""
-        return FilterFile.create(self.path / file_name(header.generation), header, state, fill)
 
-    def _settle_journal(self, opened: Sequence[FilterFile]) -> None:
-        """Record what was kept in the journal of a run that was killed, and begin a new one."""
-        if self.was_kept_unclean and opened and not self.job.was_machine_restarted:
-            recent = read_journal(self.path) or ()
-            self.sync_queue()
-            for fingerprint in recent:
-                opened[-1].filter.add(fingerprint)
-        remove_journal(self.path)
-        if self.job.has_own_queue:
-            self.journal = Journal(self.path, self.sync_queue)
+def sync_queue(path: Path, job: Job) -> None:
+    """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
 
-    def _seen_of_the_queue(self) -> Path | None:
-        """Return the job's requests.seen, if its queue and our filter were not set aside."""
-        return None if jobdir.was_set_aside(self.path, _FILES) else self.job.importable()
+    What has failed is removed from the queue once it is forgotten.
+    """
+    sync_log(path / forgotten_file.NAME)
+    job.sync_queue()
 
-    def _is_unclean(self, files: Sequence[FoundFile]) -> bool:
-        if any(file.state.in_use for file in files):
-            return True
-        if self.job.is_queue_lost and any(file.state.count for file in files):
-            return True  # what was queued would look crawled
-        return self.job.was_killed(files[-1].path.stat().st_mtime if files else None)
 
-    def _check_fingerprinter(self, file: FoundFile) -> None:
-        if file.header.fingerprinter != clip(self._fingerprinter):
-            raise FingerprinterMismatchError(
-                f"{file.path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
-                f"{file.header.fingerprinter!r}, and this crawl has {self._fingerprinter!r}: no "
-                "request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or use "
-                "another JOBDIR or BLOOM_DIR"
-            )
+def _restore(path: Path, newest: FilterFile, job: Job) -> None:
+    """Record what was kept in the journal of a run that was killed, and count what it had not."""
+    if not job.was_machine_restarted:
+        recent = read_journal(path) or ()
+        sync_queue(path, job)
+        for fingerprint in recent:
+            newest.filter.add(fingerprint)
+    # Each kill costs a little of the count: left alone, that adds up over many.
+    newest.count = max(newest.count, newest.filter.approximate_count)
 
-    def _set_aside_unclean(self, files: Sequence[FoundFile]) -> bool:
-        """Deal with a filter or job that was not closed; True if it is out of the way now."""
-        paths = [file.path for file in files]
-        forgotten = [path for path in [self.path / forgotten_file.NAME] if path.exists()]
-        is_away = self.job.recover(
-            files[-1].path if files else None,
-            sum(file.state.count for file in files) if files else None,
-            # The newest file, which says that it is in use, last.
-            lambda: [str(jobdir.set_aside(path)) for path in [*forgotten, *paths]],
-            is_behind_queue=read_journal(self.path) is not None,
+
+def _seen_of_the_queue(path: Path, job: Job) -> Path | None:
+    """Return the job's requests.seen, if its queue and our filter were not set aside."""
+    return None if jobdir.was_set_aside(path, _FILES) else job.importable()
+
+
+def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
+    if any(file.in_use for file in files):
+        return True
+    if job.is_queue_lost and any(file.count for file in files):
+        return True  # what was queued would look crawled
+    return job.was_killed(files[-1].path.stat().st_mtime if files else None)
+
+
+def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
+    if file.origin.fingerprinter != clip(fingerprinter):
+        raise FingerprinterMismatchError(
+            f"{file.path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
+            f"{file.origin.fingerprinter!r}, and this crawl has {fingerprinter!r}: no "
+            "request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or use "
+            "another JOBDIR or BLOOM_DIR"
         )
-        self.was_kept_unclean = not is_away
-        return is_away
+
+
+def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:
+    """Deal with a filter or job that was not closed; True if it is out of the way now."""
+    paths = [file.path for file in files]
+    forgotten = [each for each in [path / forgotten_file.NAME] if each.exists()]
+    return job.recover(
+        paths[-1] if paths else None,
+        sum(file.count for file in files) if files else None,
+        # The newest file, which says that it is in use, last.
+        lambda: [str(jobdir.set_aside(each)) for each in [*forgotten, *paths]],
+        is_behind_queue=read_journal(path) is not None,
+    )

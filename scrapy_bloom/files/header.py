@@ -38,7 +38,7 @@ from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.plausible import check_generation
-from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.generations.policy import Generation, Origin
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
@@ -57,102 +57,89 @@ _MAX_COUNT = _IN_USE - 1
 _MAX_VALUE = (1 << 48) - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """Holds what never changes in a filter file: its shape, its salt, whose requests it holds."""
-
-    geometry: Geometry
-    capacity: int
-    error_rate: float
-    salt: bytes
-    fingerprinter: str
-    spider: str
-    created_at: float
-    generation: int = 1
-
-    def pack(self) -> bytes:
-        """Return the header's bytes up to and with its CRC."""
-        head = _FIXED.pack(
-            MAGIC,
-            FORMAT_VERSION,
-            HASH_SCHEME,
-            _PLAIN,
-            self.geometry.num_hashes,
-            self.geometry.num_blocks,
-            self.capacity,
-            self.error_rate,
-            self.created_at,
-            self.generation,
-            self.salt,
-        )
-        body = head + _pack_text(self.fingerprinter) + _pack_text(self.spider)
-        body = body.ljust(_CRC_OFFSET, b"\0")
-        return body + _CRC.pack(binascii.crc32(body))
-
-
-@dataclass(frozen=True)
-class State:
-    """Holds what changes in a filter file.
+@dataclass(eq=False, kw_only=True)
+class FileGeneration(Generation):
+    """A generation in a file, as the header of the file has it.
 
     Attributes:
-        count: requests recorded.
+        path: of the file.
+        origin: what all generations of the filter have in common, with its salt.
         in_use: whether a crawl uses it now, or did and never closed it.
-        open_until: no request is recorded after this time, in seconds since 1970; 0: no end.
         oldest: number of the oldest generation that still counts; older files can go.
     """
 
-    count: int = 0
+    path: Path
+    origin: Origin
     in_use: bool = False
-    open_until: float = 0.0
     oldest: int = 1
 
-    def pack(self) -> list[int]:
-        """Return three native 64-bit words whose bytes in memory are big-endian."""
-        values = (
-            self.oldest,
-            math.ceil(self.open_until * 1000),
-            min(self.count, _MAX_COUNT) | (_IN_USE if self.in_use else 0),
-        )
-        words = []
-        for value in values:
-            data = min(value, _MAX_VALUE).to_bytes(6, "big")
-            words.append(int.from_bytes(data + _word_crc(data).to_bytes(2, "big"), sys.byteorder))
-        return words
+    @classmethod
+    def at(cls, path: Path) -> "FileGeneration":
+        """Read and verify the header of a file, without changing or locking anything.
+
+        Raises:
+            FilterFileError: the file is truncated, foreign, damaged, of a newer format or has
+                counters.
+            StorageError: it cannot be read.
+        """
+        try:
+            with path.open("rb") as file:
+                raw = file.read(HEADER_BYTES)
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
+        found = _unpack(path, raw)
+        expected = HEADER_BYTES + found.geometry.nbytes
+        if size != expected:
+            raise _unusable(path, f"has {size:,} bytes where its header promises {expected:,}")
+        return found
+
+    @property
+    def salt(self) -> bytes:
+        """The salt of the filter, 16 bytes."""
+        assert self.origin.salt is not None
+        return self.origin.salt
 
 
-def write_state(words: memoryview, state: State) -> None:
-    """Store the state in a mapped header, word by word.
+def pack_header(file: FileGeneration) -> bytes:
+    """Return the bytes of a header up to and with its CRC: what never changes."""
+    head = _FIXED.pack(
+        MAGIC,
+        FORMAT_VERSION,
+        HASH_SCHEME,
+        _PLAIN,
+        file.geometry.num_hashes,
+        file.geometry.num_blocks,
+        file.capacity,
+        file.error_rate,
+        file.created_at,
+        file.number,
+        file.salt,
+    )
+    body = head + _pack_text(file.origin.fingerprinter) + _pack_text(file.origin.spider)
+    body = body.ljust(_CRC_OFFSET, b"\0")
+    return body + _CRC.pack(binascii.crc32(body))
+
+
+def write_state(words: memoryview, file: FileGeneration) -> None:
+    """Store what changes in a mapped header, word by word.
 
     Args:
         words: the header as native 64-bit words.
-        state: what to store. The order is such that at no instant too little is promised: the
+        file: what to store. The order is such that at no instant too little is promised: the
             count and the in-use flag come last.
     """
-    for index, word in enumerate(state.pack(), _WORDS_OFFSET // 8):
-        words[index] = word
+    values = (
+        file.oldest,
+        math.ceil(file.open_until * 1000),
+        min(file.count, _MAX_COUNT) | (_IN_USE if file.in_use else 0),
+    )
+    for index, value in enumerate(values, _WORDS_OFFSET // 8):
+        data = min(value, _MAX_VALUE).to_bytes(6, "big")
+        words[index] = int.from_bytes(data + _word_crc(data).to_bytes(2, "big"), sys.byteorder)
 
 
-def read_header(path: Path) -> tuple[Header, State]:
-    """Read and verify the header of a filter file, without changing or locking anything.
-
-    Raises:
-        FilterFileError: the file is truncated, foreign, damaged, of a newer format or has counters.
-        StorageError: it cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(HEADER_BYTES)
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-    header, state = _unpack(path, raw)
-    expected = HEADER_BYTES + header.geometry.nbytes
-    if size != expected:
-        raise _unusable(path, f"has {size:,} bytes where its header promises {expected:,}")
-    return header, state
-
-
-def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
+def _unpack(path: Path, raw: bytes) -> FileGeneration:
     if not raw.startswith(MAGIC):
         if not raw:
             raise _unusable(path, "is empty")
@@ -185,35 +172,29 @@ def _unpack(path: Path, raw: bytes) -> tuple[Header, State]:
         raise FilterFileError(f"{path} {WITH_COUNTERS}")
     if scheme != HASH_SCHEME or variant != _PLAIN:
         raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
-    header = Header(
+    oldest, milliseconds, count = _unpack_state(path, raw[_WORDS_OFFSET:])
+    found = FileGeneration(
+        path=path,
+        number=number,
         geometry=Geometry(num_blocks, num_hashes),
         capacity=capacity,
         error_rate=error_rate,
-        salt=salt,
-        fingerprinter=_unpack_text(raw, _FIXED.size),
-        spider=_unpack_text(raw, _FIXED.size + _TEXT.size),
         created_at=created_at,
-        generation=number,
+        open_until=milliseconds / 1000,
+        count=count & _MAX_COUNT,
+        origin=Origin(
+            salt=salt,
+            fingerprinter=_unpack_text(raw, _FIXED.size),
+            spider=_unpack_text(raw, _FIXED.size + _TEXT.size),
+        ),
+        in_use=bool(count & _IN_USE),
+        oldest=oldest,
     )
-    state = _unpack_state(path, raw[_WORDS_OFFSET:])
     try:
-        check_generation(generation_of(header, state), oldest=state.oldest)
+        check_generation(found, oldest=oldest)
     except ValueError as error:
         raise _unusable(path, f"has figures in its header that cannot be ({error})") from None
-    return header, state
-
-
-def generation_of(header: Header, state: State) -> Generation:
-    """Return the figures of a generation, as the header of its file has them."""
-    return Generation(
-        number=header.generation,
-        geometry=header.geometry,
-        capacity=header.capacity,
-        error_rate=header.error_rate,
-        created_at=header.created_at,
-        open_until=state.open_until,
-        count=state.count,
-    )
+    return found
 
 
 def _unusable(path: Path, what: str) -> FilterFileError:
@@ -224,19 +205,13 @@ def _unusable(path: Path, what: str) -> FilterFileError:
     )
 
 
-def _unpack_state(path: Path, raw: bytes) -> State:
+def _unpack_state(path: Path, raw: bytes) -> list[int]:
     values = []
     for data, crc in struct.iter_unpack(">6sH", raw):
         if _word_crc(data) != crc:
             raise _unusable(path, "has a damaged header (the checksum of its state is wrong)")
         values.append(int.from_bytes(data, "big"))
-    oldest, milliseconds, count = values
-    return State(
-        count=count & _MAX_COUNT,
-        in_use=bool(count & _IN_USE),
-        open_until=milliseconds / 1000,
-        oldest=oldest,
-    )
+    return values
 
 
 def _word_crc(data: bytes) -> int:

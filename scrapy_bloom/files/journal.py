@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from scrapy_bloom.generations.policy import Lookup
+from scrapy_bloom.generations.lookup import Lookup
 
 _NAMES = ("journal-1", "journal-2")
 _LENGTH_BYTES = 4

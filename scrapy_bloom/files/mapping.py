@@ -6,54 +6,31 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.header import (
-    HEADER_BYTES,
-    Header,
-    State,
-    generation_of,
-    read_header,
-    write_state,
-)
+from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, pack_header, write_state
+from scrapy_bloom.files.local import LocalGeneration
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.policy import Generation
 
 _ZEROS = bytes(1 << 20)
 
 
-@dataclass(eq=False)
-class FoundFile:
-    """A filter file as it was found, not yet opened."""
+class FilterFile(FileGeneration, LocalGeneration):
+    """A generation whose file is mapped. Made by `create` or `open`.
 
-    path: Path
-    header: Header
-    state: State
+    Attributes:
+        filter: the bits in it.
+    """
 
-    @classmethod
-    def at(cls, path: Path) -> "FoundFile":
-        """Read the header of a file; see `read_header`."""
-        return FoundFile(path, *read_header(path))
-
-    @property
-    def figures(self) -> Generation:
-        """The figures of the generation in it, as its header has them."""
-        return generation_of(self.header, self.state)
-
-
-class FilterFile(FoundFile):
-    """A filter file, mapped for reading and writing. Made by `create` or `open`."""
-
-    def __init__(self, path: Path, header: Header, state: State, *, readonly: bool = False) -> None:
-        super().__init__(path, header, state)
-        self._fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
+    def __init__(self, found: FileGeneration, *, readonly: bool = False) -> None:
+        super().__init__(**vars(found))
+        self._fd = os.open(found.path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
         try:
             self._map = mmap.mmap(
                 self._fd,
-                HEADER_BYTES + header.geometry.nbytes,
+                HEADER_BYTES + found.geometry.nbytes,
                 access=mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE,
             )
         except BaseException:
@@ -63,10 +40,10 @@ class FilterFile(FoundFile):
         self._words = self._view[:HEADER_BYTES].cast("Q")
         self.filter = BloomFilter.over(
             self._view[HEADER_BYTES:],
-            header.geometry,
-            capacity=header.capacity,
-            error_rate=header.error_rate,
-            salt=header.salt,
+            found.geometry,
+            capacity=found.capacity,
+            error_rate=found.error_rate,
+            salt=found.salt,
         )
 
     @classmethod
@@ -81,9 +58,9 @@ class FilterFile(FoundFile):
             FilterFileError: the file is truncated, foreign, damaged or of a newer format.
             StorageError: it cannot be read, or written.
         """
-        header, state = read_header(path)
+        found = FileGeneration.at(path)
         try:
-            return cls(path, header, state, readonly=readonly)
+            return cls(found, readonly=readonly)
         except OSError as error:
             why = error.strerror or error
             if readonly:
@@ -95,34 +72,30 @@ class FilterFile(FoundFile):
 
     @classmethod
     def create(
-        cls,
-        path: Path,
-        header: Header,
-        state: State,
-        fill: Callable[[BloomFilter], int] | None = None,
+        cls, new: FileGeneration, fill: Callable[[BloomFilter], int] | None = None
     ) -> "FilterFile":
         """Make a new file with all its space reserved; it appears whole or not at all.
 
         Args:
-            path: where; nothing may be there yet.
-            header: what to write into it.
-            state: how it begins.
+            new: what to write into its header, and where; nothing may be there yet.
             fill: adds what the filter shall hold from the start, and returns how many it was.
 
         Raises:
             StorageError: no space or no right to write; what was begun is removed.
         """
+        path = new.path
         if path.exists():
             raise StorageError(f"{path} exists already; it is not replaced")
         draft = path.with_name(path.name + ".tmp")
-        size = HEADER_BYTES + header.geometry.nbytes
+        size = HEADER_BYTES + new.geometry.nbytes
         try:
             _reserve(draft, size)
             with draft.open("r+b") as opened:
-                opened.write(header.pack())
+                opened.write(pack_header(new))
             with contextlib.ExitStack() as stack:
-                file = stack.enter_context(contextlib.closing(cls(draft, header, state)))
-                file.save_state(count=fill(file.filter) if fill else 0)
+                file = stack.enter_context(contextlib.closing(cls(replace(new, path=draft))))
+                file.count = fill(file.filter) if fill else 0
+                file.save()
                 file.sync()
                 draft.rename(path)
                 stack.pop_all()  # it stays open
@@ -136,14 +109,9 @@ class FilterFile(FoundFile):
         _sync_directory(path.parent)
         return file
 
-    def save_state(self, **changes: Any) -> None:
-        """Write a changed state into the mapping; it survives a kill at any instant.
-
-        Args:
-            changes: attributes of `State` with their new values.
-        """
-        self.state = replace(self.state, **changes)
-        write_state(self._words, self.state)
+    def save(self) -> None:
+        """Write what has changed of it into the header; it survives a kill at any instant."""
+        write_state(self._words, self)
 
     def sync(self) -> None:
         """Write everything changed so far to the disk. May run in another thread.

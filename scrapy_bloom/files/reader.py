@@ -1,7 +1,7 @@
 """Look at the files of a filter, also of a running crawl, without any change to them."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -9,10 +9,11 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import divide
 from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.journal import read_journal
-from scrapy_bloom.files.mapping import FilterFile, FoundFile
-from scrapy_bloom.generations.policy import Lookup, unexpired
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job.locks import LOCK_NAME, is_held
 from scrapy_bloom.job.paths import filter_files
 
@@ -35,7 +36,7 @@ def filter_directory(path: Path) -> Path:
     return inner
 
 
-def found_files(path: Path) -> list[FoundFile]:
+def found_files(path: Path) -> list[FileGeneration]:
     """Read the headers of a filter's live generations, oldest first, at least one.
 
     Args:
@@ -46,7 +47,7 @@ def found_files(path: Path) -> list[FoundFile]:
         StorageError: there is no filter.
     """
     if path.is_file():
-        return [FoundFile.at(path)]
+        return [FileGeneration.at(path)]
     directory = filter_directory(path)
     # A crawl may just remove files that are over; those that count are found the next time.
     for is_last in (False, True):
@@ -54,7 +55,7 @@ def found_files(path: Path) -> list[FoundFile]:
         if not found:
             break
         try:
-            live, _ = divide(directory, [FoundFile.at(each) for each in found])
+            live, _ = divide(directory, [FileGeneration.at(each) for each in found])
         except StorageError:
             if is_last:
                 raise
@@ -74,16 +75,6 @@ def forgotten_beside(path: Path) -> ForgottenFile:
     """
     directory = path.parent if path.is_file() else filter_directory(path)
     return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
-
-
-def status_of(location: str, files: Iterable[FoundFile]) -> FilterStatus:
-    """Return the figures of a filter, as the headers of its files have them.
-
-    Args:
-        location: where it is, for people.
-        files: one for each generation, oldest first.
-    """
-    return FilterStatus.of(location, [each.figures for each in files])
 
 
 class FilterReader:
@@ -122,12 +113,11 @@ class FilterReader:
         self._recent = frozenset(recent or ())
         newest = self.files[-1]
         self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
-        self.spider, self.fingerprinter = newest.header.spider, newest.header.fingerprinter
-        self.salt = newest.header.salt.hex()
+        self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
+        self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]
-        live = {each.number for each in unexpired(self.generations, time.time(), window)}
-        bits = [file.filter for file in self.files if file.header.generation in live]
+        bits = [file.filter for file in unexpired(self.files, time.time(), window)]
         self._lookup = Lookup(bits) if bits else None
         self.forgotten = forgotten_beside(path)
 
@@ -156,7 +146,7 @@ class FilterReader:
 
     def is_closed(self) -> bool | None:
         """Check that the last crawl with the filter has closed it."""
-        return not any(file.state.in_use for file in self.files)
+        return not any(file.in_use for file in self.files)
 
     def is_in_use(self) -> bool | None:
         """Check whether a crawl has the filter now; None where that cannot be told."""

@@ -47,14 +47,15 @@ class GenerationLog:
             f"{ended.count:,}",
         )
 
-    def log_expiry(self, numbers: Sequence[int], count: int, window: float) -> None:
-        """Log that generations with so many requests have expired."""
+    def log_expiry(self, gone: Sequence[Generation], window: float) -> None:
+        """Log that generations have expired."""
+        count = sum(each.count for each in gone)
         self.expired += count
         logger.info(
             "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
             f"{count:,}",
             window,
-            ", ".join(map(str, numbers)),
+            ", ".join(str(each.number) for each in gone),
         )
 
     def log_cannot_grow(self, error: Exception) -> None:

@@ -20,19 +20,19 @@ from then on is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, TypeVar
 
+from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import make_hasher
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(kw_only=True)
 class Generation:
     """The figures of a filter among others.
 
@@ -66,19 +66,52 @@ class Generation:
             **more,
         )
 
+    @property
+    def figures(self) -> "Generation":
+        """A copy of the figures, which stays as it is now, and holds nothing else."""
+        return Generation(**{each.name: getattr(self, each.name) for each in fields(Generation)})
+
+    @property
+    def offered(self) -> int:
+        """Requests that came, with those that it is expected to have taken for seen."""
+        return sizing.expected_offered(self.geometry.num_bits, self.geometry.num_hashes, self.count)
+
+    @property
+    def fill_ratio(self) -> float:
+        """Share of its bits that are set, 0 to 1; expected, without reading them."""
+        return sizing.classic_fill_ratio(
+            self.geometry.num_bits, self.geometry.num_hashes, self.offered
+        )
+
+    @property
+    def error_rate_now(self) -> float:
+        """Its false-positive rate with what is recorded now, 0 to 1."""
+        num_blocks, num_hashes, _ = self.geometry
+        return sizing.block_error_rate(num_blocks, num_hashes, self.offered)
+
+    @property
+    def expected_false_drops(self) -> float:
+        """Requests that it is expected to have taken for seen as it filled."""
+        num_blocks, num_hashes, _ = self.geometry
+        return sizing.expected_false_drops(num_blocks, num_hashes, self.offered)
+
 
 _G = TypeVar("_G", bound=Generation)
 
 
-@dataclass(eq=False, kw_only=True)
-class LocalGeneration(Generation):
-    """A generation whose bits are at hand.
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a filter holds, and whose; all its generations have it in common.
 
     Attributes:
-        filter: the bits.
+        salt: 16 bytes, mixed into every hash; None: random ones for a new filter.
+        fingerprinter: import path of what makes the fingerprints.
+        spider: the spider's name, for information.
     """
 
-    filter: BloomFilter
+    salt: bytes | None = None
+    fingerprinter: str = ""
+    spider: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,18 +220,6 @@ class Policy:
                 number += 1
         return number
 
-    def is_kept(self, expired: Generation, first: float, begun_at: float) -> bool:
-        """Check that a run goes on to ask a generation that has expired.
-
-        Args:
-            expired: the generation.
-            first: the number of the generation that the run began to record in.
-            begun_at: when it did.
-        """
-        # A quarter more: the clock that says when the run has lasted for a window is another one.
-        until = begun_at + self.window * (1 + 1 / ROTATIONS)
-        return expired.number >= first and expired.created_at <= until
-
     def next_expiry(self, live: Sequence[Generation]) -> float:
         """Return when the oldest generation expires; infinite if none does."""
         if self.window and len(live) > 1:
@@ -260,36 +281,3 @@ def _end(each: Generation, following: Generation) -> float:
     if each.open_until:
         return min(each.open_until, following.created_at)
     return following.created_at
-
-
-class Lookup:
-    """Asking and recording over the filters of all live generations at once, oldest first.
-
-    A fingerprint is hashed once for all of them: they have one salt, and those with fewer hashes
-    take the first ones.
-    """
-
-    def __init__(self, live: Sequence[BloomFilter]) -> None:
-        self.newest = live[-1]
-        # The newest of the others first: it is the largest, and holds most of what is asked for.
-        self._others = list(reversed(live[:-1]))
-        self._num_hashes = self.newest.num_hashes
-        most = max(each.num_hashes for each in live)
-        self._exact = most == self._num_hashes
-        self._locate = make_hasher(self.newest.salt, most)
-
-    def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint in the newest generation, unless any holds it; True if new."""
-        block_hash, positions = self._locate(fingerprint)
-        for each in self._others:
-            if each.has_hashed(block_hash, positions):
-                return False
-        if not self._exact:
-            positions = positions[: self._num_hashes]
-        return self.newest.add_hashed(block_hash, positions)
-
-    def __contains__(self, fingerprint: bytes) -> bool:
-        block_hash, positions = self._locate(fingerprint)
-        return self.newest.has_hashed(block_hash, positions) or any(
-            each.has_hashed(block_hash, positions) for each in self._others
-        )

@@ -4,55 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scrapy_bloom.filters import sizing
-from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.policy import Generation, rate_asked
-
-
-@dataclass(frozen=True)
-class GenerationStatus:
-    """One generation's figures at one moment: see `Generation`."""
-
-    number: int
-    geometry: Geometry
-    capacity: int
-    error_rate: float
-    count: int
-
-    @classmethod
-    def of(cls, generation: Generation) -> "GenerationStatus":
-        """Return the figures of a generation now."""
-        return cls(
-            generation.number,
-            generation.geometry,
-            generation.capacity,
-            generation.error_rate,
-            generation.count,
-        )
-
-    @property
-    def offered(self) -> int:
-        """Requests that came, with those that it is expected to have taken for seen."""
-        return sizing.expected_offered(self.geometry.num_bits, self.geometry.num_hashes, self.count)
-
-    @property
-    def fill_ratio(self) -> float:
-        """Share of its bits that are set, 0 to 1; expected, without reading them."""
-        return sizing.classic_fill_ratio(
-            self.geometry.num_bits, self.geometry.num_hashes, self.offered
-        )
-
-    @property
-    def error_rate_now(self) -> float:
-        """Its false-positive rate with what is recorded now, 0 to 1."""
-        num_blocks, num_hashes, _ = self.geometry
-        return sizing.block_error_rate(num_blocks, num_hashes, self.offered)
-
-    @property
-    def expected_false_drops(self) -> float:
-        """Requests that it is expected to have taken for seen as it filled."""
-        num_blocks, num_hashes, _ = self.geometry
-        return sizing.expected_false_drops(num_blocks, num_hashes, self.offered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +24,12 @@ class FilterStatus:
     """
 
     location: str
-    generations: Sequence[GenerationStatus]
+    generations: Sequence[Generation]
     error_rate: float
     errors: int = 0
     failure: str = ""
     expired: int = 0
-    volatile: Sequence[GenerationStatus] = ()
+    volatile: Sequence[Generation] = ()
     more: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -91,7 +43,7 @@ class FilterStatus:
         """
         return cls(
             location=location,
-            generations=[GenerationStatus.of(each) for each in live],
+            generations=[each.figures for each in live],
             error_rate=rate_asked(live, on_full),
         )
 

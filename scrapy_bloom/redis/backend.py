@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.growth import SharedGrowth
 from scrapy_bloom.redis.job import SharedJob
 from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -96,8 +96,8 @@ class RedisBackend:
             ),
             is_shared=True,
         )
-        self._growth = SharedGrowth(self._shared, self.forgotten)
-        self._lookup = SharedLookup(self._shared, self._growth, trust_secs)
+        self._life = LifeCycle(self._policy, self._shared, self.forgotten)
+        self._lookup = SharedLookup(self._shared, self._life, trust_secs)
         self._epoch = ""
 
     def open(self) -> None:
@@ -136,13 +136,20 @@ class RedisBackend:
     def begin(self) -> None:
         """Begin the crawl: note that the job is in use."""
         self._job.begin(self._shared.epoch)
-        self._growth.begin()
+        newest = self._known.newest if self._known.live else None
+        if newest is not None and newest.open_until and not self._life.has_window:
+            # There is no window any more: what is recorded now shall not end with the quarter.
+            try:
+                self._shared.append(self._policy.first(), 0.0)
+            except NoRoomError as error:
+                self._shared.extend(0.0)
+                self._life.log.log_cannot_turn(error)
         self._known.begin_run(self._shared.now())
 
     def _changed(self) -> None:
         """Note that the generations are others than before."""
         self._job.goes_on_with(self._shared.epoch)
-        self._growth.plan()
+        self._life.plan()
         if self._epoch != self._shared.epoch:
             self._epoch = self._shared.epoch
             self.forgotten.open()
@@ -256,16 +263,9 @@ class RedisBackend:
             return self._last_status
         # Without any: what the next request would create.
         live = self._known.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
-        return FilterStatus(
-            location=f"{self._server.address}, key {self._store.key}",
-            generations=[GenerationStatus.of(each) for each in live],
-            error_rate=max(
-                self._policy.error_rate, sum(each.error_rate for each in self._known.live)
-            ),
-            volatile=[GenerationStatus.of(each) for each in self._known.kept],
-            errors=self._growth.log.errors,
-            failure=self._growth.log.failure,
-            expired=self._growth.log.expired,
+        return self._life.status(
+            f"{self._server.address}, key {self._store.key}",
+            live,
             more={
                 "redis/round_trips": self._server.round_trips,
                 "redis/mirror_hits": self._lookup.mirror_hits,

@@ -2,15 +2,15 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
-from scrapy_bloom.generations.policy import Size
+from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.policy import Generation, Size
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.redis.counts import SharedCounts
-from scrapy_bloom.redis.keys.blocks import NoRoomError
 from scrapy_bloom.redis.keys.lock import LEASE_SECS, Patience
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -194,22 +194,18 @@ class SharedGenerations:
                 self.counts.drop()
         return self.store.read()
 
-    def follow(self, ended: RedisGeneration, size: Size, open_until: float) -> None:
-        """Go on to the generation after one that is over; make it, unless another crawler does.
-
-        Args:
-            ended: the newest as far as we know.
-            size: of the next one, if we make it.
-            open_until: likewise.
+    def follow(self, sealed: RedisGeneration) -> None:
+        """Go on to the generation after the newest that we know; make it, unless another does.
 
         Raises:
             NoRoomError: the server's memory is full.
         """
+        size = self.wanted.policy.next(self.known.live)
 
         def is_followed() -> bool:
-            if not self.append(size, open_until):
+            if not self.append(size, sealed.open_until):
                 self.refresh()
-            return self.known.newest is not ended
+            return self.known.newest is not sealed
 
         self._patience.wait_until(is_followed)
 
@@ -220,6 +216,8 @@ class SharedGenerations:
             NoRoomError: the server's memory is full.
         """
         ended = self.known.newest
+        if open_until:
+            self.set_clock()
         if not self.store.lock.take():
             return False
         try:
@@ -245,13 +243,11 @@ class SharedGenerations:
         self.known.newest.open_until = open_until
         self.store.rewrite(self.epoch, self.known.newest)
 
-    def expire(self, number: int) -> int:
-        """Remove so many of the oldest generations; how many requests were in them."""
-        gone = self.known.live[:number]
-        for each in gone:
+    def expire(self, number: int) -> None:
+        """Remove so many of the oldest generations."""
+        for each in self.known.live[:number]:
             self.store.expire(self.epoch, each)
         self.refresh()
-        return sum(each.count for each in gone)
 
     def lost(self, generation: RedisGeneration, hashed: Hashed) -> None:
         """Mend a fingerprint's key that was evicted or removed, or find that all is gone."""
@@ -284,6 +280,21 @@ class SharedGenerations:
 
     def _new_info(self) -> FilterInfo:
         return self.wanted.info(self.now())
+
+    @property
+    def live(self) -> Sequence[RedisGeneration]:
+        """Return the generations that count, oldest first."""
+        return self.known.live
+
+    @property
+    def kept(self) -> Sequence[RedisGeneration]:
+        """Return those that have expired, but that this run has recorded in."""
+        return self.known.kept
+
+    def ends(self, newest: Generation) -> float:
+        """Return when the newest is over; the window may have been changed since it was made."""
+        own = self.wanted.policy.open_until(newest.created_at)
+        return min(newest.open_until or own, own)
 
     def now(self) -> float:
         """Return the time for all crawlers; never before the newest generation's."""

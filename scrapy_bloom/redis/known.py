@@ -1,11 +1,11 @@
 """Knowledge that a crawl has of a shared filter: which generations count, and their mirrors."""
 
-import math
 import mmap
 from collections.abc import Callable
 
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
+from scrapy_bloom.generations.lifecycle import Run
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 
@@ -16,7 +16,7 @@ class KnownGenerations:
     """The generations of a shared filter, as far as this crawl knows of them.
 
     Args:
-        policy: says which generations a run keeps though they have expired.
+        policy: has the window.
         mirror: whether to keep a mirror of each generation.
 
     Attributes:
@@ -24,6 +24,7 @@ class KnownGenerations:
         live: oldest first; empty before the first `adopt`, and after `forget`. Each `adopt` makes
             another list.
         kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
+        run: says which ones.
         mirrors: of all that have one, newest first.
         locate: hashes a fingerprint for all of them; see `scrapy_bloom.filters.hashing`.
         voided: how often all that was known here turned out to be void.
@@ -37,10 +38,8 @@ class KnownGenerations:
         self.kept: list[RedisGeneration] = []
         self.mirrors: list[BloomFilter] = []
         self.voided = 0
-        self._policy = policy
+        self.run = Run(policy)
         self._with_mirror = mirror
-        self._first: float = math.inf  # the number of the generation that this run began with
-        self._begun_at = 0.0
 
     @property
     def newest(self) -> RedisGeneration:
@@ -68,7 +67,8 @@ class KnownGenerations:
             same = known.pop(each.id, each)
             same.count, same.open_until = each.count, each.open_until
             self.live.append(same)
-        self.kept += [each for each in known.values() if self._is_kept(each)]
+        gone = [each for each in known.values() if each.mirror is not None]
+        self.kept += [each for each in gone if self.run.keeps(each)]
         self._mirror()
         most = max(each.geometry.num_hashes for each in [*self.kept, *self.live])
         self.locate = make_hasher(bytes.fromhex(self.info.salt), most)
@@ -77,15 +77,11 @@ class KnownGenerations:
         """Forget all of them: they are void."""
         self.live, self.kept, self.mirrors = [], [], []
         self.voided += 1
-        self._first = min(self._first, 1)  # all of a new filter is recorded in this run, if in any
+        self.run.begin_anew()
 
     def begin_run(self, now: float) -> None:
         """Keep what is recorded from now on, also when it expires."""
-        self._first = self.newest.number if self.live else 1
-        self._begun_at = now
-
-    def _is_kept(self, gone: RedisGeneration) -> bool:
-        return gone.mirror is not None and self._policy.is_kept(gone, self._first, self._begun_at)
+        self.run.begin(self.newest.number if self.live else 1, now)
 
     def _mirror(self) -> None:
         """Give a mirror to each new generation, as long as there is room for it."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.filters.hashing import Hashed
 from scrapy_bloom.generations.backoff import next_attempt
+from scrapy_bloom.generations.lifecycle import LifeCycle
 from scrapy_bloom.redis.connection.server import ReplacedError
 from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.growth import SharedGrowth
 from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
 from scrapy_bloom.redis.recording import MOST_CHANGES, Recorder, always_changing
 
@@ -22,7 +22,7 @@ class SharedLookup:
 
     Args:
         shared: the generations.
-        growth: makes the next one.
+        life: makes the next one.
         trust_secs: how long the mirrors are trusted without a word from the server.
 
     Attributes:
@@ -30,15 +30,15 @@ class SharedLookup:
         unconfirmed: how often it did since the server's last word.
     """
 
-    def __init__(self, shared: SharedGenerations, growth: SharedGrowth, trust_secs: float) -> None:
+    def __init__(self, shared: SharedGenerations, life: LifeCycle, trust_secs: float) -> None:
         self.mirror_hits = self.unconfirmed = 0
         self._most_unconfirmed = _MOST_UNCONFIRMED if shared.queue_is_shared else math.inf
-        self._recorder = Recorder(shared, growth)
+        self._recorder = Recorder(shared, life)
         self._store = shared.store
         self._server = shared.store.server
         self._known = shared.known
         self._shared = shared
-        self._growth = growth
+        self._life = life
         self._trust_secs = trust_secs
         self._confirm_at = 0.0  # on a monotonic clock
 
@@ -91,7 +91,7 @@ class SharedLookup:
             newest = self._known.newest
             # So few that it is hardly fuller than it may be.
             number = min(_BATCH, newest.capacity // 100)
-            if number < 2 or self._growth.is_full():
+            if number < 2 or self._life.is_full():
                 added += self.add(fingerprints[position])
                 position += 1
             else:
@@ -138,7 +138,8 @@ class SharedLookup:
         try:
             if not self._known.live:
                 self._shared.join()
-            self._growth.turn_if_due()
+            if self._life.has_window and self._shared.now() >= self._life.due_at:
+                self._life.turn()
         except OutageError:
             # What is known needs no server, unless too much waits for its word.
             is_trusted = self._known.live and self.unconfirmed < self._most_unconfirmed

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
+from scrapy_bloom.generations.lifecycle import LifeCycle
 from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.growth import SharedGrowth
 from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
 from scrapy_bloom.redis.keys.meta import RedisGeneration
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -16,11 +16,11 @@ MOST_CHANGES = 100  # of the generations, while one fingerprint is recorded
 class Recorder:
     """Asks the older generations, and records in the newest one."""
 
-    def __init__(self, shared: SharedGenerations, growth: SharedGrowth) -> None:
+    def __init__(self, shared: SharedGenerations, life: LifeCycle) -> None:
         self._store = shared.store
         self._known = shared.known
         self._shared = shared
-        self._growth = growth
+        self._life = life
 
     def record(self, fingerprint: bytes, hashed: Hashed, done: set[str] | None = None) -> bool:
         """Set the bits where they belong; False if they were set before.
@@ -34,11 +34,11 @@ class Recorder:
         done = set() if done is None else done
         for _ in range(MOST_CHANGES):
             live, newest = self._known.live, self._known.newest
-            if self._growth.is_full():
+            if self._life.is_full():
                 if self.has(fingerprint, hashed, done):
                     return False
                 if self._known.newest is newest:  # else another crawler has just made the next
-                    self._growth.grow()
+                    self._life.grow()
             elif self._known.older and self.is_in_older(hashed, done):
                 return False
             if self._known.live is live:
@@ -80,7 +80,7 @@ class Recorder:
             # In what is sealed, others do not look for it any more.
             if self._known.newest is newest:
                 if new:
-                    self._growth.go_on(newest)
+                    self._shared.follow(newest)
                 else:
                     self._shared.refresh()
             return None if new else False

@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of
+from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.client import Packed
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.bitfield import NAME
@@ -20,10 +21,6 @@ _IS_ALIVE = 0b10
 
 _DRAFT_SECS = 3600  # that a copy to be OR-ed into a key lives, if we die meanwhile
 _BATCH = 64  # commands sent at once
-
-
-class NoRoomError(StorageError):
-    """The server's memory is full (maxmemory)."""
 
 
 class RedisBlocks:

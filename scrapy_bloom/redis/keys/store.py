@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer, ReplacedError
 from scrapy_bloom.redis.forgotten import remove_forgotten
-from scrapy_bloom.redis.keys.blocks import NoRoomError, RedisBlocks
+from scrapy_bloom.redis.keys.blocks import RedisBlocks
 from scrapy_bloom.redis.keys.hash import FilterHash
 from scrapy_bloom.redis.keys.lock import RedisLock
 from scrapy_bloom.redis.keys.meta import (

@@ -1,93 +1,98 @@
-"""The generations of a filter in files: created, written down, synced, removed."""
+"""The generations of a filter in files: made, written down, synced, removed."""
 
 import contextlib
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import FilterDirectory, set_changed_at
-from scrapy_bloom.files.header import Header, State
-from scrapy_bloom.files.journal import Journal
+from scrapy_bloom.files.directory import open_files, sync_queue
+from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.local import LocalGenerations
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.policy import LocalGeneration
+from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.generations.policy import Origin, Policy, Size
+from scrapy_bloom.job.locks import Lock, lock_directory
 from scrapy_bloom.job.paths import file_name
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
 
 logger = logging.getLogger(__name__)
 
 
-class FileStore:
-    """The open files of one filter, each with one of its generations.
+class FileGenerations(LocalGenerations[FilterFile]):
+    """The generations of a filter in the files of a directory.
 
     Args:
-        directory: where they are.
+        directory: where they are; made if missing.
+        policy, origin, clock, changed: see `LocalGenerations`.
+        job: the crawl's job directory, and what to do with a filter that its last run did not
+            close.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
         is_crawl: note in the files that they are in use: a killed crawl leaves a broken queue.
-
-    Attributes:
-        live: the generations that count, oldest first. A new one is put there by its maker.
-        errors: how often the disk failed.
-        failure: how, the last time; empty if it did not.
     """
 
-    def __init__(self, directory: FilterDirectory, sync_secs: float, *, is_crawl: bool) -> None:
-        self.live: list[LocalGeneration] = []
-        self.errors = 0
-        self.failure = ""
-        self._is_crawl = is_crawl
-        self._changed_at = 0.0  # by a crawl
+    def __init__(
+        self,
+        directory: Path,
+        policy: Policy,
+        origin: Origin,
+        *,
+        job: Job,
+        sync_secs: float,
+        is_crawl: bool,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        super().__init__(policy, origin, clock=clock, changed=changed)
         self._directory = directory
+        self._job = job
         self._sync_secs = sync_secs
-        self._files: dict[int, FilterFile] = {}
-        self._begun = False
+        self._is_crawl = is_crawl
+        self._lock: Lock | None = None
+        self._importable: Path | None = None
         self._discarded: list[FilterFile] = []
-        self._unlinked: list[FilterFile] = []  # and still asked
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
 
-    def load(self) -> None:
-        """Take the directory and open its generations; see `FilterDirectory`."""
-        self._directory.lock()
+    def open(self) -> None:
+        """Take the directory and open its generations; see `lock_directory` and `open_files`."""
+        self._lock = lock_directory(self._directory)
         try:
-            self.live += [self._added(file) for file in self._directory.load()]
-            if self.live and not self._is_crawl:
-                self._changed_at = self._newest_file.path.stat().st_mtime
+            files, self.journal, self._importable = open_files(
+                self._directory, self._origin.fingerprinter, self._job
+            )
         except BaseException:
-            self._directory.unlock()
+            self.unlock()
             raise
-        if self.live and self._directory.was_kept_unclean:
-            # Each kill costs a little of the count: left alone, that adds up over many.
-            newest = self.live[-1]
-            newest.count = max(newest.count, newest.filter.approximate_count)
+        self.live += files
 
     def unlock(self) -> None:
-        """Let the directory go, when opening failed after `load`."""
-        self._directory.unlock()
+        """Let the directory go."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
-    @property
-    def journal(self) -> Journal | None:
-        """Return where fingerprints are recorded first, if the job's queue survives."""
-        return self._directory.journal
-
-    def importable(self) -> Path | None:
-        """Return the job's requests.seen, if a new filter shall begin with it."""
-        return self._directory.importable
-
-    def create(
-        self, header: Header, state: State, fill: Callable[[BloomFilter], int] | None
-    ) -> LocalGeneration:
-        """Make a new generation in a file of its own; see `FilterFile.create`."""
-        return self._added(self._directory.create(header, state, fill))
+    def make_first(self) -> None:
+        """Make the first generation; it begins with the job's requests.seen, if there is one."""
+        if self._importable is None:
+            super().make_first()
+            return
+        seen = open_seen(self._importable)
+        size = self._policy.first(at_least=seen.count())
+        first = self._new(size, 1, self._policy.open_until(self.now()))
+        self.live.append(FilterFile.create(first, lambda bits: import_seen(seen, bits.add)))
 
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
-        self._begun = True
-        self._try_to_sync(self._directory.job.begin)
-        self._try_to_sync(self._newest_file.sync_header)
+        super().begin()
+        self._try_to_sync(self._job.begin)
+        self._try_to_sync(self.live[-1].sync_header)
         if self.journal is not None:
             self.journal.when_long = self._wake.set
             self.journal.when_full = self._journal_failed
@@ -98,46 +103,50 @@ class FileStore:
             self._syncer.start()
 
     def settle(self) -> None:
-        """Move what is in the journal into the newest generation, before there is another one."""
+        """Move what is in the journal into the newest generation."""
         if self.journal is not None:
             self._try_to_sync(self.journal.settle)
 
-    def save(self) -> int:
+    def save(self) -> float:
         """Write down the count and the end of the newest generation, and which one is oldest.
 
         Returns:
             The count at which to save again: often enough that a kill costs less than 1 %.
         """
         newest = self.live[-1]
-        self._newest_file.save_state(
-            count=newest.count,
-            in_use=self._is_crawl,
-            open_until=newest.open_until,
-            oldest=self.live[0].number,
-        )
+        newest.in_use = self._is_crawl
+        newest.oldest = self.live[0].number
+        newest.save()
         return newest.count + 1 + min(newest.count // 256, 4095)
 
-    def save_count(self, generation: LocalGeneration) -> None:
-        """Write down the count of a generation that is complete."""
-        self._files[generation.number].save_state(count=generation.count)
+    def _make(self, size: Size, number: int, open_until: float) -> FilterFile:
+        return FilterFile.create(self._new(size, number, open_until))
 
-    def expire(
-        self, gone: Sequence[LocalGeneration], still_asked: Sequence[LocalGeneration]
-    ) -> None:
-        """Remove generations that do not count any more.
+    def _new(self, size: Size, number: int, open_until: float) -> FileGeneration:
+        salt = self.live[0].salt if self.live else self._origin.salt
+        return FileGeneration.of(
+            size,
+            number,
+            self.now(),
+            open_until=open_until,
+            path=self._directory / file_name(number),
+            origin=replace(self._origin, salt=salt or secrets.token_bytes(SALT_BYTES)),
+            in_use=self.begun and self._is_crawl,
+            oldest=self.live[0].number if self.live else number,
+        )
 
-        Args:
-            gone: those generations, live before.
-            still_asked: of which the bits are needed until the close.
-        """
+    def _complete(self, full: FilterFile) -> None:
+        full.save()
+
+    def _remove(self, gone: Sequence[FilterFile]) -> None:
         self.save()
         # On the disk, too, the header of the rest says that they are over, before they go.
-        self._try_to_sync(self._newest_file.sync_header)
-        for generation in gone:
-            file = self._files.pop(generation.number)
+        self._try_to_sync(self.live[-1].sync_header)
+        for file in gone:
             with contextlib.suppress(OSError):  # the next run tries again
                 file.path.unlink()
-            (self._unlinked if generation in still_asked else self._discarded).append(file)
+            if file not in self.kept:
+                self._discarded.append(file)
         if self._syncer is None:  # else it may just be syncing one of them
             self._close_discarded()
 
@@ -156,22 +165,17 @@ class FileStore:
         failure: StorageError | None = None
         gone: list[Path] = []
         try:
-            if self._begun:
+            if self.begun:
                 gone = self._finish_all()
         except StorageError as error:
             failure = error
-        for file in self._files.values():
-            file.close()
-            if not self._is_crawl:
-                set_changed_at(file.path, self._changed_at)
-        self._files.clear()
-        self._discarded += self._unlinked
+        self._discarded += [*self.live, *self.kept]
         self._close_discarded()
         if self.journal is not None:
             self.journal.close(settled=failure is None)
-        if self._begun and failure is None:
-            self._try_to_sync(self._directory.job.end)
-        self._directory.unlock()
+        if self.begun and failure is None:
+            self._try_to_sync(self._job.end)
+        self.unlock()
         if failure is not None:
             raise failure
         if gone:
@@ -185,37 +189,31 @@ class FileStore:
     def location(self) -> str:
         """Return where the filter is, for people; also after the close."""
         if len(self.live) == 1:
-            return str(self._directory.path / file_name(self.live[-1].number))
-        return f"{self._directory.path} ({len(self.live)} generations)"
-
-    def _added(self, file: FilterFile) -> LocalGeneration:
-        self._files[file.header.generation] = file
-        return LocalGeneration(filter=file.filter, **vars(file.figures))
-
-    @property
-    def _newest_file(self) -> FilterFile:
-        return self._files[self.live[-1].number]
+            return str(self._directory / file_name(self.live[-1].number))
+        return f"{self._directory} ({len(self.live)} generations)"
 
     def _finish_all(self) -> list[Path]:
         """Write everything to the disk, and return the files that are not there any more."""
         try:
             self._sync_queue()
         except OSError as error:
-            raise self._not_written(self._directory.path, error) from error
+            raise self._not_written(self._directory, error) from error
         for generation in self.live:  # the newest one last: its word stands for all
-            self._finish(self._files[generation.number], generation.count)
-        return [file.path for file in self._files.values() if not file.is_in_place()]
+            self._finish(generation)
+        return [file.path for file in self.live if not file.is_in_place()]
 
-    def _finish(self, file: FilterFile, count: int) -> None:
-        if self._is_crawl and not file.state.in_use:
+    def _finish(self, file: FilterFile) -> None:
+        if self._is_crawl and not file.in_use:
             return
         try:
             # Twice: the disk must never say that it was closed without the bits.
             file.sync()
-            file.save_state(count=count, in_use=False)
+            file.in_use = False
+            file.save()
             file.sync()
         except OSError as error:
-            file.save_state(in_use=self._is_crawl)
+            file.in_use = self._is_crawl
+            file.save()
             raise self._not_written(file.path, error) from error
 
     def _not_written(self, path: Path, error: OSError) -> StorageError:
@@ -240,7 +238,7 @@ class FileStore:
     def _log_failure(self, error: OSError, consequence: str) -> None:
         self.errors += 1
         why = error.strerror or error
-        self.failure = f"{self._directory.path} could not be written to the disk: {why}"
+        self.failure = f"{self._directory} could not be written to the disk: {why}"
         if self.errors == 1:
             logger.error(
                 "The filter could not be written to the disk: %s. The crawl goes on, but %s",
@@ -253,21 +251,19 @@ class FileStore:
         if self.journal is not None:
             self.journal.settle()
         else:
-            self._directory.sync_queue()
+            sync_queue(self._directory, self._job)
 
     def _sync_regularly(self) -> None:
-        synced = {generation.number: generation.count for generation in self.live}
+        synced = {file.number: file.count for file in self.live}
         while True:
             self._wake.wait(self._sync_secs or None)
             if self._is_closing:
                 return
             self._wake.clear()
             self._try_to_sync(self._sync_queue)
-            for generation in list(self.live):  # those before may have been completed since
-                number, file = generation.number, self._files.get(generation.number)
-                is_changed = synced.get(number) != generation.count
-                if file is not None and is_changed and self._sync_secs:
-                    synced[number] = generation.count
+            for file in list(self.live):  # those before may have been completed since
+                if synced.get(file.number) != file.count and self._sync_secs:
+                    synced[file.number] = file.count
                     self._try_to_sync(file.sync)
             self._close_discarded()
 

@@ -1,0 +1,166 @@
+"""The generations of a filter that one crawl has to itself, in memory or in files."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.journal import Journal
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.lifecycle import NoRoomError, Run
+from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
+
+
+class LocalGeneration(Generation):
+    """A generation whose bits are at hand.
+
+    Attributes:
+        filter: the bits.
+    """
+
+    filter: BloomFilter
+
+
+_Kind = TypeVar("_Kind", bound=LocalGeneration)
+
+
+class LocalGenerations(ABC, Generic[_Kind]):
+    """The generations of a filter, oldest first; see `Generations`.
+
+    Args:
+        policy: sizes and times of new ones.
+        origin: what all of them have in common.
+        clock: seconds since 1970.
+        changed: called when they are others than before.
+
+    Attributes:
+        live: those that count.
+        kept: those that have expired, but that this run has recorded in.
+        run: says which ones.
+        begun: the crawl has begun.
+        journal: where fingerprints are recorded first, if the job's queue survives.
+        errors: how often the disk failed.
+        failure: how, the last time; empty if it did not.
+    """
+
+    errors = 0
+    failure = ""
+    begun = False
+    journal: Journal | None = None
+
+    def __init__(
+        self,
+        policy: Policy,
+        origin: Origin,
+        *,
+        clock: Callable[[], float],
+        changed: Callable[[], None],
+    ) -> None:
+        self.live: list[_Kind] = []
+        self.kept: list[_Kind] = []
+        self.run = Run(policy)
+        self._policy = policy
+        self._origin = origin
+        self._clock = clock
+        self._changed = changed
+
+    @property
+    @abstractmethod
+    def location(self) -> str:
+        """Return where they are, for people."""
+
+    def open(self) -> None:
+        """Find the generations that there are."""
+
+    def unlock(self) -> None:
+        """Leave what was opened to others."""
+
+    def make_first(self) -> None:
+        """Make the first generation; raises StorageError."""
+        size = self._policy.first()
+        try:
+            self.live.append(self._make(size, 1, self._policy.open_until(self.now())))
+        except MemoryError:
+            raise StorageError(
+                f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
+                "BLOOM_EXPECTED_REQUESTS, or set BLOOM_DIR or JOBDIR to keep it in a file"
+            ) from None
+
+    def begin(self) -> None:
+        """Begin the crawl: from now on, changes are written down."""
+        self.begun = True
+        self.save()
+
+    def settle(self) -> None:
+        """Record in the newest generation what waits for it."""
+
+    def save(self) -> float:
+        """Write the newest generation's figures down; return the count at which to do so again."""
+        return float("inf")
+
+    def now(self) -> float:
+        """See `Generations`."""
+        # If the clock was set back, time stands still until it has caught up: a request may be
+        # remembered for longer, but never for less than the window.
+        newest = self.live[-1].created_at if self.live else 0.0
+        return max(self._clock(), newest)
+
+    def ends(self, newest: Generation) -> float:
+        """See `Generations`."""
+        return newest.open_until
+
+    def append(self, size: Size, open_until: float) -> bool:
+        """See `Generations`. An empty generation goes on in place of another one."""
+        full = self.live[-1]
+        if not full.count:
+            self.extend(open_until)
+            return True
+        self.settle()
+        try:
+            new = self._make(size, full.number + 1, open_until)
+        except (StorageError, MemoryError) as error:
+            raise NoRoomError(str(error)) from error
+        self.live.append(new)
+        self._complete(full)
+        self._changed()
+        return True
+
+    def extend(self, open_until: float) -> None:
+        """See `Generations`."""
+        self.live[-1].open_until = open_until
+        self._changed()
+
+    def expire(self, number: int) -> None:
+        """See `Generations`."""
+        gone = self.live[:number]
+        del self.live[:number]
+        self.kept += [each for each in gone if self.run.keeps(each)]
+        self._remove(gone)
+        self._changed()
+
+    def close(self) -> None:
+        """End; raises StorageError."""
+
+    @abstractmethod
+    def _make(self, size: Size, number: int, open_until: float) -> _Kind:
+        """Make a generation."""
+
+    def _complete(self, full: _Kind) -> None:
+        """Write down that nothing more will be recorded in a generation."""
+
+    def _remove(self, gone: Sequence[_Kind]) -> None:
+        """Remove generations that have expired."""
+
+
+class MemoryGenerations(LocalGenerations[LocalGeneration]):
+    """The generations of a filter in memory."""
+
+    @property
+    def location(self) -> str:
+        """Return where they are, for people."""
+        return "memory"
+
+    def _make(self, size: Size, number: int, open_until: float) -> LocalGeneration:
+        new = LocalGeneration.of(size, number, self.now(), open_until=open_until)
+        new.filter = size.filter(self.live[0].filter.salt if self.live else self._origin.salt)
+        return new

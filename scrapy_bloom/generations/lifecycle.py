@@ -1,0 +1,196 @@
+"""The life of generations: when the next one follows, when a quarter of a window ends or expires.
+
+Where the generations are kept is not known here: see `Generations`. In a store that several
+crawls share, any of them may be the first to do what is due.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.log import GenerationLog
+from scrapy_bloom.generations.policy import ROTATIONS, Generation, Policy, Size
+from scrapy_bloom.generations.status import FilterStatus
+
+
+class NoRoomError(StorageError):
+    """The store has no room for another generation."""
+
+
+class Generations(Protocol):
+    """A store of generations. Whenever they change, it has `LifeCycle.plan` called."""
+
+    @property
+    def live(self) -> Sequence[Generation]:
+        """Return the generations that count, oldest first."""
+
+    @property
+    def kept(self) -> Sequence[Generation]:
+        """Return those that have expired, but that this run has recorded in; oldest first."""
+
+    def now(self) -> float:
+        """Return the time in seconds since 1970; never before the newest generation's."""
+
+    def ends(self, newest: Generation) -> float:
+        """Return when the newest generation ends, with a window."""
+
+    def append(self, size: Size, open_until: float) -> bool:
+        """Let another generation take what is new.
+
+        Returns:
+            False if another crawl is about to add one.
+
+        Raises:
+            NoRoomError: there is no room for it.
+        """
+
+    def extend(self, open_until: float) -> None:
+        """Keep the newest generation open until then; 0: for ever."""
+
+    def expire(self, number: int) -> None:
+        """Remove so many of the oldest generations."""
+
+
+class Run:
+    """What a run has recorded does not expire within it: it goes on to ask these generations."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._window = policy.window
+        self._first: float = math.inf  # the number of the generation that it began to record in
+        self._begun_at = 0.0
+
+    def begin(self, number: int, now: float) -> None:
+        """Note the generation that the run begins to record in, and when."""
+        self._first, self._begun_at = number, now
+
+    def begin_anew(self) -> None:
+        """Note that the filter is another one: the run, if it has begun, records in all of it."""
+        self._first = min(self._first, 1)
+
+    def keeps(self, expired: Generation) -> bool:
+        """Check that the run goes on to ask a generation that has expired."""
+        # A quarter more: the clock that says when the run has lasted for a window is another one.
+        until = self._begun_at + self._window * (1 + 1 / ROTATIONS)
+        return expired.number >= self._first and expired.created_at <= until
+
+
+class LifeCycle:
+    """Lets the generations of a filter grow, turn and expire.
+
+    Args:
+        policy: sizes and times.
+        store: where the generations are.
+        forgotten: the forgotten requests, which expire, too.
+
+    Attributes:
+        has_window: generations end and expire.
+        grow_at: at this count of the newest generation, a new request needs another one.
+        due_at: at this time, `turn` has something to do.
+        log: what was told.
+    """
+
+    def __init__(self, policy: Policy, store: Generations, forgotten: Forgotten) -> None:
+        self.has_window = policy.window > 0
+        self.grow_at = self.due_at = math.inf
+        self.log = GenerationLog()
+        self._policy = policy
+        self._store = store
+        self._forgotten = forgotten
+        self._turn_at: float = math.inf  # at this time, the newest generation ends
+
+    def plan(self) -> None:
+        """Plan when the next changes are due: the generations are others than before."""
+        live = self._store.live
+        self.grow_at = self._policy.grow_at(live)
+        if self.has_window:
+            self._turn_from(self._store.ends(live[-1]))
+
+    def is_full(self) -> bool:
+        """Check whether a new request needs another generation."""
+        return self._store.live[-1].count >= self.grow_at
+
+    def grow(self) -> None:
+        """Go on to the next generation, unless there is no room, or another crawl is at it."""
+        full = self._store.live[-1]
+        try:
+            if not self._store.append(self._policy.next(self._store.live), full.open_until):
+                # Another crawl is making it; it may be that it dies of it.
+                self.grow_at = full.count + max(1, full.capacity // 100)
+                return
+        except NoRoomError as error:
+            self.grow_at = full.count + max(1, full.capacity // 20)
+            self.log.log_cannot_grow(error)
+            return
+        if self._store.live[-1].number == full.number + 1:
+            self.log.log_growth(self._store.live)
+
+    def turn(self) -> None:
+        """End what has ended: go on to a new quarter, and let old generations expire."""
+        now, ended = self._store.now(), None
+        # Again, if what another crawl has made meanwhile has ended, too.
+        while now >= self._turn_at and self._store.live[-1] is not ended:
+            ended = self._store.live[-1]
+            self._begin_quarter(ended, now)
+        if number := self._policy.expired(self._store.live, now):
+            gone = self._store.live[:number]
+            self._store.expire(number)
+            self.log.log_expiry(gone, self._policy.window)
+            # Recorded before they were forgotten, they have all expired by then.
+            self._forgotten.expire(2 * self._policy.window)
+
+    def _turn_from(self, when: float) -> None:
+        self._turn_at = when
+        self.due_at = min(when, self._policy.next_expiry(self._store.live))
+
+    def _begin_quarter(self, ended: Generation, now: float) -> None:
+        live, window = self._store.live, self._policy.window
+        in_quarter = sum(each.count for each in live if each.open_until == ended.open_until)
+        size = self._policy.first(in_quarter, [*self._store.kept, *live])
+        next_end = self._policy.open_until(now)
+        try:
+            is_over = self._store.append(size, next_end)
+        except NoRoomError as error:
+            # What is recorded in it from now on shall not expire with its quarter.
+            self._store.extend(next_end)
+            self._turn_from(now + window / 100)
+            self.log.log_cannot_turn(error)
+            return
+        if not is_over:
+            # Another crawl is making it, which may take minutes. Likewise until it is there.
+            self._store.extend(now + window / 100)
+            self._turn_from(now + window / 200)
+        elif (newest := self._store.live[-1]) is not ended:
+            self.log.log_turn(ended, newest)
+
+    def status(
+        self,
+        location: str,
+        live: Sequence[Generation],
+        *,
+        errors: int = 0,
+        failure: str = "",
+        more: Mapping[str, int] | None = None,
+    ) -> FilterStatus:
+        """Return the figures of the filter now.
+
+        Args:
+            location: where it is, for people.
+            live: its generations that count.
+            errors: failures of the storage.
+            failure: the last of them, for people.
+            more: further figures, by the names of their stats.
+        """
+        kept = self._store.kept
+        asked = sum(each.error_rate for each in [*kept, *self._store.live])
+        return FilterStatus(
+            location=location,
+            generations=[each.figures for each in live],
+            error_rate=max(self._policy.error_rate, asked),
+            volatile=[each.figures for each in kept],
+            errors=self.log.errors + errors,
+            failure=self.log.failure or failure,
+            expired=self.log.expired,
+            more=more or {},
+        )
