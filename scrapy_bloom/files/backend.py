@@ -1,7 +1,6 @@
 """The filter of one machine: files in the job directory, or memory alone."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -98,7 +97,6 @@ class LocalBackend:
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
         self._newest: LocalGeneration
-        self._next_save: float = math.inf  # at this count, write it down
 
     def open(self) -> None:
         """Lock the directory and open or create the filter in it.
@@ -143,8 +141,8 @@ class LocalBackend:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
-        life = self._life
-        if not self._store.begun:
+        store, life = self._store, self._life
+        if not store.begun:
             self.begin()
         if life.has_window and self._clock() >= life.due_at:
             self._turn()
@@ -157,8 +155,8 @@ class LocalBackend:
         self.forgotten.take(fingerprint)  # new it is anyway, and once
         newest = self._newest
         newest.count += 1
-        if newest.count >= self._next_save:
-            self._next_save = self._store.save()
+        if newest.count >= store.next_save:
+            store.save()
         return True
 
     def _turn(self) -> None:
@@ -222,7 +220,7 @@ class LocalBackend:
             self._lookup, self._record, self._keep = journal, journal.add, journal.keep
         self._life.plan()
         if store.begun:
-            self._next_save = store.save()
+            store.save()
 
     def _log_what_is_kept(self) -> None:
         policy, live = self._policy, self._store.live

@@ -1,7 +1,6 @@
 """A directory with the files of one filter: which of them count, and what a crash left."""
 
 import contextlib
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -37,13 +36,11 @@ def check_free(directory: Path) -> None:
         UncleanShutdownError: one was killed: what its queue held would look crawled.
         StorageError: a file is unusable.
     """
-    newest = None
     if files := filter_files(directory):
         lock_directory(directory).release()  # first: it says best that a crawl is running
         check_closed(directory, [FileGeneration.at(path) for path in files])
-        newest = files[-1].stat().st_mtime
     job_dir = directory.parent
-    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(newest):
+    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(has_filter=bool(files)):
         raise UncleanShutdownError(
             f"the crawl with the job directory {job_dir} was killed: what its queue held would "
             "look crawled. Start it once more, and it will say what becomes of it; or take "
@@ -63,15 +60,6 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
             "queued then would look crawled. Wait for the crawl to end; or start it once more, "
             "and it will say what becomes of the filter"
         )
-
-
-def set_changed_at(path: Path, when: float = 0.0) -> None:
-    """Set the time at which a crawl has last written to a filter's file; 0: none has yet.
-
-    A job's last run is known by it: see `Job.was_killed`.
-    """
-    with contextlib.suppress(OSError):
-        os.utime(path, (when, when))
 
 
 def divide(
@@ -194,7 +182,7 @@ def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
         return True
     if job.is_queue_lost and any(file.count for file in files):
         return True  # what was queued would look crawled
-    return job.was_killed(files[-1].path.stat().st_mtime if files else None)
+    return job.was_killed(has_filter=bool(files))
 
 
 def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:

@@ -107,17 +107,14 @@ class FileGenerations(LocalGenerations[FilterFile]):
         if self.journal is not None:
             self._try_to_sync(self.journal.settle)
 
-    def save(self) -> float:
-        """Write down the count and the end of the newest generation, and which one is oldest.
-
-        Returns:
-            The count at which to save again: often enough that a kill costs less than 1 %.
-        """
+    def save(self) -> None:
+        """Write down the count and the end of the newest generation, and which one is oldest."""
         newest = self.live[-1]
         newest.in_use = self._is_crawl
         newest.oldest = self.live[0].number
         newest.save()
-        return newest.count + 1 + min(newest.count // 256, 4095)
+        # Often enough that a kill costs less than 1 % of the count.
+        self.next_save = newest.count + 1 + min(newest.count // 256, 4095)
 
     def _make(self, size: Size, number: int, open_until: float) -> FilterFile:
         return FilterFile.create(self._new(size, number, open_until))

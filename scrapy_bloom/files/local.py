@@ -1,5 +1,6 @@
 """The generations of a filter that one crawl has to itself, in memory or in files."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -38,6 +39,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
         kept: those that have expired, but that this run has recorded in.
         run: says which ones.
         begun: the crawl has begun.
+        next_save: at this count of the newest generation, `save` is due.
         journal: where fingerprints are recorded first, if the job's queue survives.
         errors: how often the disk failed.
         failure: how, the last time; empty if it did not.
@@ -46,6 +48,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
     errors = 0
     failure = ""
     begun = False
+    next_save: float = math.inf
     journal: Journal | None = None
 
     def __init__(
@@ -94,9 +97,8 @@ class LocalGenerations(ABC, Generic[_Kind]):
     def settle(self) -> None:
         """Record in the newest generation what waits for it."""
 
-    def save(self) -> float:
-        """Write the newest generation's figures down; return the count at which to do so again."""
-        return float("inf")
+    def save(self) -> None:
+        """Write down the figures of the newest generation."""
 
     def now(self) -> float:
         """See `Generations`."""

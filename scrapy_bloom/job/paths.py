@@ -89,10 +89,31 @@ def has_queued(job_dir: Path) -> bool:
     return any(path.name != "active.json" for path in files)
 
 
-def scrapys_filter_ran_since(job_dir: Path, when: float) -> bool:
-    """Return whether Scrapy's own filter recorded something in this job after that time."""
+def note_end(job_dir: Path) -> None:
+    """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
+    with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
+        if size := _seen_size(job_dir):
+            _end_path(job_dir).write_text(
+                f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n"
+            )
+
+
+def scrapys_filter_ran_last(job_dir: Path) -> bool:
+    """Return whether Scrapy's own filter recorded something after the last crawl of ours ended."""
+    try:
+        size, *_ = _end_path(job_dir).read_text("utf-8", "replace").split("\n")
+    except FileNotFoundError:
+        size = "0"
+    return size != str(_seen_size(job_dir))
+
+
+def _end_path(job_dir: Path) -> Path:
+    return job_dir / "bloom.ended"
+
+
+def _seen_size(job_dir: Path) -> int:
     seen = seen_path(job_dir)
-    return seen.exists() and seen.stat().st_mtime > when
+    return seen.stat().st_size if seen.exists() else 0
 
 
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:

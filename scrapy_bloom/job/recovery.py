@@ -121,23 +121,21 @@ class Job:
     def end(self) -> None:
         """Take the note away: the crawl has ended well."""
         if self.path is not None:
+            jobdir.note_end(self.path)
             jobdir.clear_in_use(self.path)
 
-    def was_killed(self, filter_changed_at: float | None) -> bool:
+    def was_killed(self, *, has_filter: bool) -> bool:
         """Return whether the last run with this job did not end well.
 
         Args:
-            filter_changed_at: when a run with our filter last wrote to it, in seconds since 1970;
-                None if there is no filter yet.
+            has_filter: there is a filter of ours.
         """
         if self.path is None:
             return False
         if jobdir.in_use_path(self.path).exists():
             return True
         # The first run after one with Scrapy's own filter: was that one closed?
-        if filter_changed_at is not None and not jobdir.scrapys_filter_ran_since(
-            self.path, filter_changed_at
-        ):
+        if has_filter and not jobdir.scrapys_filter_ran_last(self.path):
             return False
         self._judged_by_times = not jobdir.was_closed_by_scrapy(self.path)
         return self._judged_by_times

@@ -54,7 +54,7 @@ class SharedJob:
         importable = self._job.importable()
         if info is None:
             self._warn_of_a_local_one()
-        if not self._job.was_killed(info.created_at if info else None):
+        if not self._job.was_killed(has_filter=info is not None):
             if any(each.count for each in stored.generations):
                 self._job.check_queue()
             return importable
