@@ -1,58 +1,88 @@
-"""Backends: what each must offer, and which one the settings ask for."""
+"""The filter that the settings of a crawl ask for, and where it is kept."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
+from scrapy.utils.job import job_dir
+from scrapy.utils.misc import load_object
+from scrapy.utils.python import global_object_name
+
+from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl
+from scrapy_bloom.crawl.outcomes.observer import OutcomeObserver
+from scrapy_bloom.crawl.queue_fate import QueueFate
 from scrapy_bloom.crawl.record_crawled import RecordCrawled
+from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
+from scrapy_bloom.redis.connection.url import without_secrets
+from scrapy_bloom.settings.scrapy_redis import url_of_queue
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+
     from scrapy_bloom.redis.backend import RedisBackend
     from scrapy_bloom.redis.connection.server import RedisServer
 
 
-class Backend(Protocol):
-    """Keeps a filter for a crawl.
+def filter_arguments(crawler: "Crawler", *, queue_is_shared: bool = False) -> dict[str, Any]:
+    """Return the arguments of the `BloomDupeFilter` that a crawl's settings ask for.
 
-    It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
-    `add`, `close`.
+    Args:
+        crawler: the crawler that is being built.
+        queue_is_shared: the queue is in Redis, too: see `RedisBackend`.
+
+    Raises:
+        BloomError: a setting is wrong, or they do not go together.
     """
-
-    @property
-    def forgotten(self) -> Forgotten:
-        """Return the requests that are to be crawled again."""
-
-    def open(self) -> None:
-        """Make the filter ready, leaving what is stored as it is; raises BloomError."""
-
-    def begin(self) -> None:
-        """Begin the crawl: from now to `close`, its end counts as unclean."""
-
-    def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new."""
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let recorded fingerprints be new once more, in this run or a later one."""
-
-    def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled: they are not forgotten, even if this run dies."""
-
-    def __contains__(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is recorded (or, at the error rate, seems to be)."""
-
-    def status(self) -> FilterStatus:
-        """Return the filter's figures now; after `close`, the last ones."""
-
-    def close(self) -> None:
-        """Make everything durable and end; the last call. Raises BloomError."""
+    fingerprinter = crawler.request_fingerprinter
+    assert fingerprinter is not None
+    assert crawler.stats is not None
+    extra = {"spider": crawler.spider}
+    queue, this_run = QueueFate(), ThisRun()
+    settings = BloomSettings.from_settings(crawler.settings)
+    job = job_dir(crawler.settings)
+    if command := command_without_crawl(crawler):
+        settings = BloomSettings()
+        backend = backend_without_crawl(command, job)
+    else:
+        settings.warn_of_unused(extra=extra)
+        if queue_is_shared:
+            queue = QueueFate(shared_at=without_secrets(url_of_queue(crawler.settings)[0]))
+        else:
+            queue = QueueFate.of(settings, job)
+            this_run = ThisRun(
+                start_requests=settings.outlives_the_run and not job,
+                window=settings.window_secs,
+                from_start=settings.backend == "redis" and not settings.redis_mirror,
+                extra=extra,
+            )
+        scheduler = load_object(crawler.settings["SCHEDULER"])
+        backend = create_backend(
+            settings,
+            job_dir=job,
+            spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
+            fingerprinter=global_object_name(type(fingerprinter)),
+            crash_safe=getattr(scheduler, "is_crash_safe", False),
+            queue_is_shared=queue_is_shared,
+        )
+    return {
+        "backend": backend,
+        "fingerprinter": fingerprinter,
+        "stats": crawler.stats,
+        "settings": settings,
+        "queue": queue,
+        "this_run": this_run,
+        "watch": partial(OutcomeObserver, crawler, done_statuses=settings.done_statuses),
+        "close_spider": partial(close_spider_soon, crawler),
+        "debug": crawler.settings.getbool("DUPEFILTER_DEBUG"),
+        "spider": crawler.spider,
+    }
 
 
 def create_backend(

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from scrapy import Request
 
-from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.outcomes.actions import OutcomeActions
 from scrapy_bloom.crawl.outcomes.trail import KEY
 from scrapy_bloom.crawl.this_run import ThisRun
+from scrapy_bloom.generations.backend import Backend
 
 
 class Decision:

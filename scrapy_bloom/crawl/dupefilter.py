@@ -10,9 +10,9 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.python import global_object_name
 from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
 
-from scrapy_bloom.crawl.backends import Backend
-from scrapy_bloom.crawl.building import build
+from scrapy_bloom.crawl.backends import filter_arguments
 from scrapy_bloom.crawl.decision import Decision
+from scrapy_bloom.crawl.engine import command_without_crawl
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import IsSeen, LostByServer
 from scrapy_bloom.crawl.outcomes.actions import OutcomeActions, Watch
@@ -20,7 +20,8 @@ from scrapy_bloom.crawl.queue_fate import QueueFate
 from scrapy_bloom.crawl.start_errors import fail_at_the_start
 from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.exceptions import SettingError, StorageError
+from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class BloomDupeFilter(BaseDupeFilter):
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
                 buries it under an error of its own.
         """
-        return build(cls, crawler)
+        return cls._built(crawler)
 
     @classmethod
     def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
@@ -118,15 +119,24 @@ class BloomDupeFilter(BaseDupeFilter):
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
             fail_at_the_start(crawler, error, logger)
-        new = build(cls, crawler, queue_is_shared=True)
+        new = cls._built(crawler, queue_is_shared=True)
         new.open()
         # After the scheduler, which may still clear the filter.
         crawler.signals.connect(new.close, signals.spider_closed)
         return new
 
-    def _connect(self, crawler: "Crawler", *, is_crawl: bool) -> None:
+    @classmethod
+    def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
+        try:
+            new = cls(**filter_arguments(crawler, queue_is_shared=queue_is_shared))
+            new._connect(crawler)
+        except BloomError as error:
+            fail_at_the_start(crawler, error, logger)
+        return new
+
+    def _connect(self, crawler: "Crawler") -> None:
         """Do what the filter needs a crawler for, and open the backend; raises BloomError."""
-        if is_crawl:
+        if not command_without_crawl(crawler):
             self._telemetry.log_regularly(crawler)
         self.backend.open()
         if self._queue.shared_at:

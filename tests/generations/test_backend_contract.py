@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 import servers
-from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.redis.backend import RedisBackend

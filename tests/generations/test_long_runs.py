@@ -9,7 +9,7 @@ import pytest
 import servers
 from clock import Clock
 from crawls import Crawl
-from scrapy_bloom.crawl.backends import Backend
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from scrapy import Request
 
-from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
 from scrapy_bloom.crawl.outcomes.observer import Outcome
 from scrapy_bloom.crawl.outcomes.trail import extend_trail, trail_of
 from scrapy_bloom.crawl.record_crawled import RecordCrawled
 from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
+from scrapy_bloom.generations.backend import Backend
 
 logger = logging.getLogger(__name__)
 

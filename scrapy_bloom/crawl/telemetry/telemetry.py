@@ -10,10 +10,10 @@ from typing import Any
 from scrapy.crawler import Crawler
 from scrapy.statscollectors import StatsCollector
 
-from scrapy_bloom.crawl.backends import Backend
 from scrapy_bloom.crawl.engine import Ticker
 from scrapy_bloom.crawl.telemetry.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import size_text
