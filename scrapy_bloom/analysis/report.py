@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from scrapy_bloom.filters.bloom import Contents, block_load
+from scrapy_bloom.filters.contents import Contents, block_load
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.generations.status import FilterStatus, any_errs

@@ -1,14 +1,13 @@
 """The Bloom filter itself, over any writable buffer: memory, or the mapping of a file."""
 
-import math
-import secrets
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import GeometryMismatchError
-from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, SALT_BYTES, make_hasher
+from scrapy_bloom.filters.contents import Contents
+from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
@@ -47,7 +46,7 @@ class BloomFilter:
 
     def __init__(self, capacity: int, error_rate: float, *, salt: bytes | None = None) -> None:
         geometry = choose_geometry(capacity, error_rate, counting=self._is_counting)
-        salt = _checked_salt(salt)
+        salt = checked_salt(salt)
         self._attach(bytearray(geometry.nbytes), geometry, capacity, error_rate, salt)
 
     @classmethod
@@ -200,7 +199,7 @@ class BloomFilter:
         """Number of different fingerprints in it, estimated; see `Contents`."""
         return self._contents().requests
 
-    def _contents(self) -> "Contents":
+    def _contents(self) -> Contents:
         return Contents.of(self.block_fills(), self.num_hashes)
 
     def block_fills(self) -> Iterator[float]:
@@ -242,12 +241,7 @@ class BloomFilter:
         return found
 
     def blocks(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of some blocks as they are now, to be read only.
-
-        Args:
-            start: the first block.
-            stop: the one after the last.
-        """
+        """Return the bytes of the blocks from `start` to before `stop`, to be read only."""
         return self._memory(start, stop).toreadonly()
 
     def _memory(self, start: int, stop: int) -> memoryview:
@@ -299,55 +293,3 @@ class BloomFilter:
             f"{type(self).__name__}(capacity={self.capacity}, error_rate={self.error_rate}, "
             f"num_blocks={self.num_blocks}, num_hashes={self.num_hashes})"
         )
-
-
-class Contents(NamedTuple):
-    """Holds what the bits of a filter tell of it, all from one look at them.
-
-    Attributes:
-        fill_ratio: share of bits that are set, 0 to 1.
-        error_rate: its false-positive rate now, 0 to 1. A fingerprint that was never added falls
-            into each block with equal chance, and is taken for seen if its k positions there are
-            all set. So it is the mean of fill^k over the blocks.
-        requests: different fingerprints in it. Per block, -(B/k) ln(1 - X/B) with X of B bits set
-            (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity
-            measures to improve chemical retrieval", 2007). Within about 1 % as long as the filter
-            is not far over its capacity.
-    """
-
-    fill_ratio: float
-    error_rate: float
-    requests: int
-
-    @classmethod
-    def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """Sum over all blocks.
-
-        Args:
-            block_fills: the share of set bits of each, at least one.
-            num_hashes: k.
-        """
-        blocks = 0
-        fill = rate = load = 0.0
-        for each in block_fills:
-            blocks += 1
-            fill += each
-            rate += each**num_hashes
-            load += block_load(each, num_hashes)
-        return cls(fill / blocks, rate / blocks, round(load))
-
-
-def block_load(fill: float, num_hashes: int) -> float:
-    """Estimate how many fingerprints are in a block with that share of set bits; see `Contents`."""
-    almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
-    return -math.log1p(-min(fill, almost_full)) * BLOCK_BITS / num_hashes
-
-
-def _checked_salt(salt: bytes | None) -> bytes:
-    if salt is None:
-        return secrets.token_bytes(SALT_BYTES)
-    if not isinstance(salt, bytes):
-        raise TypeError(f"salt must be {SALT_BYTES} bytes, not {type(salt).__name__}")
-    if len(salt) != SALT_BYTES:
-        raise ValueError(f"salt must have {SALT_BYTES} bytes; this one has {len(salt)}")
-    return salt

@@ -9,6 +9,7 @@ words are the block hash (48 bits), each further word is one bit position in the
 position is thus independent of the others.
 """
 
+import secrets
 import struct
 from collections.abc import Callable
 
@@ -22,6 +23,17 @@ _BLOCK_HASH_WORDS = 3
 _WORDS_PER_DIGEST = 8
 
 Hashed = tuple[int, list[int]]  # a fingerprint's block hash and bit positions
+
+
+def checked_salt(salt: bytes | None) -> bytes:
+    """Return a salt of 16 bytes, a random one for None; raises TypeError or ValueError."""
+    if salt is None:
+        return secrets.token_bytes(SALT_BYTES)
+    if not isinstance(salt, bytes):
+        raise TypeError(f"salt must be {SALT_BYTES} bytes, not {type(salt).__name__}")
+    if len(salt) != SALT_BYTES:
+        raise ValueError(f"salt must have {SALT_BYTES} bytes; this one has {len(salt)}")
+    return salt
 
 
 def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:

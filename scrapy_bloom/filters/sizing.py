@@ -96,19 +96,6 @@ def optimal_num_bits(capacity: int, error_rate: float) -> int:
     return math.ceil(capacity * bits_per_element(error_rate))
 
 
-def optimal_num_hashes(num_bits: int, capacity: int) -> int:
-    """Return the number of hashes with the lowest error rate: (m/n) ln 2, at least 1.
-
-    Args:
-        num_bits: m, at least 1.
-        capacity: n, at least 1.
-
-    >>> optimal_num_hashes(19_170_117, 1_000_000)
-    13
-    """
-    return max(1, round(num_bits / capacity * math.log(2)))
-
-
 def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
     """Return the expected share of set bits after `count` elements: 1 - e^(-kn/m), 0 to 1.
 
@@ -126,15 +113,9 @@ def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
 
 
 def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
-    """Return the error rate of a classic Bloom filter that holds `count` elements.
+    """Return the error rate of a classic Bloom filter: (1 - e^(-kn/m))^k, 0 to 1.
 
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
-        count: elements recorded, at least 0.
-
-    Returns:
-        (1 - e^(-kn/m))^k, from 0 to 1.
+    The arguments are those of `classic_fill_ratio`.
 
     >>> round(classic_error_rate(20_000_000, 10, 1_000_000), 7)
     8.89e-05
@@ -194,13 +175,7 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     The filter starts empty, so the early requests risk next to nothing. The result is the sum of
     the error rate over the crawl, well below `count` times the final error rate.
 
-    Args:
-        num_blocks: blocks of 65,536 bits, at least 1.
-        num_hashes: k, at least 1.
-        count: requests recorded, at least 0.
-
-    Returns:
-        The expected number of new requests taken for seen ones, 0 or more.
+    The arguments are those of `block_error_rate`.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
     >>> 0.05 < expected_false_drops(*geometry[:2], 1_000_000) < 0.1
@@ -275,7 +250,7 @@ def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False)
     >>> choose_geometry(1_000_000, 1e-6, counting=True).nbytes == 4 * 440 * BLOCK_BYTES
     True
     """
-    _check(capacity, error_rate)
+    check_size(capacity, error_rate)
     best_k = max(1, round(-math.log2(error_rate)))
     candidates = range(max(1, best_k - 1), min(best_k + 1, MAX_HASHES) + 1)
     num_blocks = min(_fewest_blocks(capacity, error_rate, k) for k in candidates)
@@ -302,34 +277,13 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
     )
 
 
-def check_geometry(geometry: Geometry, capacity: int, error_rate: float) -> None:
-    """Check that a filter of that shape keeps its error rate, and is not far too large for it.
-
-    Args:
-        geometry: blocks and hashes, as they were stored.
-        capacity: n, that it was made for.
-        error_rate: p, that it was made for.
+def check_size(capacity: int, error_rate: float) -> None:
+    """Check that a filter can be made for such figures.
 
     Raises:
         TypeError: capacity is no int, or error_rate no number.
-        ValueError: the figures are out of range, or do not fit each other.
+        ValueError: one of them is out of range.
     """
-    _check(capacity, error_rate)
-    num_blocks, num_hashes, _ = geometry
-    shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
-    if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
-        raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
-    # A hundredth more, for other roundings; that blocks are filled unevenly makes a filter larger.
-    rate = classic_error_rate(geometry.num_bits, num_hashes, capacity)
-    half = classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
-    if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
-        raise ValueError(
-            f"{shape}, which does not fit a capacity of {capacity} and an error_rate of "
-            f"{error_rate}"
-        )
-
-
-def _check(capacity: int, error_rate: float) -> None:
     if isinstance(capacity, bool) or not isinstance(capacity, int):
         raise TypeError(
             f"capacity is {capacity!r}; it must be a whole number (int) of fingerprints"
