@@ -18,6 +18,7 @@ from benchmarks.shared.report import Section, Table, at_most, quartiles
 from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.settings.settings import BloomSettings
@@ -129,16 +130,16 @@ def _filter(backend: Any, recorded: int, *, forget_failed: bool) -> Iterator[Blo
 
 
 def _local(directory: Path) -> LocalBackend:
-    return LocalBackend(directory, capacity=1_000_000, error_rate=1e-9)
+    return LocalBackend(directory, Policy(expected=1_000_000, error_rate=1e-9))
 
 
 def _redis(server: servers.Server, key: str) -> RedisBackend:
-    return RedisBackend(RedisServer(server.url), key, capacity=1_000_000, error_rate=1e-9)
+    return RedisBackend(RedisServer(server.url), key, Policy(expected=1_000_000, error_rate=1e-9))
 
 
 def _memory(directory: Path, number: int) -> int:
     """How much a process grows that forgets so many requests."""
-    backend = LocalBackend(directory, capacity=number, error_rate=1e-9)
+    backend = LocalBackend(directory, Policy(expected=number, error_rate=1e-9))
     backend.open()
     backend.begin()
     for fingerprint in samples.fingerprints(0, number):

@@ -14,6 +14,7 @@ from benchmarks.shared import samples
 from benchmarks.shared.report import Section, Table, all_of, at_most
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.generations.policy import Policy
 
 ERROR_RATE = 1e-3
 TIMES_SLOWER = 3.0
@@ -27,10 +28,11 @@ import sys
 from pathlib import Path
 from benchmarks.shared import samples
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 
 directory, expected, start, end = Path(sys.argv[1]), *map(int, sys.argv[2:])
 backend = LocalBackend(
-    directory, capacity=expected, error_rate=1e-3
+    directory, Policy(expected=expected, error_rate=1e-3)
 )
 backend.open()
 backend.begin()
@@ -92,7 +94,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
 
 def _opened(directory: Path, capacity: int, on_full: str) -> LocalBackend:
-    backend = LocalBackend(directory, capacity=capacity, error_rate=ERROR_RATE, on_full=on_full)
+    backend = LocalBackend(
+        directory, Policy(expected=capacity, error_rate=ERROR_RATE, on_full=on_full)
+    )
     backend.open()
     backend.begin()
     return backend

@@ -12,6 +12,7 @@ from benchmarks.shared.report import Section, Table, all_of
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.hashing import SALT_BYTES, block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.paths import file_name
 
 CAPACITY = 1_000_000_000
@@ -73,7 +74,7 @@ def _measured(directory: Path, candidates: int) -> Section:
 
 def _opened(directory: Path) -> tuple[LocalBackend, float]:
     begun = perf_counter()
-    backend = LocalBackend(directory, capacity=CAPACITY, error_rate=1e-6, salt=SALT)
+    backend = LocalBackend(directory, Policy(expected=CAPACITY, error_rate=1e-6), Origin(salt=SALT))
     backend.open()
     backend.begin()
     return backend, perf_counter() - begun

@@ -8,6 +8,7 @@ from benchmarks.shared import samples
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
 from benchmarks.shared.report import Section, Table, at_least
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 
 TIMES_LESS = 20
 TIMEOUT_SECS = 600
@@ -48,7 +49,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 def _filter_growth(directory: Path, count: int) -> int:
     gc.collect()
     before = resident_bytes()
-    backend = LocalBackend(directory, capacity=count, error_rate=1e-6)
+    backend = LocalBackend(directory, Policy(expected=count, error_rate=1e-6))
     backend.open()
     backend.begin()
     for fingerprint in samples.fingerprints(0, count):

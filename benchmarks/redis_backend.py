@@ -19,6 +19,7 @@ from benchmarks.shared import peer_env, samples, servers
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
 from benchmarks.shared.servers import Server
 from benchmarks.shared.timing import timed
+from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
@@ -324,7 +325,9 @@ def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[int, Tim
     """All shares of duplicates."""
     with server.client() as client, server.client() as for_peer:
         backend = RedisBackend(
-            RedisServer(server.url), f"filter on {place}", capacity=CAPACITY, error_rate=ERROR_RATE
+            RedisServer(server.url),
+            f"filter on {place}",
+            Policy(expected=CAPACITY, error_rate=ERROR_RATE),
         )
         backend.open()
         backend.begin()
@@ -461,7 +464,7 @@ def _fill_filter(
 ) -> None:
     """Create or join a filter, and record some fingerprints."""
     backend = RedisBackend(
-        RedisServer(server.url), key, capacity=capacity, error_rate=ERROR_RATE, flush=flush
+        RedisServer(server.url), key, Policy(expected=capacity, error_rate=ERROR_RATE), flush=flush
     )
     backend.open()
     backend.begin()

@@ -15,6 +15,7 @@ from benchmarks.shared import peer_env, samples
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
 from scrapy_bloom import BloomDupeFilter, BloomFilter
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 
 FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
@@ -65,7 +66,7 @@ Make = Callable[[Path, int, float], Contender]
 
 
 def _ours_in_file(place: Path, capacity: int, error_rate: float) -> Contender:
-    backend = LocalBackend(place, capacity=capacity, error_rate=error_rate)
+    backend = LocalBackend(place, Policy(expected=capacity, error_rate=error_rate))
     backend.open()
     backend.begin()
     return Contender(backend.add, True, backend.__contains__, backend.close)

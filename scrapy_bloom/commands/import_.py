@@ -56,11 +56,12 @@ from scrapy_bloom.commands.shared.output import masked, note, progress, say
 from scrapy_bloom.commands.shared.places import connect
 from scrapy_bloom.commands.shared.project import Project, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
-from scrapy_bloom.crawl.backends import local_backend, redis_backend
+from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.files.reader import filter_directory, found_files
+from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.paths import filter_files
@@ -195,17 +196,13 @@ def _destination(
 ) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
     bloom = replace(project.bloom, on_full="grow")  # nobody is there to raise the expectation
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
     if is_redis(options.dest):
         store = connect(options, project)
         if live := store.read().generations:
             _check_window(live[-1].open_until, bloom)
-        shared = redis_backend(
-            replace(enough, redis_flush=False),
-            store.server,
-            store.key,
-            spider=project.spider,
-            fingerprinter=project.fingerprinter,
-            job=Job(None, "keep"),
+        shared = RedisBackend(
+            store.server, store.key, policy_of(enough), origin, mirror=bloom.redis_mirror
         )
         return shared, shared.add_many
     directory = _directory(options)
@@ -215,12 +212,12 @@ def _destination(
         _check_window(found_files(directory)[-1].open_until, bloom)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
-    local = local_backend(
-        bloom if is_there else enough,  # what is there grows when it is full, and not before
+    local = LocalBackend(
         directory,
-        spider=project.spider,
-        fingerprinter=project.fingerprinter,
+        policy_of(bloom if is_there else enough),  # what is there grows when it is full, not before
+        origin,
         job=Job(None, "stop"),
+        sync_secs=bloom.sync_secs,
         is_crawl=False,
     )
     return local, lambda batch: sum(map(local.add, batch))

@@ -16,6 +16,7 @@ Examples:
 
 import argparse
 import os
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_red
 from scrapy_bloom.commands.shared.output import check_output, progress, say
 from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.commands.shared.project import load_project
-from scrapy_bloom.generations.policy import Policy, window_of
+from scrapy_bloom.crawl.backends import policy_of
+from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
@@ -55,12 +57,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             state=state_text(reader.is_closed(), reader.is_in_use()),
             names=reader.names,
             generations=measured(reader),
-            policy=Policy(
-                expected=project.bloom.expected_requests,
-                error_rate=project.bloom.error_rate,
-                on_full=project.bloom.on_full,
-                window=window_of(reader.generations),
-            ),
+            policy=replace(policy_of(project.bloom), window=window_of(reader.generations)),
         )
     page = report_page(report)
     _write(options.output, page)

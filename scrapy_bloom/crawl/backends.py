@@ -17,6 +17,7 @@ from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
 from scrapy_bloom.redis.connection.url import without_secrets
@@ -25,9 +26,6 @@ from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
-
-    from scrapy_bloom.redis.backend import RedisBackend
-    from scrapy_bloom.redis.connection.server import RedisServer
 
 
 def filter_arguments(crawler: "Crawler", *, queue_is_shared: bool = False) -> dict[str, Any]:
@@ -107,6 +105,7 @@ def create_backend(
     Raises:
         StorageError: the job directory is one of another scheduler.
     """
+    origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     only_crawled = settings.record_on == "crawled"
     job = Job(
         Path(job_dir).absolute() if job_dir else None,
@@ -117,6 +116,7 @@ def create_backend(
     if job.path is not None and not crash_safe:
         check_no_database(job.path)
     if settings.backend == "redis":
+        from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
         from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
 
         assert settings.redis_url is not None
@@ -128,94 +128,40 @@ def create_backend(
             deadline_secs=settings.redis_deadline_secs,
             identified=queue_is_shared,
         )
-        key = settings.redis_key % {"spider": spider}
-        return redis_backend(
-            settings,
+        return RedisBackend(
             server,
-            key,
-            spider=spider,
-            fingerprinter=fingerprinter,
-            job=job,
+            settings.redis_key % {"spider": spider},
+            policy_of(settings),
+            origin,
+            mirror=settings.redis_mirror,
             queue_is_shared=queue_is_shared,
+            flush=settings.redis_flush,
+            job=job,
             claims=job.path is None and not queue_is_shared,
         )
+    policy = policy_of(settings)
     if only_crawled:
-        settings = replace(settings, error_rate=settings.error_rate / 2)
-    stored = local_backend(
-        settings,
+        policy = replace(policy, error_rate=policy.error_rate / 2)
+    stored = LocalBackend(
         settings.directory(job_dir, spider),
-        spider=spider,
-        fingerprinter=fingerprinter,
+        policy,
+        origin,
         job=job,
+        sync_secs=settings.sync_secs,
         claims=job.path is None,
     )
     if not only_crawled:
         return stored
-    volatile = LocalBackend(
-        None,
-        capacity=settings.expected_requests,
-        error_rate=settings.error_rate,
-        window_secs=settings.window_secs,
-    )
-    return RecordCrawled(stored, volatile)
+    return RecordCrawled(stored, LocalBackend(None, replace(policy, on_full="grow")))
 
 
-def local_backend(
-    settings: BloomSettings,
-    directory: Path | None,
-    *,
-    spider: str,
-    fingerprinter: str,
-    job: Job,
-    is_crawl: bool = True,
-    claims: bool = False,
-) -> LocalBackend:
-    """Make a filter in a directory, with these settings; see `LocalBackend`."""
-    return LocalBackend(
-        directory,
-        capacity=settings.expected_requests,
+def policy_of(settings: BloomSettings) -> Policy:
+    """Return the policy that the settings ask for."""
+    return Policy(
+        expected=settings.expected_requests,
         error_rate=settings.error_rate,
         on_full=settings.on_full,
-        window_secs=settings.window_secs,
-        salt=settings.salt,
-        fingerprinter=fingerprinter,
-        spider=spider,
-        job=job,
-        sync_secs=settings.sync_secs,
-        is_crawl=is_crawl,
-        claims=claims,
-    )
-
-
-def redis_backend(
-    settings: BloomSettings,
-    server: "RedisServer",
-    key: str,
-    *,
-    spider: str,
-    fingerprinter: str,
-    job: Job,
-    queue_is_shared: bool = False,
-    claims: bool = False,
-) -> "RedisBackend":
-    """Make a filter in Redis, with these settings; see `RedisBackend`."""
-    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - as above
-
-    return RedisBackend(
-        server,
-        key,
-        capacity=settings.expected_requests,
-        error_rate=settings.error_rate,
-        on_full=settings.on_full,
-        window_secs=settings.window_secs,
-        salt=settings.salt,
-        fingerprinter=fingerprinter,
-        spider=spider,
-        mirror=settings.redis_mirror,
-        queue_is_shared=queue_is_shared,
-        flush=settings.redis_flush,
-        job=job,
-        claims=claims,
+        window=settings.window_secs,
     )
 
 
@@ -235,4 +181,4 @@ def backend_without_crawl(command: str, job_dir: str | None) -> Backend:
             f"scrapy {command} does not work with a job directory, whose requests it would take, "
             f"and this project has JOBDIR = {job_dir!r}; start it with -s JOBDIR="
         )
-    return LocalBackend(None, capacity=100_000, error_rate=1e-9)
+    return LocalBackend(None, Policy(expected=100_000, error_rate=1e-9))

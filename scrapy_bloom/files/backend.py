@@ -13,7 +13,7 @@ from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle
 from scrapy_bloom.generations.lookup import Lookup
-from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
 
@@ -25,13 +25,8 @@ class LocalBackend:
 
     Args:
         directory: where the filter's files are, or None for memory only.
-        capacity: requests that the crawl is expected to record.
-        error_rate: the highest false-positive rate, over all generations.
-        on_full: "grow" by a further generation, or stay as it is: "warn", "close".
-        window_secs: how long a request is remembered, 0: for ever.
-        salt: 16 bytes for a new filter; None: random.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: the spider's name, kept with the filter for information.
+        policy: how large it is, and when it grows and forgets.
+        origin: what it holds, and whose.
         job: the crawl's job directory; its requests.seen is imported into a new filter. And what
             to do with a filter that its last run did not close.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
@@ -49,27 +44,17 @@ class LocalBackend:
     def __init__(
         self,
         directory: Path | None,
+        policy: Policy,
+        origin: Origin = ANY_ORIGIN,
         *,
-        capacity: int,
-        error_rate: float,
-        on_full: str = "grow",
-        window_secs: float = 0.0,
-        salt: bytes | None = None,
-        fingerprinter: str = "",
-        spider: str = "",
         job: Job | None = None,
         sync_secs: float = 30.0,
         is_crawl: bool = True,
         claims: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._policy = policy = Policy(
-            expected=capacity,
-            error_rate=error_rate,
-            on_full=on_full,
-            window=window_secs,
-        )
-        self._origin = origin = Origin(salt=salt, fingerprinter=fingerprinter, spider=spider)
+        self._policy = policy
+        self._origin = origin
         self._clock = clock
         self._is_crawl = is_crawl
         self._store: MemoryGenerations | FileGenerations
@@ -255,6 +240,6 @@ class LocalBackend:
 
 def notes_in_memory() -> LocalBackend:
     """Make an opened filter for what a run notes beside its own: 10 MB for a million requests."""
-    new = LocalBackend(None, capacity=20_000, error_rate=1e-12)  # it errs next to never
+    new = LocalBackend(None, Policy(expected=20_000, error_rate=1e-12))  # it errs next to never
     new.open()
     return new

@@ -114,6 +114,9 @@ class Origin:
     spider: str = ""
 
 
+ANY_ORIGIN = Origin()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """Holds what a new generation is sized for."""

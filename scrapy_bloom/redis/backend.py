@@ -9,7 +9,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
-from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -35,8 +35,7 @@ class RedisBackend:
     Args:
         server: the connection.
         key: the name of the filter's hash, and the beginning of the names of its blocks' keys.
-        capacity: requests that all crawlers together are expected to record.
-        error_rate, on_full, window_secs, salt, fingerprinter, spider, claims: see `LocalBackend`.
+        policy, origin, claims: see `LocalBackend`; the policy is for all crawlers together.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         queue_is_shared: the crawlers' queue is in Redis, too. Should the server lose something, the
             queue has lost as much: then nothing is written back, and what the mirror knew is void.
@@ -51,14 +50,9 @@ class RedisBackend:
         self,
         server: RedisServer,
         key: str,
+        policy: Policy,
+        origin: Origin = ANY_ORIGIN,
         *,
-        capacity: int,
-        error_rate: float,
-        on_full: str = "grow",
-        window_secs: float = 0.0,
-        salt: bytes | None = None,
-        fingerprinter: str = "",
-        spider: str = "",
         mirror: bool = True,
         queue_is_shared: bool = False,
         flush: bool = False,
@@ -68,17 +62,12 @@ class RedisBackend:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._trust_secs = trust_secs
-        self._policy = Policy(
-            expected=capacity,
-            error_rate=error_rate,
-            on_full=on_full,
-            window=window_secs,
-        )
+        self._policy = policy
         self._server = server
         self._store = RedisStore(server, key)
         self._shared = SharedGenerations(
             self._store,
-            Wanted(policy=self._policy, salt=salt, fingerprinter=fingerprinter, spider=spider),
+            Wanted(policy, origin),
             mirror=mirror,
             queue_is_shared=queue_is_shared,
             clock=clock,

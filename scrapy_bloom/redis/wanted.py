@@ -7,34 +7,30 @@ from dataclasses import dataclass
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.filters.hashing import SALT_BYTES
-from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Wanted:
     """A shared filter, as the settings of a crawl ask for it.
 
     Attributes:
         policy: sizes and ends of new generations.
-        salt: 16 bytes for a new filter; None: random.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: the spider's name, kept with a new filter for information.
+        origin: what a new one holds, and whose.
     """
 
     policy: Policy
-    salt: bytes | None
-    fingerprinter: str
-    spider: str
+    origin: Origin
 
     def info(self, now: float) -> FilterInfo:
         """Return what a new filter begins with."""
         return FilterInfo(
-            salt=(self.salt or secrets.token_bytes(SALT_BYTES)).hex(),
-            fingerprinter=self.fingerprinter,
-            spider=self.spider,
+            salt=(self.origin.salt or secrets.token_bytes(SALT_BYTES)).hex(),
+            fingerprinter=self.origin.fingerprinter,
+            spider=self.origin.spider,
             created_at=now,
         )
 
@@ -44,11 +40,11 @@ class Wanted:
         Raises:
             FingerprinterMismatchError: it has other fingerprints.
         """
-        if info.fingerprinter != self.fingerprinter:
+        if info.fingerprinter != self.origin.fingerprinter:
             raise FingerprinterMismatchError(
                 f"{name} was recorded with REQUEST_FINGERPRINTER_CLASS = "
-                f"{info.fingerprinter!r}, and this crawl has {self.fingerprinter!r}: no request "
-                "would be found in it; set "
+                f"{info.fingerprinter!r}, and this crawl has "
+                f"{self.origin.fingerprinter!r}: no request would be found in it; set "
                 "REQUEST_FINGERPRINTER_CLASS back, or use another BLOOM_REDIS_KEY"
             )
 
@@ -56,7 +52,7 @@ class Wanted:
         """Tell how a filter that is there differs from what is asked for."""
         policy, newest = self.policy, live[-1]
         differences = []
-        if self.salt not in {None, bytes.fromhex(info.salt)}:
+        if self.origin.salt not in {None, bytes.fromhex(info.salt)}:
             differences.append("its own salt (BLOOM_SALT is for a new one)")
         capacity = sum(each.capacity for each in live)
         if not policy.window and policy.first().capacity > capacity:
