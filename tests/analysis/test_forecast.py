@@ -14,7 +14,7 @@ from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, GenerationStatus, any_errs
+from scrapy_bloom.generations.status import FilterStatus, any_errs
 
 
 def figures(backend: LocalBackend) -> list[tuple[object, ...]]:
@@ -96,9 +96,7 @@ class TestForecast:
 
 def test_rates_add_up_as_a_status_says() -> None:
     status = make(None, 3000, on_full="warn", capacity=100, error_rate=0.1).status()
-    again = FilterStatus(
-        location="", generations=[GenerationStatus.of(each) for each in ()], error_rate=0.1
-    )
+    again = FilterStatus(location="", generations=[], error_rate=0.1)
     assert any_errs([]) == again.error_rate_now == 0
     assert any_errs([status.error_rate_now]) == pytest.approx(status.error_rate_now)
     assert any_errs([1.0, 0.5]) == pytest.approx(1)

@@ -61,13 +61,13 @@ def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -
         filters = [file.filter for file in reader.files]
         assert [each.capacity for each in filters] == [20_000, 40_000, 80_000]
         nbytes = sum(each.nbytes for each in filters)
-        count = sum(file.state.count for file in reader.files)
+        count = sum(file.count for file in reader.files)
         rates = [each.estimated_error_rate for each in filters]
         assert len(table) == 3
         for number, (row, file, rate) in enumerate(zip(table, reader.files, rates, strict=True)):
             assert row["Generation"] == f"{number + 1} generation-000{number + 1}.bloom"
-            assert row["Recorded"] == f"{file.state.count:,}"
-            assert row["Capacity"] == f"{file.header.capacity:,}"
+            assert row["Recorded"] == f"{file.count:,}"
+            assert row["Capacity"] == f"{file.capacity:,}"
             assert row["Size"] == size_text(file.filter.nbytes)
             assert row["Hashes"] == str(file.filter.num_hashes)
             assert percent(row["Fill"]) == pytest.approx(file.filter.fill_ratio, rel=0.01)

@@ -7,8 +7,8 @@ from html import unescape
 from pathlib import Path
 
 import servers
+from backends import redis_backend
 from cli import bloom
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
 
@@ -24,7 +24,7 @@ def text_of(page: Path) -> str:
 
 def test_a_filter_in_redis(tmp_path: Path) -> None:
     server, key = servers.shared("valkey"), f"{tmp_path.name}:bloom"
-    backend = RedisBackend(
+    backend = redis_backend(
         RedisServer(server.url),
         key,
         capacity=2000,

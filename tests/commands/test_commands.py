@@ -12,10 +12,10 @@ import scrapy
 
 import servers
 import workspace
+from backends import local_backend
 from cli import SCRAPY, bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.text import size_text
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
@@ -198,7 +198,7 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     assert plan.status == 0
     assert "without BLOOM_WINDOW_SECS" in plan.err
     now = 1_700_000_000.0
-    backend = LocalBackend(
+    backend = local_backend(
         None, capacity=100_000, error_rate=1e-9, window_secs=window, clock=lambda: now
     )
     backend.open()

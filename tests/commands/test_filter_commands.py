@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import local_backend, redis_backend
 from cli import SCRAPY, at_a_terminal, bloom
 from clock import Clock
 from crawls import Crawl
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.meta import FilterInfo
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -45,7 +44,7 @@ def server() -> servers.Server:
 
 
 def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
-    backend = RedisBackend(
+    backend = redis_backend(
         RedisServer(server.url),
         key,
         **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
@@ -193,7 +192,7 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
 def test_a_reader_of_a_filter_in_a_cluster(tmp_path: Path) -> None:
     key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
     place, options = servers.shared_cluster(), {"cluster": True}
-    backend = RedisBackend(
+    backend = redis_backend(
         RedisServer(place.url, **options),
         key,
         capacity=100,
@@ -225,7 +224,7 @@ def test_check_within_a_window_that_grew_shortly_before_a_quarter_ended(tmp_path
     quarter = window / 4
     clock = Clock(time.time() - quarter - 6 * 3600)
     options = {"capacity": 400, "window_secs": window, "clock": clock}
-    backend = LocalBackend(tmp_path, error_rate=1e-6, fingerprinter=FINGERPRINTER, **options)
+    backend = local_backend(tmp_path, error_rate=1e-6, fingerprinter=FINGERPRINTER, **options)
     backend.open()
     backend.begin()
     for number, fingerprint in enumerate(fingerprints(urls(range(120)))):
@@ -286,7 +285,7 @@ def test_merge(tmp_path: Path) -> None:
     assert 700 <= ran.json["recorded"] <= 810  # what is in two generations counts in each
     assert "scrapy bloom: warning: " in ran.err  # the first is fuller than it was made for
     assert {name: each for name, each in contents(tmp_path).items() if "both" not in name} == before
-    backend = LocalBackend(
+    backend = local_backend(
         tmp_path / "both", capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
     )
     backend.open()
@@ -349,7 +348,7 @@ def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
 def test_merge_what_is_in_use(tmp_path: Path) -> None:
     for name in "ab":
         make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=SALT)
-    backend = LocalBackend(
+    backend = local_backend(
         tmp_path / "b", capacity=1000, error_rate=1e-6, spider="shop", fingerprinter=FINGERPRINTER
     )
     backend.open()

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import local_backend
 from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from workspace import (
     FINGERPRINTER,
@@ -243,7 +243,7 @@ def test_the_memory_of_an_import_and_a_check_does_not_grow(tmp_path: Path) -> No
 
 
 def test_an_import_marks_nothing_as_in_use(tmp_path: Path) -> None:
-    backend = LocalBackend(
+    backend = local_backend(
         tmp_path, capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER, is_crawl=False
     )
     backend.open()
@@ -251,7 +251,7 @@ def test_an_import_marks_nothing_as_in_use(tmp_path: Path) -> None:
     for each in fingerprints(urls(range(500))):
         backend.add(each)
         if backend.status().count % 50 == 0:
-            assert not any(file.state.in_use for file in FilterReader(tmp_path).files)
+            assert not any(file.in_use for file in FilterReader(tmp_path).files)
     assert len(FilterReader(tmp_path).files) == 3
     backend.close()
-    assert sum(file.state.count for file in FilterReader(tmp_path).files) == 500
+    assert sum(file.count for file in FilterReader(tmp_path).files) == 500

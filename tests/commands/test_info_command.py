@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import redis_backend
 from cli import bloom
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
 
@@ -37,7 +37,7 @@ def test_the_salt_is_shown_to_who_asks_for_it(place: str, tmp_path: Path) -> Non
         where = ["filter"]
     else:
         url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
-        backend = RedisBackend(
+        backend = redis_backend(
             RedisServer(url),
             key,
             capacity=1000,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import redis_backend
 from cli import at_a_terminal, bloom
 from crawls import Crawl
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.meta import FilterInfo
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -39,7 +39,7 @@ def server() -> servers.Server:
 
 
 def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
-    backend = RedisBackend(
+    backend = redis_backend(
         RedisServer(server.url),
         key,
         **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
@@ -91,7 +91,7 @@ def test_reset_refuses_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
 def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
     key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(10)))
     shared_filter(server, key, recorded)
-    crawler = RedisBackend(
+    crawler = redis_backend(
         RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
     )
     crawler.open()
@@ -104,7 +104,7 @@ def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
     time.sleep(1)  # for so long a mirror is trusted
     assert [crawler.add(each) for each in recorded] == [True] * 10
     crawler.close()
-    other = RedisBackend(
+    other = redis_backend(
         RedisServer(server.url), key, capacity=1000, error_rate=1e-6, fingerprinter=FINGERPRINTER
     )
     other.open()

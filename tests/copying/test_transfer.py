@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import local_backend, redis_backend
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.files.backend import LocalBackend
@@ -31,7 +32,7 @@ def server_of(place: str) -> RedisServer:
 
 
 def local(path: Path, **options: object) -> LocalBackend:
-    backend = LocalBackend(
+    backend = local_backend(
         path, **{"capacity": 2000, "error_rate": 1e-12, "sync_secs": 0, **options}
     )
     backend.open()
@@ -40,7 +41,7 @@ def local(path: Path, **options: object) -> LocalBackend:
 
 
 def shared(place: str, key: str, **options: object) -> RedisBackend:
-    backend = RedisBackend(
+    backend = redis_backend(
         server_of(place), key, **{"capacity": 2000, "error_rate": 1e-12, **options}
     )
     backend.open()
@@ -157,7 +158,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
         upload(tmp_path / "one", server_of("valkey"), key)
-    backend._store._directory.unlock()  # as after a crash
+    backend._store.unlock()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
         upload(tmp_path / "one", server_of("valkey"), key)
     assert not servers.shared("valkey").client.keys(f"{key}*")

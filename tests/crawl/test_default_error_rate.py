@@ -8,7 +8,7 @@ from sites import Site
 
 
 def rates(job: Path) -> list[float]:
-    return [each.header.error_rate for each in found_files(job)]
+    return [each.error_rate for each in found_files(job)]
 
 
 def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from scrapy import Request
 from scrapy.utils.request import fingerprint
 
+from backends import local_backend
 from crawls import FAILING_SPIDER, Crawl
-from scrapy_bloom.files.backend import LocalBackend
 from sites import ScriptedSite
 
 # How each path ends. What is neither failed nor crawled was left out on purpose, or is not done.
@@ -100,7 +100,7 @@ def crawl(site: ScriptedSite, directory: Path, **settings: object) -> Crawl:
 
 def recorded(site: ScriptedSite, directory: Path, paths: list[str]) -> dict[str, bool]:
     """Which of the paths a later run would take for seen."""
-    backend = LocalBackend(
+    backend = local_backend(
         directory / "filter",
         capacity=1,
         error_rate=0.1,

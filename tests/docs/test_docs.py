@@ -15,12 +15,12 @@ from scrapy.settings import Settings
 import scrapy_bloom
 import servers
 import workspace
+from backends import local_backend
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter
 from scrapy_bloom.crawl.telemetry import failures, telemetry
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
@@ -102,7 +102,7 @@ def test_python(document: str, code: str, tmp_path: Path, monkeypatch: pytest.Mo
     if "upload(" in code:  # needs a server, and a job
         servers.shared("valkey").client.delete("shop:bloom")
         code = code.replace("redis://localhost:6379/0", servers.shared("valkey").url)
-        backend = LocalBackend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)
+        backend = local_backend(Path("jobs/shop/bloom"), capacity=1000, error_rate=1e-6)
         backend.open()
         backend.add(b"page")
         backend.close()

@@ -15,7 +15,7 @@ import pytest
 
 from crawls import LIMIT
 from example.site import ARTICLES, SECTIONS, page_count, status_of
-from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.header import FileGeneration
 from sites import Site, tree_site
 
 EXAMPLE = Path(__file__).parents[2] / "example_project"
@@ -73,7 +73,7 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     process = scrapy(project, *command, "-s", "DOWNLOAD_DELAY=0.05")
     filter_file = project / "job/bloom/generation-0001.bloom"
     end = time.monotonic() + LIMIT
-    while not filter_file.exists() or read_header(filter_file)[1].count < 500:
+    while not filter_file.exists() or FileGeneration.at(filter_file).count < 500:
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

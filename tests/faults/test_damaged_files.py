@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from backends import local_backend
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.header import HEADER_BYTES, read_header
+from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.recovery import Job
@@ -33,7 +34,7 @@ ABSENT = [b"other %d" % number for number in range(200)]
 
 def make(directory: Path, **options: object) -> LocalBackend:
     options = {"capacity": 40, "error_rate": 1e-6, "sync_secs": 0, **options}
-    backend = LocalBackend(directory, fingerprinter="a.B", spider="shop", **options)
+    backend = local_backend(directory, fingerprinter="a.B", spider="shop", **options)
     backend.open()
     return backend
 
@@ -65,7 +66,7 @@ def directory(request: pytest.FixtureRequest, options: dict[str, object], tmp_pa
     """A filter in one or two files: closed, or with the mark of a run that was killed."""
     backend = recorded(tmp_path, **options)
     if request.param == "killed":
-        backend._store._directory.unlock()  # as a kill does
+        backend._store.unlock()  # as a kill does
     else:
         backend.close()
     return tmp_path
@@ -104,7 +105,7 @@ def test_every_flipped_bit_and_byte_of_every_header_is_told_of(directory: Path) 
                 for flip in (1, 2, 4, 8, 16, 32, 64, 128, 255):
                     os.pwrite(file.fileno(), bytes([good[offset] ^ flip]), offset)
                     try:
-                        found: object = read_header(path)
+                        found: object = FileGeneration.at(path)
                     except FilterFileError as error:
                         found = str(error)
                         number += 1
@@ -141,12 +142,12 @@ def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
     """The bits have no checksum: it would have to change with each. What remains is as it was."""
     rng = random.Random(SEED)
     path = max(directory.glob("*.bloom"))
-    good, header = path.read_bytes(), read_header(path)
+    good, header = path.read_bytes(), vars(FileGeneration.at(path))
     for _ in range(1000):
         offset, flip = rng.randrange(HEADER_BYTES, len(good)), rng.randrange(1, 256)
         with path.open("r+b") as file:
             os.pwrite(file.fileno(), bytes([good[offset] ^ flip]), offset)
-            assert read_header(path) == header
+            assert vars(FileGeneration.at(path)) == header
             looked = FilterFile.open(path, readonly=True)
             # A page has a handful of bits among 8 KiB: one byte can't hold all of them.
             assert sum(page in looked.filter for page in ABSENT[:20]) == 0, (SEED, offset, flip)
@@ -290,7 +291,7 @@ def test_a_job_with_a_damaged_mark_is_still_one_that_was_killed(tmp_path: Path) 
         job = tmp_path / content.hex()
         (job / "requests.queue").mkdir(parents=True)
         (job / "bloom.in-use").write_bytes(content)
-        backend = LocalBackend(job / "bloom", capacity=10, error_rate=1e-3, job=Job(job, "stop"))
+        backend = local_backend(job / "bloom", capacity=10, error_rate=1e-3, job=Job(job, "stop"))
         with pytest.raises(BloomError, match="did not close"):
             backend.open()
         assert (job / "bloom.in-use").read_bytes() == content

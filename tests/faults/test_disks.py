@@ -14,7 +14,7 @@ import pytest
 
 from crawls import Crawl
 from machine import REQUIRED
-from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.header import FileGeneration
 from sites import Site
 
 PAGES = 150
@@ -123,7 +123,7 @@ def test_a_disk_that_fills_up_in_mid_crawl_costs_no_page(
     assert "make room" in error
     assert "'finish_reason': 'finished'" in crawl.output
     assert [path.name for path in disk.inside.glob("*.bloom*")] == ["generation-0001.bloom"]
-    assert not read_header(disk.inside / "generation-0001.bloom")[1].in_use
+    assert not FileGeneration.at(disk.inside / "generation-0001.bloom").in_use
     # With room again, the next run grows, and knows all.
     disk.free()
     tree.forget()
@@ -164,7 +164,9 @@ def test_a_full_disk_ends_no_process_by_a_signal(disk: SmallDisk, tmp_path: Path
         "import sys\n"
         "from pathlib import Path\n"
         "from scrapy_bloom.files.backend import LocalBackend\n"
-        "backend = LocalBackend(Path('kept'), capacity=20_000, error_rate=1e-6, on_full='warn')\n"
+        "from scrapy_bloom.generations.policy import Policy\n"
+        "policy = Policy(expected=20_000, error_rate=1e-6, on_full='warn')\n"
+        "backend = LocalBackend(Path('kept'), policy)\n"
         "backend.open()\n"
         "print('opened', flush=True)\n"
         "sys.stdin.readline()\n"
@@ -184,7 +186,7 @@ def test_a_full_disk_ends_no_process_by_a_signal(disk: SmallDisk, tmp_path: Path
     disk.fill()
     output, _ = process.communicate("go on\n", timeout=60)
     assert (process.returncode, output) == (0, "closed\n")
-    assert read_header(disk.inside / "generation-0001.bloom")[1].count == 20_000
+    assert FileGeneration.at(disk.inside / "generation-0001.bloom").count == 20_000
 
 
 @needs_a_mount
@@ -239,9 +241,9 @@ def test_a_directory_made_read_only_under_a_crawl_costs_no_page(tree: Site, tmp_
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")
     assert "kept/generation-0002.bloom cannot be created: Permission denied" in error
-    header, state = read_header(tmp_path / FILTER)
-    assert not state.in_use
-    assert state.count >= header.capacity
+    found = FileGeneration.at(tmp_path / FILTER)
+    assert not found.in_use
+    assert found.count >= found.capacity
 
 
 @pytest.mark.parametrize("length", [0, 4096])

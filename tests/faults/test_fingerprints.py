@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from backends import local_backend
 from crawls import Crawl, with_modules
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite, Site, tree_site
 
@@ -21,7 +21,7 @@ def test_fingerprints_of_all_lengths_live_in_one_filter(tmp_path: Path) -> None:
     alike += [b"\xff" * 65_534 + b"\xfe", b"\xfe" + b"\xff" * 65_534]
     options = {"capacity": 4, "error_rate": 1e-9, "sync_secs": 0}
     for run in range(2):
-        backend = LocalBackend(tmp_path, **options)
+        backend = local_backend(tmp_path, **options)
         backend.open()
         backend.begin()
         assert [backend.add(each) for each in alike] == [run == 0] * len(alike)

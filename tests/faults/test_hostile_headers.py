@@ -7,15 +7,16 @@ import binascii
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from backends import local_backend
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.header import HEADER_BYTES, State, write_state
+from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, write_state
 from scrapy_bloom.files.reader import FilterReader
 from sites import Site
 from workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
@@ -34,12 +35,12 @@ FIGURES: dict[str, tuple[int, str, list]] = {
     "number": (48, "I", [0]),
 }
 STATES = [
-    State(count=2**47 - 1),
-    State(count=10**7),
-    State(open_until=2**48 / 1000),
-    State(oldest=0),
-    State(oldest=2),
-    State(oldest=2**48 - 1),
+    {"count": 2**47 - 1},
+    {"count": 10**7},
+    {"open_until": 2**48 / 1000},
+    {"oldest": 0},
+    {"oldest": 2},
+    {"oldest": 2**48 - 1},
 ]
 
 
@@ -50,14 +51,14 @@ def with_figure(good: bytes, offset: int, kind: str, value: float) -> bytes:
     return bytes(raw)
 
 
-def with_state(good: bytes, state: State) -> bytes:
+def with_state(good: bytes, found: FileGeneration, state: dict[str, float]) -> bytes:
     raw = bytearray(good)
     with memoryview(raw)[:HEADER_BYTES] as view, view.cast("Q") as words:
-        write_state(words, state)
+        write_state(words, replace(found, **state))
     return bytes(raw)
 
 
-def spoilt(good: bytes) -> Iterator[tuple[str, bytes]]:
+def spoilt(good: bytes, found: FileGeneration) -> Iterator[tuple[str, bytes]]:
     """A name for each, and the whole file."""
     for name, (offset, kind, values) in FIGURES.items():
         for value in values:
@@ -66,7 +67,7 @@ def spoilt(good: bytes) -> Iterator[tuple[str, bytes]]:
             if name == "num_blocks" and value in {3, 1000}:
                 yield f"{name} {value}, and as long", raw.ljust(4096 + 8192 * value, b"\0")
     for state in STATES:
-        yield str(state), with_state(good, state)
+        yield str(state), with_state(good, found, state)
 
 
 @pytest.fixture
@@ -78,10 +79,11 @@ def job(tmp_path: Path) -> Path:
 def test_every_figure_that_cannot_be_is_refused_and_left_as_it_is(job: Path) -> None:
     path = job / "bloom" / NAME
     good, number = path.read_bytes(), 0
-    for what, raw in spoilt(good):
+    found = replace(FileGeneration.at(path), count=0)
+    for what, raw in spoilt(good, found):
         path.write_bytes(raw)
         for use in (
-            lambda: LocalBackend(
+            lambda: local_backend(
                 job / "bloom", capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER
             ).open(),
             lambda: FilterReader(job),

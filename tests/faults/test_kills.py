@@ -29,6 +29,7 @@ KILLED_AGAIN_AND_AGAIN = """
     import logging, os, random, signal, sys, time
     from pathlib import Path
     from scrapy_bloom.files.backend import LocalBackend
+    from scrapy_bloom.generations.policy import Policy
 
     directory, seed, rounds, forgetting = Path(sys.argv[1]), *map(int, sys.argv[2:5])
     logging.disable()  # each round warns of the kill before
@@ -36,7 +37,7 @@ KILLED_AGAIN_AND_AGAIN = """
 
 
     def made():
-        backend = LocalBackend(directory, capacity=300, error_rate=1e-9, sync_secs=0.01)
+        backend = LocalBackend(directory, Policy(expected=300, error_rate=1e-9), sync_secs=0.01)
         backend.open()
         return backend
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crawls import SUPPORT, with_modules
-from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite
 from workspace import fingerprints
@@ -72,9 +72,9 @@ def test_64_spiders_in_one_process_each_with_its_own_filter(
     salts = set()
     for name in NAMES:
         path = tmp_path / "jobs" / name / "bloom/generation-0001.bloom"
-        header, state = read_header(path)
-        assert (header.spider, state.in_use) == (name, False)
-        salts.add(header.salt)
+        found = FileGeneration.at(path)
+        assert (found.origin.spider, found.in_use) == (name, False)
+        salts.add(found.salt)
         reader = FilterReader(path)
         seen = [other for other in NAMES if reader.are_seen([private[other]])[0]]
         reader.close()

@@ -10,36 +10,49 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import FilterFileError, StorageError
-from scrapy_bloom.files.header import HEADER_BYTES, Header, State, read_header
+from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.generations.policy import Origin
 
-HEADER = Header(
+HEADER = FileGeneration(
+    path=Path("some.bloom"),
     geometry=choose_geometry(20_000, 1e-6),
     capacity=20_000,
     error_rate=1e-6,
-    salt=bytes(range(16)),
-    fingerprinter="scrapy.utils.request.RequestFingerprinter",
-    spider="näme",
+    origin=Origin(
+        salt=bytes(range(16)),
+        fingerprinter="scrapy.utils.request.RequestFingerprinter",
+        spider="näme",
+    ),
     created_at=1_700_000_000.25,
-    generation=1,
+    number=1,
 )
+
+
+def at(path: Path, header: FileGeneration = HEADER, **changes: object) -> FileGeneration:
+    return replace(header, path=path, **changes)
+
+
+def is_read(path: Path, header: FileGeneration = HEADER, **changes: object) -> bool:
+    return vars(FileGeneration.at(path)) == vars(at(path, header, **changes))
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """A filter file that was closed with 3 requests in it."""
     path = tmp_path / "some.bloom"
-    file = FilterFile.create(path, HEADER, State())
+    file = FilterFile.create(at(path))
     for fingerprint in (b"a", b"b", b"c"):
         file.filter.add(fingerprint)
-    file.save_state(count=3)
+    file.count = 3
+    file.save()
     file.close()
     return path
 
 
 def test_everything_comes_back(path: Path) -> None:
-    assert read_header(path) == (HEADER, State(3))
+    assert is_read(path, count=3)
     file = FilterFile.open(path)
     assert [fp in file.filter for fp in (b"a", b"b", b"c", b"d")] == [True, True, True, False]
     file.close()
@@ -81,7 +94,7 @@ def test_an_unknown_variant_is_refused(path: Path, variant: int) -> None:
     raw[4068:4072] = binascii.crc32(raw[:4068]).to_bytes(4, "big")
     path.write_bytes(raw)
     with pytest.raises(FilterFileError, match=f"variant {variant}, which is unknown"):
-        read_header(path)
+        FileGeneration.at(path)
 
 
 def test_the_space_is_reserved(path: Path) -> None:
@@ -94,25 +107,26 @@ def test_without_fallocate_the_space_is_written(
 ) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     path = tmp_path / "some.bloom"
-    FilterFile.create(path, HEADER, State()).close()
+    FilterFile.create(at(path)).close()
     assert path.stat().st_blocks * 512 >= path.stat().st_size
-    assert read_header(path) == (HEADER, State())
+    assert is_read(path)
 
 
 def test_state_in_use(tmp_path: Path) -> None:
     path = tmp_path / "ninth.bloom"
-    file = FilterFile.create(path, replace(HEADER, generation=9), State())
+    file = FilterFile.create(at(path, number=9))
     changes = {"count": 20_001, "in_use": True, "open_until": 1_700_000_000.125, "oldest": 7}
-    file.save_state(**changes)
+    vars(file).update(changes)
+    file.save()
     # Visible to others at once, without a sync: it survives the end of the process.
-    assert read_header(path)[1] == State(**changes)
+    assert is_read(path, number=9, **changes)
     file.close()
 
 
 def test_long_names_are_clipped(tmp_path: Path) -> None:
-    long = Header(**{**HEADER.__dict__, "spider": "ä" * 1000, "fingerprinter": "x" * 2000})
-    FilterFile.create(tmp_path / "long.bloom", long, State()).close()
-    header, _ = read_header(tmp_path / "long.bloom")
+    long = replace(HEADER.origin, spider="ä" * 1000, fingerprinter="x" * 2000)
+    FilterFile.create(at(tmp_path / "long.bloom", origin=long)).close()
+    header = FileGeneration.at(tmp_path / "long.bloom").origin
     assert header.spider == "ä" * 512
     assert header.fingerprinter == "x" * 1024
 
@@ -120,7 +134,7 @@ def test_long_names_are_clipped(tmp_path: Path) -> None:
 def test_an_existing_file_is_never_replaced(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StorageError, match="exists already; it is not replaced"):
-        FilterFile.create(path, HEADER, State())
+        FilterFile.create(at(path))
     assert path.read_bytes() == before
 
 
@@ -130,13 +144,13 @@ def test_a_failed_creation_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        FilterFile.create(tmp_path / "some.bloom", HEADER, State(), fill)
+        FilterFile.create(at(tmp_path / "some.bloom"), fill)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_creation_left_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "some.bloom.tmp").write_bytes(b"\xff" * 100_000)
-    file = FilterFile.create(tmp_path / "some.bloom", HEADER, State())
+    file = FilterFile.create(at(tmp_path / "some.bloom"))
     assert file.filter.fill_ratio == 0
     file.close()
     assert [path.name for path in tmp_path.iterdir()] == ["some.bloom"]
@@ -154,7 +168,7 @@ def test_every_flipped_byte_of_the_header_is_found(path: Path, flip: int) -> Non
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(good[offset : offset + 1])
-    assert read_header(path) == (HEADER, State(3))
+    assert is_read(path, count=3)
 
 
 def test_every_truncation_and_extension_is_found(path: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from backends import local_backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.journal import Journal, read_journal
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.policy import Lookup
+from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.job.recovery import Job
 
 
@@ -92,7 +93,7 @@ def test_an_end_that_was_being_written(tmp_path: Path) -> None:
 
 def crash_safe(job: Path, capacity: int = 1000) -> LocalBackend:
     """Make the filter of a job whose queue survives, written to the disk at the close only."""
-    return LocalBackend(
+    return local_backend(
         job / "bloom",
         capacity=capacity,
         error_rate=1e-9,
@@ -112,7 +113,7 @@ def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
     assert len(read_journal(tmp_path / "bloom") or ()) < len(many)
     assert backend.status().count == len(many)
     backend.close()
-    again = LocalBackend(tmp_path / "bloom", capacity=50_000, error_rate=1e-9)
+    again = local_backend(tmp_path / "bloom", capacity=50_000, error_rate=1e-9)
     again.open()
     assert all(each in again for each in many)
     again.close()
@@ -142,7 +143,7 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
     assert "the crawl is killed" in told.getMessage()
     assert not told.exc_info
     backend.close()
-    again = LocalBackend(tmp_path / "bloom", capacity=1000, error_rate=1e-9)
+    again = local_backend(tmp_path / "bloom", capacity=1000, error_rate=1e-9)
     again.open()
     assert again.status().count == 500
     assert all(each in again for each in many)
@@ -179,7 +180,7 @@ def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -
 def test_who_cannot_read_it_leaves_no_file_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = LocalBackend(tmp_path, capacity=1000, error_rate=1e-6)
+    backend = local_backend(tmp_path, capacity=1000, error_rate=1e-6)
     backend.open()
     backend.close()
     (tmp_path / "journal-1").mkdir()

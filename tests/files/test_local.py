@@ -19,7 +19,7 @@ from scrapy_bloom import (
     LockedError,
     StorageError,
 )
-from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.header import FileGeneration
 
 
 def test_no_memory_for_a_filter_is_told_in_one_line() -> None:
@@ -27,10 +27,11 @@ def test_no_memory_for_a_filter_is_told_in_one_line() -> None:
         import resource
         from scrapy_bloom.exceptions import StorageError
         from scrapy_bloom.files.backend import LocalBackend
+        from scrapy_bloom.generations.policy import Policy
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         try:
-            LocalBackend(None, capacity=10**9, error_rate=1e-6).open()
+            LocalBackend(None, Policy(expected=10**9, error_rate=1e-6)).open()
         except StorageError as error:
             print(error)
     """
@@ -106,8 +107,9 @@ RECORDER = """
 import signal, sys
 from pathlib import Path
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 
-backend = LocalBackend(Path(sys.argv[1]), capacity=200_000, error_rate=1e-6)
+backend = LocalBackend(Path(sys.argv[1]), Policy(expected=200_000, error_rate=1e-6))
 backend.open()
 backend.begin()
 print(backend.status().count, flush=True)
@@ -199,7 +201,7 @@ def test_a_failing_disk_is_told_once_and_counted(
     (record,) = caplog.records
     assert "The crawl goes on" in record.getMessage()
     # It stays marked as not closed, and the directory is free again.
-    assert read_header(tmp_path / FILTER_NAME)[1].in_use
+    assert FileGeneration.at(tmp_path / FILTER_NAME).in_use
     make(tmp_path).close()
 
 
@@ -217,12 +219,13 @@ def test_opening_a_big_filter_reads_and_keeps_nothing_of_it(tmp_path: Path) -> N
         import resource, sys
         from pathlib import Path
         from scrapy_bloom.files.backend import LocalBackend
+        from scrapy_bloom.generations.policy import Policy
 
         def rss():
             return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
         before = rss()
-        backend = LocalBackend(Path(sys.argv[1]), capacity=100_000_000, error_rate=1e-6)
+        backend = LocalBackend(Path(sys.argv[1]), Policy(expected=100_000_000, error_rate=1e-6))
         backend.open()
         assert backend.status().nbytes > 360_000_000
         print(rss() - before)

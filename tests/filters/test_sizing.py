@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrapy_bloom.files.backend import LocalBackend
+from backends import local_backend
 from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
     bits_per_element,
@@ -16,14 +16,13 @@ from scrapy_bloom.filters.sizing import (
     classic_fill_ratio,
     expected_false_drops,
     optimal_num_bits,
-    optimal_num_hashes,
 )
 
 
 def test_a_million_at_one_in_ten_thousand() -> None:
     assert optimal_num_bits(1_000_000, 0.0001) == 19_170_117
     assert round(19_170_117 / 8 / 2**20, 2) == 2.29  # MiB
-    assert optimal_num_hashes(19_170_117, 1_000_000) == 13
+    assert round(19_170_117 / 1_000_000 * math.log(2)) == 13
 
 
 def test_bits_per_element() -> None:
@@ -41,7 +40,7 @@ def test_ten_hashes_and_twenty_bits_each() -> None:
 def test_the_optimum_fills_half_the_bits(k: int) -> None:
     n = 1_000_000
     m = round(k * n / math.log(2))
-    assert optimal_num_hashes(m, n) == k
+    assert round(m / n * math.log(2)) == k
     assert classic_fill_ratio(m, k, n) == pytest.approx(0.5, abs=1e-6)
     # And that is a minimum: one hash more or less is worse.
     rates = [classic_error_rate(m, other, n) for other in (k - 1, k, k + 1) if other]
@@ -130,7 +129,7 @@ def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
     capacity: int, error_rate: float, number: int
 ) -> None:
     """Also of what it has taken for seen, which nobody counts."""
-    backend = LocalBackend(None, capacity=capacity, error_rate=error_rate, on_full="warn")
+    backend = local_backend(None, capacity=capacity, error_rate=error_rate, on_full="warn")
     backend.open()
     backend.begin()
     recorded = sum(backend.add(each.to_bytes(20, "big")) for each in range(number))

@@ -18,10 +18,9 @@ from hypothesis.stateful import (
 )
 
 import servers
-from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.files.backend import LocalBackend
+from backends import local_backend, redis_backend
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 NewBackend = Callable[..., Backend]
@@ -29,18 +28,18 @@ NewBackend = Callable[..., Backend]
 
 def local(directory: Path, **changes: object) -> Backend:
     options = {"capacity": 2000, "error_rate": 1e-9, "sync_secs": 0}
-    return LocalBackend(directory / "bloom", **{**options, **changes})
+    return local_backend(directory / "bloom", **{**options, **changes})
 
 
 def memory(directory: Path, **changes: object) -> Backend:
     options = {"capacity": 2000, "error_rate": 1e-9}
-    return LocalBackend(None, **{**options, **changes})
+    return local_backend(None, **{**options, **changes})
 
 
 def redis(url: str, directory: Path, *, cluster: bool = False, **changes: object) -> Backend:
     options = {"capacity": 2000, "error_rate": 1e-9}
     key = os.fspath(directory)
-    return RedisBackend(RedisServer(url, cluster=cluster), key, **{**options, **changes})
+    return redis_backend(RedisServer(url, cluster=cluster), key, **{**options, **changes})
 
 
 def on(program: str, **fixed: object) -> NewBackend:

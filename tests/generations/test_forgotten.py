@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import local_backend, redis_backend
 from proxies import DroppingProxy
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
@@ -34,14 +35,14 @@ def key(tmp_path: Path) -> Iterator[str]:
 
 def shared(key: str, url: str | None = None, **options: object) -> RedisBackend:
     server = RedisServer(url or servers.shared("valkey").url)
-    backend = RedisBackend(server, key, capacity=20_000, error_rate=1e-9, **options)
+    backend = redis_backend(server, key, capacity=20_000, error_rate=1e-9, **options)
     backend.open()
     backend.begin()
     return backend
 
 
 def local(directory: Path, **options: object) -> LocalBackend:
-    backend = LocalBackend(directory, capacity=20_000, error_rate=1e-9, **options)
+    backend = local_backend(directory, capacity=20_000, error_rate=1e-9, **options)
     backend.open()
     backend.begin()
     return backend

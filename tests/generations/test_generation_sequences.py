@@ -89,7 +89,7 @@ class AgainstDict(RuleBasedStateMachine):
         asked = [*status.generations, *status.volatile]
         assert sum(each.error_rate for each in asked) <= 1e-9
         assert files(Path(self.directory.name)) == [
-            f"generation-{each.number:04d}.bloom" for each in self.backend._live
+            f"generation-{each.number:04d}.bloom" for each in self.backend._store.live
         ]
 
     def teardown(self) -> None:

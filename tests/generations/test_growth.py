@@ -12,7 +12,7 @@ import pytest
 from clock import Clock
 from local_filters import SALT, WINDOW, files, fps, make
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.files.header import read_header
+from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.job.recovery import Job
@@ -63,7 +63,7 @@ class TestGrowth:
         before = backend.status()
         backend.close()
         assert files(tmp_path) == [f"generation-000{number}.bloom" for number in (1, 2, 3, 4)]
-        states = [read_header(tmp_path / name)[1] for name in files(tmp_path)]
+        states = [FileGeneration.at(tmp_path / name) for name in files(tmp_path)]
         assert [state.count for state in states] == [100, 200, 400, 300]
         assert not any(state.in_use for state in states)
         backend = make(tmp_path)
@@ -211,7 +211,7 @@ class TestGrowth:
         backend = make(tmp_path)
         for fingerprint in fps(1000):
             backend.add(fingerprint)
-        backend._store._directory.unlock()
+        backend._store.unlock()
         backend = make(tmp_path, job=Job(None, "reset"))
         assert backend.status().count == 0
         assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4

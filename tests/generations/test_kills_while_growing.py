@@ -16,9 +16,10 @@ RECORDER = """
 import signal, sys
 from pathlib import Path
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Policy
 
 backend = LocalBackend(
-    Path(sys.argv[1]), capacity=5000, error_rate=1e-3
+    Path(sys.argv[1]), Policy(expected=5000, error_rate=1e-3)
 )
 backend.open()
 known, last = map(int, sys.argv[2:])
@@ -76,7 +77,7 @@ def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) ->
         ("os.fsync", False),
         ("pathlib.Path.rename", False),
         ("scrapy_bloom.files.mapping._sync_directory", True),
-        ("scrapy_bloom.files.store.FileStore.save_count", True),
+        ("scrapy_bloom.files.generations.FileGenerations._complete", True),
     ],
 )
 def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:
@@ -86,8 +87,10 @@ def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:
         from pathlib import Path
         from pkgutil import resolve_name
         from scrapy_bloom.files.backend import LocalBackend
+        from scrapy_bloom.generations.policy import Policy
 
-        backend = LocalBackend(Path(sys.argv[1]), capacity=100, error_rate=1e-9, sync_secs=0)
+        policy = Policy(expected=100, error_rate=1e-9)
+        backend = LocalBackend(Path(sys.argv[1]), policy, sync_secs=0)
         backend.open()
         for number in range(100):
             assert backend.add(number.to_bytes(20, "big"))

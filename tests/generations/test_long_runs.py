@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import local_backend, redis_backend
 from clock import Clock
 from crawls import Crawl
 from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from sites import Site
 from workspace import outliving
@@ -27,15 +26,15 @@ def clock() -> Clock:
 
 def in_redis(path: Path, **options: object) -> Backend:
     server = RedisServer(servers.shared("valkey").url, deadline_secs=10)
-    return RedisBackend(server, os.fspath(path), **options)
+    return redis_backend(server, os.fspath(path), **options)
 
 
 def in_files(path: Path, **options: object) -> Backend:
-    return LocalBackend(path / "kept", sync_secs=0, **options)
+    return local_backend(path / "kept", sync_secs=0, **options)
 
 
 def in_memory(path: Path, **options: object) -> Backend:
-    return LocalBackend(None, **options)
+    return local_backend(None, **options)
 
 
 @pytest.fixture(params=[in_files, in_memory, in_redis], ids=["files", "memory", "redis"])

@@ -1,10 +1,12 @@
 """What is read and written in a job directory."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.recovery import Job
 
 
 @pytest.mark.parametrize("filter_id", ["", "0123abcd"])
@@ -37,3 +39,27 @@ def test_a_note_tells_whether_the_machine_was_restarted(tmp_path: Path) -> None:
     assert jobdir.filter_in_use(tmp_path) == "0123abcd"
     note.write_text(f"{text}\n{filter_id}\n")  # as older versions wrote it
     assert not jobdir.was_machine_restarted(tmp_path)
+
+
+def test_a_run_of_ours_that_ended_well_needs_no_times_of_scrapys_files(tmp_path: Path) -> None:
+    seen, queue = tmp_path / "requests.seen", tmp_path / "requests.queue"
+    queue.mkdir()
+    (queue / "active.json").write_text("[0]")
+    os.utime(queue / "active.json", (1, 1))  # as a copy may have it
+    seen.write_text("0" * 41)
+    assert Job(tmp_path, "stop").was_killed(has_filter=True)
+    job = Job(tmp_path, "keep")
+    job.begin()
+    assert job.was_killed(has_filter=True)
+    job.end()
+    assert not job.was_killed(has_filter=True)
+    assert job.was_killed(has_filter=False)
+    (note,) = tmp_path.glob("bloom.*")
+    whole = note.read_text()
+    for length in range(whole.index("\n")):
+        note.write_text(whole[:length])
+        assert job.was_killed(has_filter=True)
+    note.write_text(whole)
+    with seen.open("a") as file:
+        file.write("1" * 41)  # a run with Scrapy's own filter
+    assert job.was_killed(has_filter=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import servers
+from backends import redis_backend
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from redis_filters import fps, messages
 from scrapy_bloom.redis.backend import RedisBackend
@@ -111,7 +112,7 @@ def opened(url: str, *, trust_secs: float = 0.0, **options: object) -> RedisBack
     kinds = {name: options.pop(name) for name in ("cluster", "sentinel") if name in options}
     server = RedisServer(url, deadline_secs=20, identified=True, **kinds)
     options = {"capacity": 2000, "error_rate": 1e-12, "queue_is_shared": True, **options}
-    backend = RedisBackend(server, "k", trust_secs=trust_secs, **options)
+    backend = redis_backend(server, "k", trust_secs=trust_secs, **options)
     backend.open()
     backend.begin()
     return backend

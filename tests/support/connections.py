@@ -10,8 +10,8 @@ from urllib.parse import quote
 import pytest
 
 import servers
+from backends import redis_backend
 from scrapy_bloom import BloomError, OutageError, StorageError
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
 
@@ -35,13 +35,13 @@ def check_tells_nothing(error: BaseException) -> None:
 
 def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
     """As a crawl does: this sends packed commands, pipelines, transactions, all of it."""
-    backend = RedisBackend(server, key, capacity=expected, error_rate=1e-9)
+    backend = redis_backend(server, key, capacity=expected, error_rate=1e-9)
     backend.open()
     backend.begin()
     fingerprints = [b"%020d" % number for number in range(100)]
     assert [backend.add(each) for each in fingerprints * 2] == [True] * 100 + [False] * 100
     backend.close()
-    again = RedisBackend(server, key, capacity=expected, error_rate=1e-9, mirror=False)
+    again = redis_backend(server, key, capacity=expected, error_rate=1e-9, mirror=False)
     again.open()
     assert [each in again for each in fingerprints] == [True] * 100
     assert again.status().count == 100

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from backends import local_backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job.recovery import Job
 
@@ -10,7 +11,7 @@ FILTER_NAME = "generation-0001.bloom"
 
 def make(directory: Path | None, **options: object) -> LocalBackend:
     job = Job(options.pop("job_dir", None), options.pop("on_unclean_shutdown", "auto"))
-    backend = LocalBackend(
+    backend = local_backend(
         directory, **{"capacity": 2000, "error_rate": 1e-6, "sync_secs": 0, "job": job, **options}
     )
     backend.open()
@@ -19,7 +20,7 @@ def make(directory: Path | None, **options: object) -> LocalBackend:
 
 def abandon(backend: LocalBackend) -> None:
     """End a backend as a crash does: nothing written, the lock gone with the process."""
-    backend._store._directory.unlock()
+    backend._store.unlock()
 
 
 def add(backend: LocalBackend, *fingerprints: bytes) -> list[bool]:

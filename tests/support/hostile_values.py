@@ -14,6 +14,7 @@ from typing import Any
 
 import redis
 
+from backends import redis_backend
 from scrapy_bloom import BloomError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -192,7 +193,7 @@ def outcome(use: Any) -> str:
 
 
 def _backend(url: str) -> RedisBackend:
-    return RedisBackend(
+    return redis_backend(
         RedisServer(url, deadline_secs=2),
         KEY,
         capacity=100,

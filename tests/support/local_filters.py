@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from backends import local_backend
 from clock import Clock
 from scrapy_bloom.files.backend import LocalBackend
 
@@ -10,7 +11,7 @@ SALT = bytes(range(16))
 
 
 def make(place: Path | None, clock: Clock | None = None, **options: object) -> LocalBackend:
-    backend = LocalBackend(
+    backend = local_backend(
         place,
         **{
             "capacity": 100,

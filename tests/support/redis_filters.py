@@ -6,6 +6,7 @@ import logging
 import pytest
 
 import servers
+from backends import redis_backend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
@@ -32,7 +33,7 @@ def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBack
         cluster=place == "cluster",
         deadline_secs=options.pop("deadline_secs", 10),
     )
-    return RedisBackend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+    return redis_backend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
 
 
 def opened(place: str, key: str, **options: object) -> RedisBackend:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from backends import local_backend
 from cli import bloom
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.status import FilterStatus
@@ -13,7 +14,7 @@ FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
     """An open filter with so many requests offered to it."""
-    backend = LocalBackend(
+    backend = local_backend(
         place,
         **{
             "capacity": 20_000,

@@ -14,9 +14,9 @@ from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
 import servers
+from backends import local_backend
 from cli import Ran, bloom
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
@@ -47,7 +47,7 @@ def write_seen(path: Path, of: Iterable[bytes]) -> Path:
 def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
     """A filter that a crawl has closed."""
     options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
-    backend = LocalBackend(directory, fingerprinter=FINGERPRINTER, **options)
+    backend = local_backend(directory, fingerprinter=FINGERPRINTER, **options)
     backend.open()
     backend.begin()
     for each in recorded:

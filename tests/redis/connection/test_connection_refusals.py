@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pytest
 
 import servers
+from backends import redis_backend
 from connections import (
     LOGIN_HINT,
     PASSWORD,
@@ -21,7 +22,6 @@ from connections import (
     use,
 )
 from scrapy_bloom import OutageError, SettingError, StorageError
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 
@@ -114,7 +114,7 @@ class TestRefusals:
         assert server.eviction_policy() is None  # INFO is not allowed
         use(server, key)
         use(server, key, expected=20)  # it grows
-        backend = RedisBackend(server, key, capacity=1000, error_rate=1e-9)
+        backend = redis_backend(server, key, capacity=1000, error_rate=1e-9)
         backend.open()
         assert backend.add(b"1" * 20)
         for node in nodes:
@@ -129,7 +129,7 @@ class TestRefusals:
     def test_a_key_of_another_type(self, program: str, key: str) -> None:
         servers.shared(program).client.set(key, "something else")
         server = RedisServer(servers.shared(program).url)
-        backend = RedisBackend(server, key, capacity=1000, error_rate=1e-9)
+        backend = redis_backend(server, key, capacity=1000, error_rate=1e-9)
         assert "BLOOM_REDIS_KEY to another name" in failure(backend.open)
         assert servers.shared(program).client.get(key) == b"something else"
 

@@ -7,9 +7,9 @@ import pytest
 import redis
 
 import servers
+from backends import redis_backend
 from connections import PROGRAMS, locked_up
 from proxies import DroppingProxy
-from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 
@@ -46,7 +46,7 @@ class TestLostReplies:
     def test_packed_commands(self, server: servers.Server) -> None:
         proxy = DroppingProxy(server.port, 0.03, seed=2, only=b"BITFIELD")
         tried = RedisServer(f"redis://127.0.0.1:{proxy.port}/0")
-        backend = RedisBackend(tried, "k", capacity=1000, error_rate=1e-9, mirror=False)
+        backend = redis_backend(tried, "k", capacity=1000, error_rate=1e-9, mirror=False)
         try:
             backend.open()
             before = executed(server, "bitfield")

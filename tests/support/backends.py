@@ -1,0 +1,29 @@
+"""Backends by the names that settings have, in place of a policy and an origin."""
+
+from pathlib import Path
+from typing import Any
+
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+def local_backend(directory: Path | None, **options: Any) -> LocalBackend:
+    return LocalBackend(directory, *_described(options), **options)
+
+
+def redis_backend(server: RedisServer, key: str, **options: Any) -> RedisBackend:
+    return RedisBackend(server, key, *_described(options), **options)
+
+
+def _described(options: dict[str, Any]) -> tuple[Policy, Origin]:
+    """Take what describes a filter out of the options."""
+    policy = Policy(
+        expected=options.pop("capacity"),
+        error_rate=options.pop("error_rate"),
+        on_full=options.pop("on_full", "grow"),
+        window=options.pop("window_secs", 0.0),
+    )
+    names = ("salt", "fingerprinter", "spider")
+    return policy, Origin(**{name: options.pop(name) for name in names if name in options})
