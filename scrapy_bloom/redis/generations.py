@@ -56,8 +56,8 @@ class SharedGenerations:
         self.counts = SharedCounts(store, self.known)
         self.recovery = Recovery(store, self.known)
         self._patience = Patience(store.server, store.lock, store.name)
-        self._clock = clock or self._server_clock
         self._clock_offset = 0.0
+        self._clock = clock or (lambda: time.monotonic() + self._clock_offset)
         self._changed = changed
 
     def join(self, importable: Path | None = None, *, tell: bool = False) -> None:
@@ -195,11 +195,7 @@ class SharedGenerations:
         return self.store.read()
 
     def follow(self, sealed: RedisGeneration) -> None:
-        """Go on to the generation after the newest that we know; make it, unless another does.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
+        """Go on to the generation after the newest that we know; make it, unless another does."""
         size = self.wanted.policy.next(self.known.live)
 
         def is_followed() -> bool:
@@ -210,11 +206,7 @@ class SharedGenerations:
         self._patience.wait_until(is_followed)
 
     def append(self, size: Size, open_until: float) -> bool:
-        """Add a generation, unless another crawler is about to; whether the newest is another.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
+        """See `Generations`; whether the newest is another."""
         ended = self.known.newest
         if open_until:
             self.set_clock()
@@ -305,6 +297,3 @@ class SharedGenerations:
         """Ask the server for the time."""
         # One clock for all: a crawler's own may be wrong. Monotonic time goes on from there.
         self._clock_offset = self.store.server.now() - time.monotonic()
-
-    def _server_clock(self) -> float:
-        return time.monotonic() + self._clock_offset
