@@ -74,6 +74,17 @@ class FilterFileError(StorageError):
 class FingerprinterMismatchError(StorageError):
     """A filter was recorded under another REQUEST_FINGERPRINTER_CLASS."""
 
+    @classmethod
+    def of(
+        cls, name: object, there: str, here: str, otherwise: str
+    ) -> "FingerprinterMismatchError":
+        """Return the error of a crawl: a filter's name, both classes, and what it may use."""
+        return cls(
+            f"{name} was recorded with REQUEST_FINGERPRINTER_CLASS = {there!r}, and this crawl has "
+            f"{here!r}: no request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or "
+            f"use {otherwise}"
+        )
+
 
 class UncleanShutdownError(StorageError):
     """The last run did not close the filter, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"."""

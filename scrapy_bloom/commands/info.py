@@ -95,13 +95,8 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
         "window_secs": window_of(live) or None,
         "expected_false_drops": status.expected_false_drops,
         "generations": [
-            {
-                **_generation(figures),
-                **({"file": name} if is_local else {}),
-                "created": each.created_at,
-                "open_until": each.open_until or None,
-            }
-            for figures, each, name in zip(status.generations, live, reader.names, strict=True)
+            _generation(figures, {"file": name} if is_local else {})
+            for figures, name in zip(status.generations, reader.names, strict=True)
         ],
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
@@ -113,7 +108,7 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
     }
 
 
-def _generation(figures: Generation) -> _Figures:
+def _generation(figures: Generation, more: _Figures) -> _Figures:
     return {
         "number": figures.number,
         "recorded": figures.count,
@@ -124,6 +119,9 @@ def _generation(figures: Generation) -> _Figures:
         "fill_ratio": figures.fill_ratio,
         "error_rate_now": figures.error_rate_now,
         "error_rate_at_capacity": figures.error_rate,
+        **more,
+        "created": figures.created_at,
+        "open_until": figures.open_until or None,
     }
 
 

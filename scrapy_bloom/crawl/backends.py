@@ -27,6 +27,8 @@ from scrapy_bloom.settings.settings import BloomSettings
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
 
+    from scrapy_bloom.redis.connection.server import RedisServer
+
 
 def filter_arguments(crawler: "Crawler", *, queue_is_shared: bool = False) -> dict[str, Any]:
     """Return the arguments of the `BloomDupeFilter` that a crawl's settings ask for.
@@ -117,19 +119,9 @@ def create_backend(
         check_no_database(job.path)
     if settings.backend == "redis":
         from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
-        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
 
-        assert settings.redis_url is not None
-        server = RedisServer(
-            settings.redis_url,
-            params=settings.redis_params,
-            cluster=settings.redis_cluster,
-            sentinel=settings.redis_sentinel,
-            deadline_secs=settings.redis_deadline_secs,
-            identified=queue_is_shared,
-        )
         return RedisBackend(
-            server,
+            redis_server(settings, identified=queue_is_shared),
             settings.redis_key % {"spider": spider},
             policy_of(settings),
             origin,
@@ -153,6 +145,21 @@ def create_backend(
     if not only_crawled:
         return stored
     return RecordCrawled(stored, LocalBackend(None, replace(policy, on_full="grow")))
+
+
+def redis_server(settings: BloomSettings, *, identified: bool = False) -> "RedisServer":
+    """Make the connection that the settings ask for; see `RedisServer`."""
+    from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
+
+    assert settings.redis_url is not None
+    return RedisServer(
+        settings.redis_url,
+        params=settings.redis_params,
+        cluster=settings.redis_cluster,
+        sentinel=settings.redis_sentinel,
+        deadline_secs=settings.redis_deadline_secs,
+        identified=identified,
+    )
 
 
 def policy_of(settings: BloomSettings) -> Policy:

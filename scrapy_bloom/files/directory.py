@@ -187,12 +187,8 @@ def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
 
 def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
     if file.origin.fingerprinter != clip(fingerprinter):
-        raise FingerprinterMismatchError(
-            f"{file.path} was recorded with REQUEST_FINGERPRINTER_CLASS = "
-            f"{file.origin.fingerprinter!r}, and this crawl has {fingerprinter!r}: no "
-            "request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or use "
-            "another JOBDIR or BLOOM_DIR"
-        )
+        there, otherwise = file.origin.fingerprinter, "another JOBDIR or BLOOM_DIR"
+        raise FingerprinterMismatchError.of(file.path, there, fingerprinter, otherwise)
 
 
 def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:

@@ -11,12 +11,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 
 from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.project import Project, load_project
+from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.exceptions import FingerprinterMismatchError
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.settings.settings import BloomSettings
 
 Reader = FilterReader | RedisReader
 
@@ -60,20 +60,9 @@ def answering_server(project: Project) -> RedisServer:
     bloom, secs = project.bloom, project.bloom.redis_deadline_secs
     if project.settings.getpriority(_DEADLINE) != SETTINGS_PRIORITIES["cmdline"]:
         secs = min(secs, _FIRST_ANSWER_SECS)
-    with closing(_server(replace(bloom, redis_deadline_secs=secs))) as first:
+    with closing(redis_server(replace(bloom, redis_deadline_secs=secs))) as first:
         first.now()
-    return _server(bloom)
-
-
-def _server(bloom: BloomSettings) -> RedisServer:
-    assert bloom.redis_url is not None
-    return RedisServer(
-        bloom.redis_url,
-        params=bloom.redis_params,
-        cluster=bloom.redis_cluster,
-        sentinel=bloom.redis_sentinel,
-        deadline_secs=bloom.redis_deadline_secs,
-    )
+    return redis_server(bloom)
 
 
 @contextmanager
