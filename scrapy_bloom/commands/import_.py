@@ -26,7 +26,6 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, islice
@@ -143,7 +142,7 @@ def _imported(
     total = source.count()
     fingerprints = iter(source)
     first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
-    backend, add_many = _destination(options, project, total)
+    backend = _destination(options, project, total)
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
     backend.open()
@@ -156,7 +155,7 @@ def _imported(
             advance = stack.enter_context(progress("Importing", total, "requests"))
             fingerprints = chain(first, fingerprints)
             while batch := list(islice(fingerprints, at_once)):
-                added += add_many(batch)
+                added += backend.add_many(batch)
                 read += len(batch)
                 advance(read)
                 _check_storage(backend)
@@ -193,7 +192,7 @@ def _close(backend: LocalBackend | RedisBackend) -> None:
 
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
-) -> tuple[LocalBackend | RedisBackend, Callable[[list[bytes]], int]]:
+) -> LocalBackend | RedisBackend:
     bloom = replace(project.bloom, on_full="grow")  # nobody is there to raise the expectation
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
@@ -201,10 +200,9 @@ def _destination(
         store = connect(options, project)
         if live := store.read().generations:
             _check_window(live[-1].open_until, bloom)
-        shared = RedisBackend(
+        return RedisBackend(
             store.server, store.key, policy_of(enough), origin, mirror=bloom.redis_mirror
         )
-        return shared, shared.add_many
     directory = _directory(options)
     check_free(directory)
     is_there = bool(filter_files(directory))
@@ -212,7 +210,7 @@ def _destination(
         _check_window(found_files(directory)[-1].open_until, bloom)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
-    local = LocalBackend(
+    return LocalBackend(
         directory,
         policy_of(bloom if is_there else enough),  # what is there grows when it is full, not before
         origin,
@@ -220,7 +218,6 @@ def _destination(
         sync_secs=bloom.sync_secs,
         is_crawl=False,
     )
-    return local, lambda batch: sum(map(local.add, batch))
 
 
 def _check_window(open_until: float, bloom: BloomSettings) -> None:

@@ -144,6 +144,10 @@ class LocalBackend:
             store.save()
         return True
 
+    def add_many(self, fingerprints: Sequence[bytes]) -> int:
+        """Record fingerprints; return how many were new. See `add`."""
+        return sum(map(self.add, fingerprints))
+
     def _turn(self) -> None:
         self._store.settle()
         self._life.turn()
