@@ -5,14 +5,12 @@ from contextlib import ExitStack, closing
 from itertools import zip_longest
 from pathlib import Path
 
-from scrapy_bloom.copying.new_filter import new_filter
+from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
 from scrapy_bloom.exceptions import (
     FingerprinterMismatchError,
     GeometryMismatchError,
 )
-from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import check_closed, check_free, open_files
-from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
@@ -46,7 +44,8 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         made = stack.enter_context(new_filter(target, otherwise="another directory"))
         for number, part in enumerate(parts, 1):
             made.append(_merged(target, number, part, in_use=True))
-        _forget(target, [reader.forgotten for reader in readers])
+        for reader in readers:
+            add_forgotten(target, reader.forgotten.all())
         return FilterStatus.of(str(target), made)
 
 
@@ -83,16 +82,8 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 here.count = _count(bits, [here, there])
                 here.save()
                 here.sync()
-        _forget(target, [reader.forgotten])
+        add_forgotten(target, reader.forgotten.all())
         return FilterStatus.of(str(target), present)
-
-
-def _forget(target: Path, sources: Sequence[ForgottenFile]) -> None:
-    """Let a filter forget what any of its sources has: rather crawled twice than never."""
-    with closing(ForgottenFile(target / forgotten_file.NAME)) as file:
-        for source in sources:
-            if forgotten := list(source.all()):
-                file.add(forgotten)
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
@@ -112,21 +103,16 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
                 "end at times of their own, and cannot be merged"
             )
     parts = [[file for file in each if file is not None] for each in zip_longest(*filters)]
-    for part in parts:
-        _check_alike(part)
+    for first, *others in parts:
+        for other in others:
+            if differences := first.filter.differences(other.filter):
+                raise GeometryMismatchError(
+                    f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
+                    "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
+                    "BLOOM_ON_FULL and BLOOM_SALT (as scrapy bloom info shows "
+                    "them), for example from their sources by scrapy bloom import"
+                )
     return parts
-
-
-def _check_alike(files: Sequence[FilterFile]) -> None:
-    first, *others = files
-    for other in others:
-        if differences := first.filter.differences(other.filter):
-            raise GeometryMismatchError(
-                f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
-                "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
-                "BLOOM_ON_FULL and BLOOM_SALT (as scrapy bloom info shows "
-                "them), for example from their sources by scrapy bloom import"
-            )
 
 
 def _merged(

@@ -1,12 +1,13 @@
 """A new filter in a directory: all of it appears, or nothing."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import check_free
+from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
@@ -46,3 +47,10 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
         finally:
             for file in made:
                 file.close()
+
+
+def add_forgotten(target: Path, fingerprints: Iterable[bytes]) -> None:
+    """Let a copy forget what its source has: rather crawled twice than never."""
+    if forgotten := list(fingerprints):
+        with closing(ForgottenFile(target / forgotten_file.NAME)) as file:
+            file.add(forgotten)

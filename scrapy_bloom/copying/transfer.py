@@ -3,18 +3,16 @@
 import binascii
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from bitarray import bitarray
 
-from scrapy_bloom.copying.new_filter import new_filter
+from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
-from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import forgotten_beside
@@ -161,9 +159,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
 
             files.append(FilterFile.create(new, fill))
         _compare(received, _Digest.of(_file_chunks(files)), str(target))
-        if forgotten := _forgotten(store, info).everything():
-            with closing(ForgottenFile(target / forgotten_file.NAME)) as copy:
-                copy.add(forgotten)
+        add_forgotten(target, _forgotten(store, info).everything())
     return received.copied(generations)
 
 
