@@ -1,4 +1,4 @@
-"""Deciding whether a request was seen: the filter's answer, and what meta and this run say."""
+"""The decision whether a request was seen, by the filter, its meta and this run."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ class Decision:
         return False
 
     def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
-        """Check that this run shall not schedule a request again, whatever the filter says."""
+        """Return whether this run shall not schedule a request again, whatever the filter says."""
         if self._actions.is_dead(fingerprint):
             return True
         this_run = self._this_run
@@ -67,7 +67,7 @@ class Decision:
         )
 
     def _filtered(self, request: Request, fingerprint: bytes) -> bool:
-        """Filter a request, unless it asks for the opposite; True if it is."""
+        """Filter a request, unless its meta forbids that; return whether it is filtered."""
         if not request.meta.get("bloom_filter", True):
             return False
         self._actions.filtered(request, fingerprint)

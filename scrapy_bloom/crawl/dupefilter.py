@@ -38,7 +38,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
     A request seen before is always filtered. A new one is taken for seen, and never crawled,
     with a chance of at most `BLOOM_ERROR_RATE` while no more than `BLOOM_EXPECTED_REQUESTS` are
-    recorded. Should the filter itself fail, requests are crawled (again) rather than dropped.
+    recorded. If the filter itself fails, requests are crawled (again) rather than dropped.
 
     Args:
         backend: an opened backend.
@@ -96,7 +96,7 @@ class BloomDupeFilter(BaseDupeFilter):
         """Build the filter that the settings ask for, with its files locked and verified.
 
         It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
-        between: a queue that belongs to another running crawl, or to a crashed one, must not be
+        between. A queue that belongs to another running crawl, or to a crashed one, must not be
         touched.
 
         Raises:
@@ -166,8 +166,8 @@ class BloomDupeFilter(BaseDupeFilter):
     ) -> bool:
         """Return whether the request was seen before; record a new one.
 
-        With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new; with
-        `meta["bloom_filter"] = False` it is recorded, but never filtered; with `"run"` in place of
+        With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new. With
+        `meta["bloom_filter"] = False` it is recorded, but never filtered. With `"run"` in place of
         False, it is filtered if this run has scheduled it, whatever earlier runs have recorded.
 
         Never raises: Scrapy would lose the request. When anything fails, the request passes as

@@ -1,4 +1,4 @@
-"""Requests that this run has scheduled, where the filter does not tell that (any more)."""
+"""Requests that this run has scheduled, where the filter does not know that (any more)."""
 
 import logging
 import math
@@ -15,14 +15,15 @@ logger = logging.getLogger(__name__)
 class ThisRun:
     """Remembers in memory what this run has scheduled, from when that is needed.
 
-    That is from the first request that asks for it, by `meta["bloom_filter"] = "run"`: crawls
+    It begins with the first request that asks for it, by `meta["bloom_filter"] = "run"`. So crawls
     without such requests pay nothing, and a page may be scheduled once before and once after that.
     It is also needed once the run has lasted for a time window: what it records from then on may
     expire within it. The backend keeps what it recorded before.
 
     Args:
-        start_requests: start requests ask by themselves, unless their meta has a `bloom_filter`:
-            where the filter outlives its queue, a run would find them all seen, and do nothing.
+        start_requests: start requests ask by themselves, unless their meta has a `bloom_filter`.
+            Where the filter outlives its queue, a run would otherwise find them all seen, and do
+            nothing.
         window: seconds after which the filter forgets (BLOOM_WINDOW_SECS); 0: never.
         from_start: remember what is recorded before, too: the backend does not.
         extra: for the log record.

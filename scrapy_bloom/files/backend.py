@@ -27,14 +27,14 @@ class LocalBackend:
         directory: where the filter's files are, or None for memory only.
         policy: how large it is, and when it grows and forgets.
         origin: what it holds, and whose.
-        job: the crawl's job directory; its requests.seen is imported into a new filter. And what
-            to do with a filter that its last run did not close.
+        job: the crawl's job directory, whose requests.seen is imported into a new filter. It says
+            what to do with a filter that its last run did not close.
         sync_secs: seconds between writes of what changed to the disk, against a power loss;
             0: at close only.
-        is_crawl: False if no crawl uses it, and so being killed leaves nothing behind that is
-            recorded but not crawled: the files are not noted as in use.
-        claims: what was forgotten and is crawled again is forgotten still, until `ended`: the queue
-            dies with this run.
+        is_crawl: False if no crawl uses it. A kill then leaves no request that is recorded but not
+            crawled, and the files do not say that they are in use.
+        claims: a forgotten request that is crawled again stays forgotten until `ended`, since the
+            queue dies with this run.
         clock: seconds since 1970, for tests.
 
     Attributes:
@@ -106,9 +106,9 @@ class LocalBackend:
         self._changed()
 
     def begin(self) -> None:
-        """Mark the filter as in use, and write that to the disk, before the first request.
+        """Note that the filter is in use, and write that to the disk, before the first request.
 
-        From here to `close`, whoever finds the filter knows that its crawl did not end well.
+        If the next run finds that note, this one did not end well.
         """
         store = self._store
         if store.begun:
@@ -153,7 +153,7 @@ class LocalBackend:
         self._life.turn()
 
     def _is_new_once_more(self, fingerprint: bytes) -> bool:
-        """Check whether a recorded fingerprint was forgotten; it is not, from now on."""
+        """Return whether a recorded fingerprint was forgotten, and take it out."""
         if not self.forgotten.take(fingerprint):
             return False
         if self._policy.window and fingerprint not in self._newest.filter:
@@ -197,7 +197,7 @@ class LocalBackend:
         )
 
     def _changed(self) -> None:
-        """Look up in other generations than before, from now on."""
+        """Look up in the new list of generations from now on."""
         store = self._store
         self._newest = newest = store.live[-1]
         asked = [*store.kept, *store.live]

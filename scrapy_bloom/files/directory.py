@@ -65,7 +65,7 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
 def divide(
     path: Path, files: Sequence[FileGeneration]
 ) -> tuple[list[FileGeneration], list[FileGeneration]]:
-    """Divide files into those that count and those that the newest one's header says are over.
+    """Divide files into live ones and those that are over, as the newest header says.
 
     Args:
         path: the directory.
@@ -155,14 +155,14 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
 def sync_queue(path: Path, job: Job) -> None:
     """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
 
-    What has failed is removed from the queue once it is forgotten.
+    A failed request is removed from the queue once it is forgotten.
     """
     sync_log(path / forgotten_file.NAME)
     job.sync_queue()
 
 
 def _restore(path: Path, newest: FilterFile, job: Job) -> None:
-    """Record what was kept in the journal of a run that was killed, and count what it had not."""
+    """Record what a killed run kept in its journal, and count what it had not."""
     if not job.was_machine_restarted:
         recent = read_journal(path) or ()
         sync_queue(path, job)
@@ -192,7 +192,7 @@ def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
 
 
 def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:
-    """Deal with a filter or job that was not closed; True if it is out of the way now."""
+    """Deal with a filter or job that was not closed; return whether it was set aside."""
     paths = [file.path for file in files]
     forgotten = [each for each in [path / forgotten_file.NAME] if each.exists()]
     return job.recover(

@@ -1,10 +1,10 @@
 """Journal of what a crawl has recorded since its queue was last written to the disk.
 
-The kernel writes a mapped file to the disk whenever it likes. After a power cut the filter may
-be newer than the queue, whatever is synced first, and then requests look seen that are nowhere.
-So what is recorded is kept here until the queue that holds it is on the disk, and goes into the
-filter's file then. After a kill these files are read back; after a power cut they are thrown away,
-and their requests are crawled again.
+The kernel writes a mapped file to the disk whenever it likes. So after a power cut the filter may
+be newer than the queue, whatever is synced first, and requests that are nowhere look seen. To avoid
+that, fingerprints are kept here until the queue that holds their requests is on the disk, and only
+then go into the filter's file. After a kill these files are read back. After a power cut they are
+thrown away, and their requests are crawled again.
 """
 
 import errno
@@ -24,8 +24,8 @@ class Journal:
     """The fingerprints that are recorded, but not yet in the filter's file.
 
     Args:
-        directory: of the filter; it holds two files, for one is written to while the other one's
-            fingerprints are moved into the filter.
+        directory: of the filter. It holds two files: one is written to while the fingerprints of
+            the other are moved into the filter.
         sync_queue: writes the queue to the disk.
 
     Attributes:
@@ -78,7 +78,7 @@ class Journal:
     def keep(self, fingerprint: bytes) -> None:
         """Record a fingerprint, also one that an older generation has.
 
-        Where the disk is full, it is recorded all the same, but forgotten if the process dies soon.
+        If the disk is full, it is recorded in memory only, and forgotten if the process dies soon.
         """
         record = len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
         with self._add_lock:
@@ -147,7 +147,7 @@ def read_journal(directory: Path) -> list[bytes] | None:
 
 
 def remove_journal(directory: Path) -> None:
-    """Remove what `read_journal` reads."""
+    """Remove the files of a journal."""
     for path in _paths(directory):
         path.unlink(missing_ok=True)
 

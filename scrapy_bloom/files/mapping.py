@@ -48,11 +48,11 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     @classmethod
     def open(cls, path: Path, *, readonly: bool = False) -> "FilterFile":
-        """Map an existing file; takes no longer for a big one.
+        """Map an existing file, which takes no longer for a big one.
 
         Args:
             path: of the file.
-            readonly: it is only looked at, also while a crawl writes to it.
+            readonly: read only, perhaps while a crawl writes to it.
 
         Raises:
             FilterFileError: the file is truncated, foreign, damaged or of a newer format.
@@ -74,7 +74,7 @@ class FilterFile(FileGeneration, LocalGeneration):
     def create(
         cls, new: FileGeneration, fill: Callable[[BloomFilter], int] | None = None
     ) -> "FilterFile":
-        """Make a new file with all its space reserved; it appears whole or not at all.
+        """Make a new file with all its space reserved. It appears whole or not at all.
 
         Args:
             new: what to write into its header, and where; nothing may be there yet.
@@ -154,8 +154,8 @@ class FilterFile(FileGeneration, LocalGeneration):
 def _reserve(path: Path, size: int) -> None:
     """Make a file of zeros whose every byte has its place on the disk.
 
-    A hole in the file would be found out on a full disk only when a bit is set in it, and then
-    the kernel ends the process with SIGBUS.
+    A file with holes would be found out on a full disk only when a bit is set in a hole. Then the
+    kernel ends the process with SIGBUS.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:

@@ -1,4 +1,4 @@
-"""Look at the files of a filter, also of a running crawl, without any change to them."""
+"""Read the files of a filter, also of a running crawl, without any change to them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -68,7 +68,7 @@ def found_files(path: Path) -> list[FileGeneration]:
 
 
 def forgotten_beside(path: Path) -> ForgottenFile:
-    """Return the forgotten requests of a filter, to be looked at only.
+    """Return the forgotten requests of a filter, read only.
 
     Args:
         path: see `found_files`.
@@ -80,8 +80,8 @@ def forgotten_beside(path: Path) -> ForgottenFile:
 class FilterReader:
     """A filter in files, mapped for reading only: nothing is locked, nothing changes.
 
-    Of a running crawl's filter, what is recorded later is seen, too, but in the generations of
-    now only. `RedisReader` has the same methods.
+    While a crawl runs, it sees what is recorded later, too, but not in later generations.
+    `RedisReader` has the same methods.
 
     Args:
         path: see `found_files`.
@@ -122,7 +122,7 @@ class FilterReader:
         self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Tell which fingerprints a crawl would filter: recorded, and not forgotten."""
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
         recorded = self.are_recorded(fingerprints)
         if not self.forgotten:
             return recorded
@@ -132,7 +132,7 @@ class FilterReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Tell which fingerprints are recorded, or seem so, at the error rate."""
+        """Return which fingerprints are recorded, or seem to be, at the error rate."""
         lookup, recent = self._lookup, self._recent
         return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
 

@@ -1,7 +1,7 @@
 """The life of generations: when the next one follows, when a quarter of a window ends or expires.
 
-Where the generations are kept is not known here: see `Generations`. In a store that several
-crawls share, any of them may be the first to do what is due.
+It does not know where the generations are kept: see `Generations`. In a shared store, any crawl may
+be the first to do what is due.
 """
 
 import math
@@ -54,7 +54,7 @@ class Generations(Protocol):
 
 
 class Run:
-    """What a run has recorded does not expire within it: it goes on to ask these generations."""
+    """The generations that a run goes on to ask: what it has recorded does not expire within it."""
 
     def __init__(self, policy: Policy) -> None:
         self._window = policy.window
@@ -88,7 +88,7 @@ class LifeCycle:
         has_window: generations end and expire.
         grow_at: at this count of the newest generation, a new request needs another one.
         due_at: at this time, `turn` has something to do.
-        log: what was told.
+        log: logs the changes, and counts them.
     """
 
     def __init__(self, policy: Policy, store: Generations, forgotten: Forgotten) -> None:
@@ -101,7 +101,7 @@ class LifeCycle:
         self._turn_at: float = math.inf  # at this time, the newest generation ends
 
     def plan(self) -> None:
-        """Plan when the next changes are due: the generations are others than before."""
+        """Plan when the next changes are due, after a change of the generations."""
         live = self._store.live
         self.grow_at = self._policy.grow_at(live)
         if self.has_window:

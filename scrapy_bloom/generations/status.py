@@ -59,7 +59,7 @@ class FilterStatus:
 
     @property
     def load(self) -> float:
-        """Return how full the newest generation is, which takes what is new: 1 at its capacity."""
+        """Return how full the newest generation is: 1 at its capacity."""
         newest = self.generations[-1]
         return newest.count / newest.capacity
 
@@ -84,7 +84,7 @@ class FilterStatus:
 
     @property
     def expected_false_drops(self) -> float:
-        """Requests expected to have been taken for seen ones, as the live generations filled up.
+        """Requests that are expected to have been taken for seen as the live generations filled up.
 
         Generations that have expired are not in it.
 

@@ -45,7 +45,7 @@ def is_database(path: Path) -> bool:
 
 
 def was_cut_to_nothing(path: Path) -> bool:
-    """Return whether SQLite would take a file that is there for a new one: 0 or 1 bytes."""
+    """Return whether SQLite would take an existing file for a new one: it has 0 or 1 bytes."""
     return path.is_file() and path.stat().st_size <= 1
 
 
@@ -179,7 +179,7 @@ def set_aside(path: Path) -> Path:
 
 
 def was_set_aside(directory: Path, name: str) -> bool:
-    """Return whether something of that name, a glob pattern, was set aside in a directory."""
+    """Return whether a file of that name (a glob pattern) was set aside in a directory."""
     return any(directory.glob(f"{name}{SET_ASIDE}*"))
 
 

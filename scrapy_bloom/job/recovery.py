@@ -1,4 +1,4 @@
-"""A crawl's job: whether its last run was killed, and what then becomes of its queue and filter."""
+"""A crawl's job: whether its last run was killed, and what becomes of its queue and filter then."""
 
 import logging
 import time
@@ -44,8 +44,8 @@ class Job:
     Attributes:
         has_own_queue: its queue is, or will be, that of CrashSafeScheduler.
         was_machine_restarted: the last run did not end well, and the machine was started since.
-        is_queue_lost: the file of that queue is there, and holds nothing: it was cut off, or its
-            process was killed while it made the file.
+        is_queue_lost: the file of that queue holds nothing: it was cut off, or its process was
+            killed while it made the file.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Job:
         return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
 
     def drop_queue(self) -> None:
-        """Set a killed run's queue aside, whose requests the filter does not hold.
+        """Set the queue of a killed run aside; the filter does not hold its requests.
 
         Raises:
             UncleanShutdownError: as `recover`.

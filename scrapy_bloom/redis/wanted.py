@@ -1,4 +1,4 @@
-"""Wishes of a crawl's settings for a shared filter, held against the one that is there."""
+"""What a crawl's settings ask of a shared filter, compared with the one that is there."""
 
 import logging
 import secrets
@@ -49,7 +49,7 @@ class Wanted:
             )
 
     def log_differences(self, info: FilterInfo, live: Sequence[RedisGeneration], name: str) -> None:
-        """Tell how a filter that is there differs from what is asked for."""
+        """Log how the filter that is there differs from what is asked for."""
         policy, newest = self.policy, live[-1]
         differences = []
         if self.origin.salt not in {None, bytes.fromhex(info.salt)}:

@@ -1,4 +1,4 @@
-"""What is done at the end of each request: what failed is forgotten, what was crawled recorded."""
+"""Actions at the end of a request: what failed is forgotten, what was crawled is recorded."""
 
 import logging
 from collections.abc import Callable, Sequence

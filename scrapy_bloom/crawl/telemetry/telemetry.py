@@ -1,4 +1,4 @@
-"""All that a crawl tells of its filter: the bloom/* stats, lines in the log, failures."""
+"""What a crawl tells of its filter: the bloom/* stats, lines in the log, failures."""
 
 import contextlib
 import logging
