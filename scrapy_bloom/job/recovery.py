@@ -152,7 +152,7 @@ class Job:
 
     def recover(
         self,
-        place: Path | str | None,
+        name: Path | str | None,
         count: int | None,
         set_aside: Callable[[], list[str]],
         *,
@@ -161,7 +161,7 @@ class Job:
         """Deal with a job that was killed.
 
         Args:
-            place: the filter, for people; None if there is none: then it is about the queue.
+            name: the filter, for people; None if there is none: then it is about the queue.
             count: requests in it, None if there is none.
             set_aside: puts the filter out of the way, and returns where it is now.
             is_behind_queue: nothing went into the filter before the queue was on the disk.
@@ -172,7 +172,7 @@ class Job:
         Raises:
             UncleanShutdownError: the settings say "stop"; all is as it was.
         """
-        what = self._what(place)
+        what = self._what(name)
         self._stop_if_asked(what)
         if self._verdict is Verdict.KEEP_ALL:
             self._log_that_all_is_kept(what, is_behind_queue=is_behind_queue)
@@ -246,17 +246,17 @@ class Job:
             f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
         )
 
-    def _what(self, place: Path | str | None) -> str:
+    def _what(self, name: Path | str | None) -> str:
         if self.is_queue_lost and self.path is not None:
             database = jobdir.database_path(self.path)
             return f"{database} is empty: the requests that waited there are lost"
-        place = place or self.path or ""
+        name = name or self.path or ""
         why = "it was killed, or ran out of memory"
         if self.was_machine_restarted:
             why = "the machine went down, or the job was moved here from another"
         if self._judged_by_times:
             why += "; or the files were copied without their times, see docs/faq.md"
-        return f"The last run did not close {place} ({why})"
+        return f"The last run did not close {name} ({why})"
 
     def _stop_if_asked(self, what: str) -> None:
         if self._verdict is Verdict.STOP:
