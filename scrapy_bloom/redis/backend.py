@@ -65,15 +65,15 @@ class RedisBackend:
         self._policy = policy
         self._server = server
         self._store = RedisStore(server, key)
+        self._wanted = Wanted(policy, origin)
         self._shared = SharedGenerations(
             self._store,
-            Wanted(policy, origin),
+            self._wanted,
             mirror=mirror,
             queue_is_shared=queue_is_shared,
             clock=clock,
             changed=self._changed,
         )
-        self._known = self._shared.known
         self._flush = flush
         self._job = job or Job(None, "keep")
         self._job_dir = SharedJob(self._job, self._store, self._set_aside)
@@ -81,7 +81,7 @@ class RedisBackend:
         self._idle_again = 0.0  # on a monotonic clock
         self.forgotten = Forgotten(
             RedisForgotten(
-                server, key, lambda: self._shared.epoch, self._shared.now, claims=claims
+                server, key, lambda: self._shared.view.info.epoch, self._shared.now, claims=claims
             ),
             is_shared=True,
         )
@@ -115,17 +115,19 @@ class RedisBackend:
             )
         self._shared.join(self._job_dir.prepare(), tell=True)
         # What the server refuses is better known now than at the first request.
-        self._store.blocks.look(self._known.newest, self._known.locate(b""))
+        view = self._shared.view
+        self._store.blocks.look(view.newest, view.locate(b""))
 
     def _set_aside(self, stored: Stored) -> str:
-        name = self._shared.set_aside(stored)
+        """Keep the filter under another name, for all crawlers; where it is now, for people."""
+        name = self._store.set_aside(stored, self._wanted.info(self._server.now()))
         time.sleep(self._trust_secs)  # as in clear()
-        return name
+        return f"the key {name!r} of {self._server.address}"
 
     def begin(self) -> None:
         """Begin the crawl: note that the job is in use."""
-        self._job.begin(self._shared.epoch)
-        newest = self._known.newest if self._known.live else None
+        self._job.begin(self._shared.view.info.epoch)
+        newest = self._shared.live[-1] if self._shared.live else None
         if newest is not None and newest.open_until and not self._life.has_window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             try:
@@ -133,14 +135,14 @@ class RedisBackend:
             except NoRoomError as error:
                 self._shared.extend(0.0)
                 self._life.log.log_cannot_turn(error)
-        self._known.begin_run(self._shared.now())
+        self._shared.begin_run()
 
     def _changed(self) -> None:
         """Note that the generations are others than before."""
-        self._job.goes_on_with(self._shared.epoch)
+        self._job.goes_on_with(self._shared.view.info.epoch)
         self._life.plan()
-        if self._epoch != self._shared.epoch:
-            self._epoch = self._shared.epoch
+        if self._epoch != self._shared.view.info.epoch:
+            self._epoch = self._shared.view.info.epoch
             self.forgotten.open()
 
     def add(self, fingerprint: bytes) -> bool:
@@ -192,7 +194,7 @@ class RedisBackend:
     @property
     def voided(self) -> int:
         """Return how often unconfirmed answers of the mirror turned out to be void."""
-        return self._known.voided
+        return self._shared.voided
 
     def confirm(self) -> None:
         """Ask the server whether they are right: afterwards, there are no unconfirmed ones.
@@ -220,14 +222,16 @@ class RedisBackend:
         """
         self._server.wait_at_most(_CLOSING_SECS)
         try:
-            self._shared.counts.tell()
-            self._shared.counts.learn()
+            self._shared.tell_count()
+            self._shared.learn_counts()
             self._last_status = self.status()
-            if self._flush and self._known.live:
+            if self._flush and self._shared.live:
                 self._shared.clear()
-            elif self._known.live:
+            elif self._shared.live:
                 self.forgotten.close()
-            self._shared.leave()
+            if not self._shared.live:  # cleared: nothing stays behind
+                self._store.undefine(self._shared.view.info)
+                self._store.lock.release()
         finally:
             # Scrapy has closed the queue, and it fits what was recorded.
             self._job.end()
@@ -240,7 +244,7 @@ class RedisBackend:
         if begun < self._idle_again:
             return
         with contextlib.suppress(StorageError):  # they are told at the close
-            self._shared.counts.tell(patient=False)
+            self._shared.tell_count(patient=False)
         self._idle_again = next_attempt(begun)
 
     def status(self) -> FilterStatus:
@@ -251,7 +255,7 @@ class RedisBackend:
         if self._last_status is not None:
             return self._last_status
         # Without any: what the next request would create.
-        live = self._known.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
+        live = self._shared.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return self._life.status(
             f"{self._server.address}, key {self._store.key}",
             live,

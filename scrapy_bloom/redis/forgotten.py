@@ -85,18 +85,13 @@ class RedisForgotten:
         """See `ForgottenStore`."""
         for start in range(0, len(fingerprints), _BATCH):
             batch = fingerprints[start : start + _BATCH]
-            scores = dict.fromkeys(batch, self._now())
-
-            def fill(
-                pipeline: Any,
-                scores: dict[bytes, float] = scores,
-                claimed: Sequence[bytes] = [each for each in batch if each in self._claimed],
-            ) -> None:
-                pipeline.zadd(self._keys.forgotten, scores)
-                if claimed:
-                    pipeline.zrem(self._keys.claimed(self._run), *claimed)
-
-            self._server.transaction(fill)
+            now = self._now()
+            scores = [word for each in batch for word in (now, each)]
+            claimed = [each for each in batch if each in self._claimed]
+            commands = [("ZADD", self._keys.forgotten, *scores)]
+            if claimed:
+                commands.append(("ZREM", self._keys.claimed(self._run), *claimed))
+            self._server.transaction(*commands)
             self._claimed.difference_update(batch)
 
     def take(self, fingerprint: bytes) -> bool:
@@ -106,11 +101,12 @@ class RedisForgotten:
         if self.claims and not self._claimed:
             self._stay_alive()
         retries = self._server.retries
+        taken = ("ZREM", self._keys.forgotten, fingerprint)
         if self.claims:
-            removed = self._claim(fingerprint)
+            claimed = ("ZADD", self._keys.claimed(self._run), self._now(), fingerprint)
+            _, removed = self._server.transaction(claimed, taken)
         else:
-            forgotten = self._keys.forgotten
-            removed = self._server.call(lambda client: client.zrem(forgotten, fingerprint))
+            removed = self._server.call(lambda client: client.execute_command(*taken))
         if not removed and self._server.retries == retries:
             if self.claims:  # another run was faster
                 run = self._keys.claimed(self._run)
@@ -119,14 +115,6 @@ class RedisForgotten:
         if self.claims:
             self._claimed.add(fingerprint)
         return True
-
-    def _claim(self, fingerprint: bytes) -> int:
-        def fill(pipeline: Any) -> None:
-            pipeline.zadd(self._keys.claimed(self._run), {fingerprint: self._now()})
-            pipeline.zrem(self._keys.forgotten, fingerprint)
-
-        _, removed = self._server.transaction(fill)
-        return int(removed)
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
@@ -156,12 +144,7 @@ class RedisForgotten:
         keys = [self._keys.forgotten]
         if fingerprint in self._claimed:
             keys.append(self._keys.claimed(self._run))
-
-        def fill(pipeline: Any) -> None:
-            for key in keys:
-                pipeline.zrem(key, fingerprint)
-
-        self._server.transaction(fill)
+        self._server.transaction(*[("ZREM", key, fingerprint) for key in keys])
         self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:
@@ -179,12 +162,10 @@ class RedisForgotten:
 
     def _stay_alive(self) -> None:
         """Tell other runs that this one lives, and has claims."""
-
-        def fill(pipeline: Any) -> None:
-            pipeline.sadd(self._keys.runs, self._run)
-            pipeline.set(self._keys.alive(self._run), 1, ex=_ALIVE_SECS)
-
-        self._server.transaction(fill)
+        self._server.transaction(
+            ("SADD", self._keys.runs, self._run),
+            ("SET", self._keys.alive(self._run), 1, "EX", _ALIVE_SECS),
+        )
 
     def _bury_the_dead(self) -> bool:
         """Give back what runs had claimed that were killed; whether there was one."""
@@ -208,14 +189,12 @@ class RedisForgotten:
     def _give_back(self, name: str) -> None:
         """Put what a run has claimed back; nothing happens if that was done before."""
         claimed, forgotten = self._keys.claimed(name), self._keys.forgotten
-
-        def fill(pipeline: Any) -> None:
-            pipeline.zunionstore(forgotten, [forgotten, claimed], aggregate="MAX")
-            pipeline.unlink(claimed)
-            pipeline.unlink(self._keys.alive(name))
-            pipeline.srem(self._keys.runs, name)
-
-        self._server.transaction(fill)
+        self._server.transaction(
+            ("ZUNIONSTORE", forgotten, 2, forgotten, claimed, "AGGREGATE", "MAX"),
+            ("UNLINK", claimed),
+            ("UNLINK", self._keys.alive(name)),
+            ("SREM", self._keys.runs, name),
+        )
 
 
 class Keys:
@@ -240,12 +219,6 @@ class Keys:
 def remove_forgotten(server: RedisServer, key: str, epoch: str) -> None:
     """Remove all forgotten requests of a filter that is gone."""
     keys = Keys(key, epoch)
-
-    def do(client: Any) -> None:
-        runs = [each.decode() for each in client.smembers(keys.runs)]
-        pipeline = client.pipeline(transaction=True)
-        for name in (keys.forgotten, keys.runs, *map(keys.claimed, runs), *map(keys.alive, runs)):
-            pipeline.unlink(name)
-        pipeline.execute()
-
-    server.call(do)
+    runs = [each.decode() for each in server.call(lambda client: client.smembers(keys.runs))]
+    names = (keys.forgotten, keys.runs, *map(keys.claimed, runs), *map(keys.alive, runs))
+    server.transaction(*[("UNLINK", name) for name in names])

@@ -4,9 +4,9 @@ import logging
 import math
 import time
 
-from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
+from scrapy_bloom.redis.keys.meta import Stored
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.redis.known import KnownGenerations
+from scrapy_bloom.redis.view import View
 
 logger = logging.getLogger(__name__)
 
@@ -20,41 +20,29 @@ class Recovery:
         lost_keys: keys that were found lost.
     """
 
-    def __init__(self, store: RedisStore, known: KnownGenerations) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self.lost_keys = 0
         self._store = store
-        self._known = known
         self._told_at = -math.inf
-        self._void: list[RedisGeneration] = []
+        self._void: View | None = None
 
-    def is_lost(self, stored: Stored) -> bool:
-        """Check whether all is gone, or a crawler that knew less has written back what was lost.
-
-        Not so if the filter was removed on purpose, or if there is another one.
-        """
-        if stored.info is None:
-            return not stored.was_reset
-        number = stored.generations[-1].number if stored.generations else 0
-        return self._known.are_of(stored) and number < self._known.newest.number
-
-    def write_back(self) -> None:
+    def write_back(self, view: View) -> None:
         """Write back what is known of all generations."""
-        info, live = self._known.info, self._known.live
         number = 0
-        for each in live:
+        for each in view.live:
             if each.mirror is None:
                 each.count = 0
             for chunk in range(each.num_chunks):
-                self._store.blocks.restore(each, chunk, sealed=each is not live[-1])
-            if not self._store.publish(info.epoch, each):
+                self._store.blocks.restore(each, chunk, sealed=each is not view.newest)
+            if not self._store.publish(view.info.epoch, each):
                 # Another crawler has gone another way from there.
                 self._store.discard(each.id, each.num_chunks)
                 break
             number += each.num_chunks
-        self.log_loss(number)
+        self.note_loss(view, number)
 
-    def log_loss(self, number: int) -> None:
-        """Tell of keys that were made anew, but not each time."""
+    def note_loss(self, view: View, number: int) -> None:
+        """Count keys that were made anew, and warn of them, but not each time."""
         self.lost_keys += number
         if time.monotonic() - self._told_at < _TELL_AGAIN_SECS:
             return
@@ -64,33 +52,35 @@ class Recovery:
             "anew%s; other pages recorded in them may be crawled again. Check maxmemory-policy "
             "(noeviction) and persistence (appendonly yes)",
             self._store.name,
-            " with what this crawl knows of them" if self._known.mirrors else ", empty",
+            " with what this crawl knows of them" if view.mirrors else ", empty",
         )
 
-    def note_void(self) -> None:
+    def note_void(self, view: View) -> None:
         """Note that the server lost what is known, and nothing is to be written back."""
-        self._void = self._void or self._known.live  # the first, if the server is away in between
+        if self._void is None and view.live:  # the first, if the server is away in between
+            self._void = view
 
     def replace_void(self, stored: Stored, *, was_gone: bool) -> None:
-        """Tell that all that was known is void, if so; remove what was recorded on top of it.
+        """Remove what was recorded on top of what is void, if anything is, and tell of it.
 
         Args:
             stored: the generations that there are.
             was_gone: the server had lost all of the filter.
         """
-        if not self._void:
+        void = self._void
+        if void is None:
             return
         kept = {each.id for each in stored.generations}
-        for each in self._void:
+        for each in void.live:
             if each.id in kept:
                 continue
             if was_gone:
                 self._store.blocks.unlink(each.id, each.num_chunks)
             else:  # it may have been set aside, with all of its keys
                 self._store.blocks.unlink_strays(each)
-        self._void = []
+        self._void = None
         name = self._store.name
-        if self._known.are_of(stored):
+        if void.is_of(stored):
             logger.info(
                 "%s has been restarted, or replaced by another: from now on, what it says of %s "
                 "counts, and no more what this crawl knew of it",

@@ -24,7 +24,7 @@ from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
-from scrapy_bloom.redis.known import MAX_MIRROR_BYTES
+from scrapy_bloom.redis.view import MAX_MIRROR_BYTES
 from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings, _checked
 from sites import ScriptedSite, Site
 

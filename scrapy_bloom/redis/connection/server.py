@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import (
@@ -25,6 +26,7 @@ _T = TypeVar("_T")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
 _SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
+_BATCH = 64  # commands sent at once
 
 
 class ReplacedError(BloomError):
@@ -34,6 +36,22 @@ class ReplacedError(BloomError):
     """
 
 
+class ServerClock:
+    """The server's time, without a question each time: a crawler's own clock may be wrong."""
+
+    def __init__(self, server: "RedisServer") -> None:
+        self._server = server
+        self._offset = 0.0
+
+    def set(self) -> None:
+        """Ask the server; monotonic time goes on from there."""
+        self._offset = self._server.now() - time.monotonic()
+
+    def now(self) -> float:
+        """Return the time, seconds since 1970."""
+        return time.monotonic() + self._offset
+
+
 class RedisServer:
     """A Redis or Valkey server, a Cluster of them, or the master that a Sentinel names.
 
@@ -41,15 +59,14 @@ class RedisServer:
         url: in the form of redis-py: redis://, rediss:// or unix://, with its options.
         params: options of redis-py's connections, for what the URL does not say.
         cluster: the URL is that of a node of a Cluster.
-        sentinel: the URL is that of a Sentinel, or of several (host:port,host:port), and this the
-            name of the service they watch. User and password are the service's; those of the
-            Sentinels are in `params`, as `sentinel_kwargs`.
+        sentinel: the name of a service, if the URL is that of its Sentinels (host:port,host:port).
+            User and password in the URL are the service's; those of the Sentinels are in `params`,
+            as `sentinel_kwargs`.
         deadline_secs: how long a call waits out an outage.
         identified: ask each new connection which server is at its other end.
 
     Attributes:
         address: the URL without user, password and options, for people.
-        deadline_secs: how long a call waits out an outage.
         is_watched: `call` raises ReplacedError; only if the server is identified.
         round_trips: calls answered or failed.
         retries: calls made again after a failure.
@@ -94,23 +111,20 @@ class RedisServer:
         self._next_attempt = 0.0
 
     def call(self, function: Callable[[Any], _T], *, patient: bool = True) -> _T:
-        """Call a function with the client; after a failure of the server again, with pauses.
+        """Call a function with redis-py's client; after a failure of the server again, with pauses.
 
-        The function may thus have been executed by the server more than once: compare `retries`
-        before and after. Once a call has waited for the deadline, the following ones fail at
-        once, but for one attempt every now and then, until the server is back.
+        So the server may have executed the commands more than once: compare `retries` before and
+        after. Once a call has waited for the deadline, the following ones fail at once, but for
+        one attempt every now and then, until the server is back.
 
         Args:
-            function: takes redis-py's client and sends commands that may be repeated.
+            function: sends commands that may be repeated.
             patient: wait out an outage; else one failure is enough.
-
-        Returns:
-            What the function returns.
 
         Raises:
             OutageError: the server could not be reached within the deadline.
             RefusedError: it refused the command.
-            ReplacedError: see there; once for each time, and only while that is watched.
+            ReplacedError: see there; only while that is watched.
         """
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
@@ -148,22 +162,21 @@ class RedisServer:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def transaction(self, fill: Callable[[Any], object]) -> list[Any]:
-        """Send commands as one transaction; see `call`.
+    def transaction(self, *commands: Sequence[Any]) -> list[Any]:
+        """Send commands as one transaction, and return their answers; see `call`.
 
         Args:
-            fill: gives the commands to redis-py's pipeline.
-
-        Returns:
-            Their answers.
+            commands: the words of each command.
         """
+        return self.call(lambda client: _piped(client, commands, transaction=True))
 
-        def do(client: Any) -> list[Any]:
-            pipeline = client.pipeline(transaction=True)
-            fill(pipeline)
-            return list(pipeline.execute())
-
-        return self.call(do)
+    def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send any number of commands, and return their answers; see `transaction`."""
+        answers: list[Any] = []
+        for start in range(0, len(commands), _BATCH):
+            batch = commands[start : start + _BATCH]
+            answers += self.call(partial(_piped, commands=batch, transaction=False))
+        return answers
 
     def was_replaced(self) -> bool:
         """Check whether another server answers than when this was last asked."""
@@ -258,3 +271,10 @@ class RedisServer:
     def _explained(self, error: Exception) -> RefusedError:
         text = f"{type(error).__name__}: {short_text(error)}"
         return RefusedError(f"{self.address}: {text}{hint(error)}")
+
+
+def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:
+    pipeline = client.pipeline(transaction=transaction)
+    for command in commands:
+        pipeline.execute_command(*command)
+    return list(pipeline.execute())

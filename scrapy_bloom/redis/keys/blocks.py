@@ -20,7 +20,6 @@ LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was l
 _IS_ALIVE = 0b10
 
 _DRAFT_SECS = 3600  # that a copy to be OR-ed into a key lives, if we die meanwhile
-_BATCH = 64  # commands sent at once
 
 
 class RedisBlocks:
@@ -46,61 +45,45 @@ class RedisBlocks:
         def do(client: Any) -> None:
             pipeline = client.pipeline(transaction=False)
             for chunk in chunks:
-                key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
+                key = self.chunk_key(generation, chunk)
                 if content is not None:
-                    client.set(key, self._content(generation, chunk, content) + _marks(ALIVE))
+                    client.set(key, _content(generation, chunk, content) + _marks(ALIVE))
                 else:
-                    pipeline.setbit(key, marks_at, 1)
+                    pipeline.setbit(key, generation.marks_at(chunk), 1)
             pipeline.execute()
 
         self._server.call(lambda client: _unless_full(client, do, generation))
 
     def unlink(self, generation_id: str, num_chunks: int) -> None:
         """Remove all keys of a generation."""
-        keys = [f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
-        self._in_batches(keys, lambda pipeline, key: pipeline.unlink(key))
+        self._unlink([f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)])
 
     def unlink_strays(self, generation: RedisGeneration) -> None:
         """Remove those keys of a generation that only recording has made, not `make`."""
         keys = [self.chunk_key(generation, chunk) for chunk in range(generation.num_chunks)]
-        alive = self._in_batches(
-            range(generation.num_chunks),
-            lambda pipeline, chunk: pipeline.getbit(keys[chunk], generation.marks_at(chunk)),
+        alive = self._server.batches(
+            [("GETBIT", key, generation.marks_at(chunk)) for chunk, key in enumerate(keys)]
         )
-        strays = [key for key, is_alive in zip(keys, alive, strict=True) if not is_alive]
-        self._in_batches(strays, lambda pipeline, key: pipeline.unlink(key))
+        self._unlink([key for key, is_alive in zip(keys, alive, strict=True) if not is_alive])
+
+    def _unlink(self, keys: Sequence[str]) -> None:
+        self._server.batches([("UNLINK", key) for key in keys])
 
     def seal(self, generation: RedisGeneration) -> None:
         """Tell whoever records in the generation from now on that it is over."""
-        self._in_batches(
-            range(generation.num_chunks),
-            lambda pipeline, chunk: pipeline.setbit(
-                self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1
-            ),
+        self._server.batches(
+            [
+                ("SETBIT", self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1)
+                for chunk in range(generation.num_chunks)
+            ]
         )
 
-    def _in_batches(self, items: Sequence[Any], command: Callable[[Any, Any], object]) -> list[Any]:
-        answers: list[Any] = []
-        for start in range(0, len(items), _BATCH):
-
-            def do(client: Any, start: int = start) -> list[Any]:
-                pipeline = client.pipeline(transaction=False)
-                for item in items[start : start + _BATCH]:
-                    command(pipeline, item)
-                return list(pipeline.execute())
-
-            answers += self._server.call(do)
-        return answers
-
     def record(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
-        """Record a fingerprint, in one atomic step.
+        """Record a fingerprint, in one atomic step; return whether it was new, and the marks.
 
         Args:
             generation: the newest one.
             hashed: the fingerprint, with at least as many positions as the generation has hashes.
-
-        Returns:
-            Whether it was new, and the marks of the key.
         """
         return self.record_many(generation, [hashed])[0]
 
@@ -148,21 +131,28 @@ class RedisBlocks:
 
         return self._server.call(do, patient=patient)
 
-    def fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
+    def look_sealed(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
+        """Return what `look` does for a sealed generation: its mirror gets each block once."""
+        if generation.mirror is None:
+            return self.look(generation, hashed)
+        block, marks = block_of(hashed[0], generation.geometry.num_blocks), ALIVE
+        if not generation.complete[block]:
+            # It is sealed, so what is there now is all there will ever be.
+            data, marks = self._fetch(generation, block)
+            generation.mirror.add_blocks(block, data)
+            generation.complete[block] = 1
+        return generation.mirror.has_hashed(*hashed), marks
+
+    def _fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
         """Return a block's bytes, and the marks of its key."""
         size = generation.geometry.block_bytes
         chunk, index = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
         start, marks_at = index * size, generation.marks_at(chunk) // 8
-
-        def do(client: Any) -> tuple[bytes, int]:
-            pipeline = client.pipeline(transaction=False)
-            pipeline.getrange(key, start, start + size - 1)
-            pipeline.getrange(key, marks_at, marks_at)
-            data, marks = pipeline.execute()
-            return data.ljust(size, b"\0"), marks[0] >> 6 if marks else LOST
-
-        return self._server.call(do)
+        data, marks = self._server.batches(
+            [("GETRANGE", key, start, start + size - 1), ("GETRANGE", key, marks_at, marks_at)]
+        )
+        return data.ljust(size, b"\0"), marks[0] >> 6 if marks else LOST
 
     def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
         """Return all blocks of one key, None if it was lost."""
@@ -182,7 +172,7 @@ class RedisBlocks:
 
         def do(client: Any) -> None:
             if generation.mirror is not None:
-                content = self._content(generation, chunk, generation.mirror)
+                content = _content(generation, chunk, generation.mirror)
                 client.set(draft, content + _marks(SEALED if sealed else ALIVE), ex=_DRAFT_SECS)
                 client.bitop("OR", key, key, draft)
                 client.unlink(draft)
@@ -201,9 +191,10 @@ class RedisBlocks:
         """Return the name of the key of 127 blocks."""
         return f"{self._key}:{generation.id}:{chunk}"
 
-    def _content(self, generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:
-        blocks = generation.blocks(chunk)
-        return bytes(bits.blocks(blocks.start, blocks.stop))
+
+def _content(generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:
+    blocks = generation.blocks(chunk)
+    return bytes(bits.blocks(blocks.start, blocks.stop))
 
 
 def _marks(marks: int) -> bytes:

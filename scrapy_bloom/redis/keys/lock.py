@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from scrapy_bloom.exceptions import OutageError, StorageError
@@ -28,23 +28,35 @@ _SILENT_SECS = 5.0  # that we wait without a word
 
 
 class RedisLock:
-    """Held by one crawler at a time; a dead one's ends by itself."""
+    """Held by one crawler at a time; a dead one's ends by itself.
+
+    The others wait for long before the crawl begins. Later the whole crawl waits with them: so it
+    is some seconds, and after that a single attempt each time, until one succeeds.
+
+    Args:
+        server: where it is.
+        key: of the filter.
+
+    Attributes:
+        patience_secs: how long the next wait may last.
+    """
 
     def __init__(self, server: RedisServer, key: str) -> None:
+        self.patience_secs = _START_PATIENCE_SECS
         self._server = server
-        self._name = f"{key}:lock"
+        self._key = f"{key}:lock"
+        self._name = f"the filter {key!r} in {server.address}"
         self._own = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}".encode()
         self._is_told = False
+        self._waits_since = 0.0  # since then every attempt was in vain; 0: all is well
 
     def take(self) -> bool:
         """Try to take it; whether we hold it."""
-
-        def fill(pipeline: Any) -> None:
-            pipeline.set(self._name, self._own, nx=True, px=_milliseconds(LEASE_SECS))
-            pipeline.get(self._name)
-            pipeline.pttl(self._name)
-
-        _, holder, left = self._server.transaction(fill)
+        _, holder, left = self._server.transaction(
+            ("SET", self._key, self._own, "NX", "PX", _milliseconds(LEASE_SECS)),
+            ("GET", self._key),
+            ("PTTL", self._key),
+        )
         if holder == self._own:
             return True
         if holder is not None and not 0 <= left <= _milliseconds(_LONGEST_LEASE_SECS):
@@ -53,15 +65,13 @@ class RedisLock:
 
     def _shorten(self, holder: bytes) -> None:
         """Give a lock an end that has none, or one that no crawler gives it."""
-        self._server.call(
-            lambda client: client.pexpire(self._name, _milliseconds(LEASE_SECS)),
-        )
+        self._server.call(lambda client: client.pexpire(self._key, _milliseconds(LEASE_SECS)))
         if not self._is_told:
             self._is_told = True
             logger.warning(
                 "The lock %r in %s had no end within a minute, which no crawler gives it; it is "
                 "held by %s, and ends in %.0f seconds unless that one renews it",
-                self._name,
+                self._key,
                 self._server.address,
                 _shown(holder),
                 LEASE_SECS,
@@ -69,7 +79,7 @@ class RedisLock:
 
     def renew(self) -> None:
         """Keep it for another lease, if it is still ours."""
-        self._if_ours(lambda pipeline: pipeline.pexpire(self._name, _milliseconds(LEASE_SECS)))
+        self._if_ours(lambda pipeline: pipeline.pexpire(self._key, _milliseconds(LEASE_SECS)))
 
     def release(self, *, after: float = 0.0) -> None:
         """Let others take it, if it is still ours. Not vital: it ends by itself.
@@ -79,17 +89,17 @@ class RedisLock:
         """
         with contextlib.suppress(StorageError):
             if after:
-                self._if_ours(lambda pipeline: pipeline.pexpire(self._name, _milliseconds(after)))
+                self._if_ours(lambda pipeline: pipeline.pexpire(self._key, _milliseconds(after)))
             else:
-                self._if_ours(lambda pipeline: pipeline.delete(self._name))
+                self._if_ours(lambda pipeline: pipeline.delete(self._key))
 
     def _if_ours(self, change: Callable[[Any], object]) -> None:
         """Compare and change it in one step: it may have ended, and be another's by now."""
 
         def do(client: Any) -> None:
             with client.pipeline(transaction=True) as pipeline:
-                pipeline.watch(self._name)
-                if pipeline.get(self._name) != self._own:
+                pipeline.watch(self._key)
+                if pipeline.get(self._key) != self._own:
                     return
                 pipeline.multi()
                 change(pipeline)
@@ -97,33 +107,14 @@ class RedisLock:
 
         self._server.call(do)
 
-    def told(self) -> str:
-        """Return who holds it, and where it is, for people."""
-        holder = self._server.call(lambda client: client.get(self._name))
-        return f"the lock {self._name!r} is held by {_shown(holder) if holder else 'nobody now'}"
-
-
-class Patience:
-    """Waits for another crawler that holds the lock: for long, before the crawl begins.
-
-    Later the whole crawl waits with us: so it is some seconds, and after that a single attempt
-    each time, until one succeeds.
-
-    Args:
-        server: where the lock is.
-        lock: held by the crawler that is waited for.
-        name: the filter, for people.
-
-    Attributes:
-        secs: how long the next wait may last.
-    """
-
-    def __init__(self, server: RedisServer, lock: RedisLock, name: str) -> None:
-        self.secs = _START_PATIENCE_SECS
-        self._server = server
-        self._lock = lock
-        self._name = name
-        self._waits_since = 0.0  # since then every attempt was in vain; 0: all is well
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the lock, and hold it; see `wait_until`."""
+        self.wait_until(self.take)
+        try:
+            yield
+        finally:
+            self.release()
 
     def wait_until(self, succeeds: Callable[[], bool]) -> None:
         """Try something again and again that another crawler keeps us from.
@@ -134,8 +125,8 @@ class Patience:
         begun, pause, is_told = time.monotonic(), _POLL_SECS, False
         while not succeeds():
             waited = time.monotonic() - begun
-            if waited >= self.secs:
-                self.secs, self._waits_since = 0.0, self._waits_since or begun
+            if waited >= self.patience_secs:
+                self.patience_secs, self._waits_since = 0.0, self._waits_since or begun
                 waited = time.monotonic() - self._waits_since
                 raise OutageError(
                     f"{self._busy()} since {waited:,.0f} seconds; look after that one, or end it",
@@ -147,16 +138,20 @@ class Patience:
                 logger.warning("Waiting, since %s", self._busy())
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL_SECS)
-        self.restore()
+        self.restore_patience()
 
-    def restore(self) -> None:
+    def restore_patience(self) -> None:
         """Forget that attempts were in vain."""
         # What a dead crawler holds ends with its lease; an outage would be waited out as long.
-        self.secs = LEASE_SECS + self._server.deadline_secs
+        self.patience_secs = LEASE_SECS + self._server.deadline_secs
         self._waits_since = 0.0
 
     def _busy(self) -> str:
-        return f"another crawler is changing {self._name} ({self._lock.told()})"
+        holder = self._server.call(lambda client: client.get(self._key))
+        return (
+            f"another crawler is changing {self._name} (the lock {self._key!r} is held by "
+            f"{_shown(holder) if holder else 'nobody now'})"
+        )
 
 
 def _milliseconds(secs: float) -> int:

@@ -37,7 +37,7 @@ CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 @dataclass(frozen=True, kw_only=True)
 class FilterInfo:
-    """Description that all generations of a filter share.
+    """Description that all generations of a filter share: the field `filter`.
 
     Attributes:
         salt: hexadecimal.
@@ -56,6 +56,11 @@ class FilterInfo:
     epoch: str = field(default_factory=lambda: secrets.token_hex(4))
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
+
+    @property
+    def text(self) -> str:
+        """The field `filter`."""
+        return json.dumps(asdict(self))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -89,6 +94,25 @@ class RedisGeneration(Generation):
         """Return the number of the first mark's bit in one of its keys."""
         return len(self.blocks(chunk)) * self.geometry.block_bytes * 8
 
+    @property
+    def text(self) -> str:
+        """Its field; the count has a field of its own."""
+        return json.dumps(
+            {
+                "id": self.id,
+                **{name: getattr(self.geometry, name) for name in GEOMETRY_TYPES},
+                **{name: getattr(self, name) for name in FIGURE_TYPES},
+            }
+        )
+
+
+# What the field of a generation holds beside its id.
+GEOMETRY_TYPES = dict.fromkeys(("num_blocks", "num_hashes", "counter_bits"), int)
+FIGURE_TYPES = {
+    "capacity": int,
+    **dict.fromkeys(("error_rate", "created_at", "open_until"), float),
+}
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -97,7 +121,7 @@ class Stored:
     Attributes:
         info: None if there is no filter.
         generations: of its epoch, oldest first.
-        left_over: generations of other epochs.
+        left_over: generations of other epochs, by the names of their fields.
         drafts: number of keys and time for each id of keys that belong to no generation.
         was_reset: whether somebody removed a filter on purpose: crawlers that knew it do not
             write it back.
@@ -108,27 +132,6 @@ class Stored:
     left_over: Mapping[str, RedisGeneration]
     drafts: Mapping[str, tuple[int, float]]
     was_reset: bool = False
-
-
-def info_text(info: FilterInfo) -> str:
-    """Return the field `filter`."""
-    return json.dumps(asdict(info))
-
-
-def generation_text(generation: RedisGeneration) -> str:
-    """Return the field of a generation; its count has a field of its own."""
-    return json.dumps(
-        {
-            "id": generation.id,
-            "num_blocks": generation.geometry.num_blocks,
-            "num_hashes": generation.geometry.num_hashes,
-            "counter_bits": generation.geometry.counter_bits,
-            "capacity": generation.capacity,
-            "error_rate": generation.error_rate,
-            "created_at": generation.created_at,
-            "open_until": generation.open_until,
-        }
-    )
 
 
 def field_name(epoch: str, generation: Generation) -> str:
@@ -143,9 +146,8 @@ def draft_name(generation_id: str) -> str:
 
 def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> dict[str, str]:
     """Return all fields of a filter's hash, but drafts."""
-    fields = {"filter": info_text(info)}
+    fields = {"filter": info.text}
     for each in generations:
         name = field_name(info.epoch, each)
-        fields[name] = generation_text(each)
-        fields[f"{name}:count"] = str(each.count)
+        fields |= {name: each.text, f"{name}:count": str(each.count)}
     return fields

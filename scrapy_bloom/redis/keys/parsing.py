@@ -13,7 +13,9 @@ from scrapy_bloom.filters.sizing import COUNTER_BITS, Geometry
 from scrapy_bloom.generations.plausible import check_generation, check_time
 from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.redis.keys.meta import (
+    FIGURE_TYPES,
     FORMAT_VERSION,
+    GEOMETRY_TYPES,
     RESET,
     FilterInfo,
     RedisGeneration,
@@ -34,11 +36,7 @@ _COUNT = re.compile(rb"[0-9]{1,18}")
 
 _INFO_TYPES = {each.name: each.type for each in fields(FilterInfo)}
 _HAVE_DEFAULTS = {each.name for each in fields(FilterInfo) if each.default is not MISSING}
-_GENERATION_TYPES = {
-    "id": str,
-    **dict.fromkeys(("num_blocks", "num_hashes", "counter_bits", "capacity"), int),
-    **dict.fromkeys(("error_rate", "created_at", "open_until"), float),
-}
+_GENERATION_TYPES = {"id": str, **GEOMETRY_TYPES, **FIGURE_TYPES}
 _DRAFT_TYPES = {"chunks": int, "since": float}
 
 _T = TypeVar("_T")
@@ -127,7 +125,7 @@ def _generation(value: bytes, number: int, count: bytes) -> RedisGeneration:
         "number": number,
         "geometry": Geometry(raw["num_blocks"], raw["num_hashes"]),
         "count": int(count),
-        **{name: raw[name] for name in ("capacity", "error_rate", "created_at", "open_until")},
+        **{name: raw[name] for name in FIGURE_TYPES},
     }
     check_generation(Generation(**figures))  # one in Redis lays out commands of so many hashes
     return RedisGeneration(id=raw["id"], **figures)

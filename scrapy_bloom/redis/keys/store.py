@@ -1,4 +1,4 @@
-"""All keys of a filter in Redis or Valkey: making and removing them.
+"""All keys of a filter in Redis or Valkey: reading, making and removing them.
 
 What they hold is said in `scrapy_bloom.redis.keys.meta`.
 """
@@ -8,45 +8,110 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer, ReplacedError
 from scrapy_bloom.redis.forgotten import remove_forgotten
 from scrapy_bloom.redis.keys.blocks import RedisBlocks
-from scrapy_bloom.redis.keys.hash import FilterHash
 from scrapy_bloom.redis.keys.lock import RedisLock
 from scrapy_bloom.redis.keys.meta import (
+    RESET,
     FilterInfo,
     RedisGeneration,
     Stored,
     draft_name,
     field_name,
     filter_fields,
-    info_text,
 )
+from scrapy_bloom.redis.keys.parsing import parsed
 
+_RESET_SECS = 3600  # within which a crawler asks again that knew the filter
 _DRAFT_SECS = 3600  # after which nobody is still making it
 _BATCH = 64  # keys made at once, before the lock is prolonged
 
 
-class RedisStore(FilterHash):
+class RedisStore:
     """The hash and the blocks of one filter.
 
     Attributes:
+        name: which filter it is, and where, for people.
         blocks: the keys of the blocks.
         lock: held by the crawler that is making a generation.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        super().__init__(server, key)
+        self.key = key
+        self.server = server
+        self.name = f"the filter {key!r} in {server.address}"
         self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
         self.lock = RedisLock(server, key)
+
+    def read(self, *, patient: bool = True) -> Stored:
+        """Return what is there now.
+
+        Args:
+            patient: wait out an outage.
+
+        Raises:
+            RefusedError: the key holds something else, or a filter of a newer format.
+        """
+        raw = self.server.call(lambda client: client.hgetall(self.key), patient=patient)
+        what = f"the key {self.key!r} of {self.server.address}"
+        try:
+            return parsed(raw)
+        except StorageError as error:
+            raise RefusedError(f"{what}: {error}") from None
+        except ValueError as error:
+            raise RefusedError(
+                f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+                "it is: set BLOOM_REDIS_KEY to another name"
+            ) from None
+
+    def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:
+        """Return the filter that is there, with at least one generation.
+
+        Raises:
+            StorageError: there is none; see `read` for more.
+        """
+        stored = self.read()
+        if stored.info is None or not stored.generations:
+            raise StorageError(
+                f"{self.server.address} has no filter {self.key!r}; check BLOOM_REDIS_KEY, with "
+                "the spider's name in it"
+            )
+        return stored.info, stored.generations
+
+    # The whole filter.
+
+    def define(self, info: FilterInfo) -> None:
+        """Define the filter, unless there is one."""
+        self.server.transaction(
+            ("HSETNX", self.key, "filter", info.text),
+            ("PERSIST", self.key),  # see undefine()
+        )
+
+    def redefine(self, info: FilterInfo) -> None:
+        """Begin a new epoch: from now on, the generations there are left over."""
+        self.server.transaction(("HSET", self.key, "filter", info.text), ("PERSIST", self.key))
+
+    def undefine(self, info: FilterInfo) -> None:
+        """Remove the definition of a filter without generations; in an hour nothing is left."""
+        stored = self.read()
+        if stored.info == info and not stored.generations:
+            self._remove_definition(("PEXPIRE", self.key, 1000 * _RESET_SECS))
 
     def reset(self) -> None:
         """Remove the filter, for all crawlers: those that knew it begin a new one."""
         self._remove_definition()
         self.remove_left_over(self.read())
+
+    def _remove_definition(self, *more: Sequence[object]) -> None:
+        """Remove it so that others see the purpose: else they write back what looks lost."""
+        self.server.transaction(
+            ("HSET", self.key, RESET, self.server.now()), ("HDEL", self.key, "filter"), *more
+        )
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
         """Keep a filter under another name, and begin a new epoch under this one.
@@ -61,17 +126,11 @@ class RedisStore(FilterHash):
         assert stored.info is not None
         name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
         kept = filter_fields(stored.info, stored.generations)
-
-        def do(client: Any) -> None:
-            client.hset(name, mapping=kept)
-            pipeline = client.pipeline(transaction=True)
-            pipeline.hset(self.key, "filter", info_text(info))
-            pipeline.persist(self.key)
-            if len(kept) > 1:  # else they would be left over, and removed with their blocks
-                pipeline.hdel(self.key, *[each for each in kept if each != "filter"])
-            pipeline.execute()
-
-        self.server.call(do)
+        self.server.call(lambda client: client.hset(name, mapping=kept))
+        commands = [("HSET", self.key, "filter", info.text), ("PERSIST", self.key)]
+        if len(kept) > 1:  # else they would be left over, and removed with their blocks
+            commands.append(("HDEL", self.key, *[each for each in kept if each != "filter"]))
+        self.server.transaction(*commands)
         for each in stored.generations:
             self.blocks.seal(each)  # whoever still records there is told to look for another
         return name
@@ -100,6 +159,8 @@ class RedisStore(FilterHash):
         finally:
             self.lock.release()
 
+    # Its generations.
+
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
 
@@ -110,8 +171,7 @@ class RedisStore(FilterHash):
         Raises:
             NoRoomError: the server's memory is full; what was made is removed.
         """
-        draft = json.dumps([generation.num_chunks, self.server.now()])
-        self.server.call(lambda client: client.hset(self.key, draft_name(generation.id), draft))
+        self._write_draft(generation, self.server.now())
         try:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
@@ -159,22 +219,57 @@ class RedisStore(FilterHash):
         self.discard(new.id, new.num_chunks)
         return False
 
+    def publish(self, epoch: str, generation: RedisGeneration) -> bool:
+        """Make a generation part of the filter, with its count as it is known here.
+
+        Returns:
+            False if there is another of that number.
+        """
+        name = field_name(epoch, generation)
+
+        def do(client: Any) -> bool:
+            client.hsetnx(self.key, name, generation.text)
+            # Not the answer of HSETNX: its reply may have been lost the first time.
+            there = client.hget(self.key, name)
+            if there is None or json.loads(there)["id"] != generation.id:
+                return False
+            client.hdel(self.key, draft_name(generation.id))
+            if generation.count:
+                client.hset(self.key, f"{name}:count", generation.count)
+            return True
+
+        return self.server.call(do)
+
+    def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
+        """Write a published generation's figures anew."""
+        name, text = field_name(epoch, generation), generation.text
+        self.server.call(lambda client: client.hset(self.key, name, text))
+
+    def add_count(
+        self, epoch: str, generation: RedisGeneration, number: int, *, patient: bool = True
+    ) -> int | None:
+        """Add to a generation's count; the sum of all crawlers, None if it is not there."""
+        name = field_name(epoch, generation)
+
+        def do(client: Any) -> int | None:
+            count: int = client.hincrby(self.key, f"{name}:count", number)
+            if client.hexists(self.key, name):
+                return count
+            client.hdel(self.key, f"{name}:count")
+            return None
+
+        return self.server.call(do, patient=patient)
+
+    def expire(self, epoch: str, generation: RedisGeneration) -> None:
+        """Remove a generation that does not count any more. Any number of crawlers may do it."""
+        self._write_draft(generation, 0)
+        self._drop_generation(field_name(epoch, generation))
+        self.discard(generation.id, generation.num_chunks)
+
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove the keys of what is no generation (any more)."""
         self.blocks.unlink(generation_id, num_chunks)
         self._drop(draft_name(generation_id))
-
-    def expire(self, epoch: str, generation: RedisGeneration) -> None:
-        """Remove a generation that does not count any more. Any number of crawlers may do it."""
-        name = field_name(epoch, generation)
-        draft = json.dumps([generation.num_chunks, 0])
-
-        def do(client: Any) -> None:
-            client.hset(self.key, draft_name(generation.id), draft)
-            client.hdel(self.key, name, f"{name}:count")
-
-        self.server.call(do)
-        self.discard(generation.id, generation.num_chunks)
 
     def remove_left_over(self, stored: Stored) -> None:
         """Remove what belongs to other epochs, and drafts that nobody works on any more."""
@@ -182,7 +277,7 @@ class RedisStore(FilterHash):
             remove_forgotten(self.server, self.key, epoch)
         for name, generation in stored.left_over.items():
             self.blocks.unlink(generation.id, generation.num_chunks)
-            self._drop(name, f"{name}:count")
+            self._drop_generation(name)
         live = {generation.id for generation in stored.generations}
         now = self.server.now() if stored.drafts else 0.0
         for generation_id, (num_chunks, since) in stored.drafts.items():
@@ -190,3 +285,13 @@ class RedisStore(FilterHash):
                 self._drop(draft_name(generation_id))
             elif now - since > _DRAFT_SECS:
                 self.discard(generation_id, num_chunks)
+
+    def _write_draft(self, generation: RedisGeneration, since: float) -> None:
+        name, draft = draft_name(generation.id), json.dumps([generation.num_chunks, since])
+        self.server.call(lambda client: client.hset(self.key, name, draft))
+
+    def _drop_generation(self, name: str) -> None:
+        self._drop(name, f"{name}:count")
+
+    def _drop(self, *names: str) -> None:
+        self.server.call(lambda client: client.hdel(self.key, *names))

@@ -1,0 +1,103 @@
+"""A crawl's view of a shared filter: which generations count, and their mirrors."""
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import Hashed, make_hasher
+from scrapy_bloom.generations.lifecycle import Run
+from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
+
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The generations of a shared filter, as a crawl knows them; at each change another view.
+
+    Attributes:
+        info: what all of them have in common.
+        live: oldest first; empty if none is known.
+        kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
+    """
+
+    info: FilterInfo
+    live: Sequence[RedisGeneration] = ()
+    kept: Sequence[RedisGeneration] = ()
+
+    @property
+    def newest(self) -> RedisGeneration:
+        """Return the generation that takes what is new."""
+        return self.live[-1]
+
+    @cached_property
+    def older(self) -> Sequence[RedisGeneration]:
+        """Return the other live ones, newest first."""
+        return self.live[-2::-1]
+
+    @cached_property
+    def mirrors(self) -> Sequence[BloomFilter]:
+        """Return the mirrors, the newest first."""
+        asked = [*self.kept, *self.live]
+        return [each.mirror for each in reversed(asked) if each.mirror is not None]
+
+    @cached_property
+    def locate(self) -> Callable[[bytes], Hashed]:
+        """Return what hashes a fingerprint for all of them: see `make_hasher`."""
+        most = max(each.geometry.num_hashes for each in [*self.kept, *self.live])
+        return make_hasher(bytes.fromhex(self.info.salt), most)
+
+    def is_of(self, stored: Stored) -> bool:
+        """Check that what is stored is this filter."""
+        return stored.info is not None and stored.info.epoch == self.info.epoch
+
+    def is_lost(self, stored: Stored) -> bool:
+        """Check whether all is gone, or a crawler that knew less has written back what was lost.
+
+        Not so if the filter was removed on purpose, or if there is another one.
+        """
+        if stored.info is None:
+            return not stored.was_reset
+        number = stored.generations[-1].number if stored.generations else 0
+        return self.is_of(stored) and number < self.newest.number
+
+    def then(self, stored: Stored, run: Run, *, mirror: bool) -> "View":
+        """Return the view of what is stored now; what is known of the same generations stays.
+
+        Args:
+            stored: at least one generation, of this filter or another one.
+            run: keeps some of the generations that have expired.
+            mirror: give each new generation a mirror, as long as there is room for it.
+        """
+        assert stored.info is not None
+        known = {each.id: each for each in self.live} if self.is_of(stored) else {}
+        kept = list(self.kept) if self.is_of(stored) else []
+        live = []
+        for each in stored.generations:
+            same = known.pop(each.id, each)
+            same.count, same.open_until = each.count, each.open_until
+            live.append(same)
+        kept += [each for each in known.values() if each.mirror is not None and run.keeps(each)]
+        if mirror:
+            _add_mirrors(live, kept, salt=bytes.fromhex(stored.info.salt))
+        return View(stored.info, live, kept)
+
+
+def _add_mirrors(
+    live: Sequence[RedisGeneration], kept: Sequence[RedisGeneration], salt: bytes
+) -> None:
+    used = sum(each.geometry.nbytes for each in [*kept, *live] if each.mirror is not None)
+    for each in reversed(live):
+        nbytes = each.geometry.nbytes
+        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES:
+            used += nbytes
+            each.mirror = BloomFilter.over(
+                memoryview(mmap.mmap(-1, nbytes)),
+                each.geometry,
+                capacity=each.capacity,
+                error_rate=each.error_rate,
+                salt=salt,
+            )
+            each.complete = bytearray(each.geometry.num_blocks)
