@@ -1,11 +1,11 @@
 """Reading the hash of a filter in Redis, whoever has written it: all is checked, or refused."""
 
+import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
@@ -28,8 +28,8 @@ _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 _MOST_CHUNKS = 1 << 24  # 16 TiB, more than the largest filter takes
 
 _GENERATION = re.compile(r"([0-9a-f]{8}):([1-9][0-9]{0,9})", re.ASCII)
-_COUNT_NAME = re.compile(rf"{_GENERATION.pattern}:count", re.ASCII)
 _DRAFT = re.compile(r"draft:([0-9a-f]{8})", re.ASCII)
+_KNOWN = re.compile(rf"filter|{RESET}|{_DRAFT.pattern}|{_GENERATION.pattern}(:count)?", re.ASCII)
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}", re.ASCII)
 _COUNT = re.compile(rb"[0-9]{1,18}")
@@ -38,8 +38,6 @@ _INFO_TYPES = {each.name: each.type for each in fields(FilterInfo)}
 _HAVE_DEFAULTS = {each.name for each in fields(FilterInfo) if each.default is not MISSING}
 _GENERATION_TYPES = {"id": str, **GEOMETRY_TYPES, **FIGURE_TYPES}
 _DRAFT_TYPES = {"chunks": int, "since": float}
-
-_T = TypeVar("_T")
 
 
 def parsed(raw: Mapping[bytes, bytes]) -> Stored:
@@ -54,21 +52,19 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         if len(raw_name) > _LONGEST or len(value) > _LONGEST:
             raise ValueError(f"its field {_shown(raw_name)} is far too long")
         texts[raw_name.decode("utf-8", "backslashreplace")] = value
-    info: FilterInfo | None = None
-    if "filter" in texts:
-        info = _in_field("filter", partial(_info, texts["filter"]))
+    with _in_field("filter"):
+        info = _info(texts["filter"]) if "filter" in texts else None
     generations: dict[tuple[str, int], RedisGeneration] = {}
     drafts = {}
     for name, value in texts.items():
-        if match := _GENERATION.fullmatch(name):
-            number, count = int(match[2]), texts.get(f"{name}:count", b"0")
-            generations[match[1], number] = _in_field(
-                name, partial(_generation, value, number, count)
-            )
-        elif match := _DRAFT.fullmatch(name):
-            drafts[match[1]] = _in_field(name, partial(_draft, value))
-        elif name not in {"filter", RESET} and not _COUNT_NAME.fullmatch(name):
+        if not _KNOWN.fullmatch(name):
             raise ValueError(f"its field {_shown(name)} is none of a filter's")
+        with _in_field(name):
+            if match := _GENERATION.fullmatch(name):
+                number, count = int(match[2]), texts.get(f"{name}:count", b"0")
+                generations[match[1], number] = _generation(value, number, count)
+            elif match := _DRAFT.fullmatch(name):
+                drafts[match[1]] = _draft(value)
     if len({each.id for each in generations.values()}) < len(generations):
         raise ValueError("two of its generations have the same id")
     current = info.epoch if info else ""
@@ -85,9 +81,10 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     )
 
 
-def _in_field(name: str, parse: Callable[[], _T]) -> _T:
+@contextlib.contextmanager
+def _in_field(name: str) -> Iterator[None]:
     try:
-        return parse()
+        yield
     except ValueError as error:
         raise ValueError(f"its field {_shown(name)}: {error}") from None
 
