@@ -11,11 +11,12 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.job import SharedJob
+from scrapy_bloom.redis.job import prepare_job
 from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.lookup import SharedLookup
@@ -76,7 +77,7 @@ class RedisBackend:
         )
         self._flush = flush
         self._job = job or Job(None, "keep")
-        self._job_dir = SharedJob(self._job, self._store, self._set_aside)
+        self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
         self.forgotten = Forgotten(
@@ -98,14 +99,13 @@ class RedisBackend:
                 by another crawl, or was killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        self._job_dir.lock()
-        try:
-            self._open()
-        except BaseException:
-            self._job_dir.unlock()
-            raise
+        with contextlib.ExitStack() as stack:
+            if self._job.path is not None:
+                stack.callback(lock_directory(self._job.path / "bloom").release)
+            self._join()
+            self._held = stack.pop_all()
 
-    def _open(self) -> None:
+    def _join(self) -> None:
         if policy := self._server.eviction_policy():
             logger.warning(
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
@@ -113,7 +113,7 @@ class RedisBackend:
                 self._server.address,
                 policy,
             )
-        self._shared.join(self._job_dir.prepare(), tell=True)
+        self._shared.join(prepare_job(self._job, self._store, self._set_aside), tell=True)
         # What the server refuses is better known now than at the first request.
         view = self._shared.view
         self._store.blocks.look(view.newest, view.locate(b""))
@@ -235,7 +235,7 @@ class RedisBackend:
         finally:
             # Scrapy has closed the queue, and it fits what was recorded.
             self._job.end()
-            self._job_dir.unlock()
+            self._held.close()
             self._server.close()
 
     def idle(self) -> None:

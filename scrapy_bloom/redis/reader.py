@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import SALT_BYTES, make_hasher
+from scrapy_bloom.filters.hashing import make_hasher
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
@@ -104,16 +103,11 @@ class RedisReader:
         self.store.server.close()
 
     def _fills(self, generation: RedisGeneration) -> Iterator[float]:
-        for chunk, data in enumerate(chunks_of(self.store, generation)):
-            geometry = generation.geometry._replace(num_blocks=len(generation.blocks(chunk)))
-            part = BloomFilter.over(
-                bytearray(data),
-                geometry,
-                capacity=generation.capacity,
-                error_rate=generation.error_rate,
-                salt=bytes(SALT_BYTES),
-            )
-            yield from part.block_fills()
+        size = generation.geometry.block_bytes
+        for data in chunks_of(self.store, generation):
+            for start in range(0, len(data), size):
+                block = int.from_bytes(data[start : start + size], "little")
+                yield block.bit_count() / (8 * size)
 
     def _lost(self, generation: RedisGeneration) -> StorageError:
         return StorageError(
