@@ -7,7 +7,6 @@ All keys of a filter's forgotten requests are in one slot of a Cluster.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.job.processes import name_this_process, process_lives
@@ -68,17 +67,14 @@ class RedisForgotten:
             if self._bury_the_dead():
                 self._looked_at = 0.0
         since, now = self._looked_at, self._now()
-        found: list[bytes] = self._server.call(
-            lambda client: client.zrangebyscore(keys.forgotten, since, "+inf"), patient=False
-        )
+        command = ("ZRANGEBYSCORE", keys.forgotten, since, "+inf")
+        found: list[bytes] = self._server.send(*command, patient=False)
         self._looked_at = now - _OVERLAP_SECS
         return found
 
     def all(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        found: list[bytes] = self._server.call(
-            lambda client: client.zrange(self._keys.forgotten, 0, -1)
-        )
+        found: list[bytes] = self._server.send("ZRANGE", self._keys.forgotten, 0, -1)
         return found
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
@@ -106,11 +102,10 @@ class RedisForgotten:
             claimed = ("ZADD", self._keys.claimed(self._run), self._now(), fingerprint)
             _, removed = self._server.transaction(claimed, taken)
         else:
-            removed = self._server.call(lambda client: client.execute_command(*taken))
+            removed = self._server.send(*taken)
         if not removed and self._server.retries == retries:
             if self.claims:  # another run was faster
-                run = self._keys.claimed(self._run)
-                self._server.call(lambda client: client.zrem(run, fingerprint))
+                self._server.send("ZREM", self._keys.claimed(self._run), fingerprint)
             return False
         if self.claims:
             self._claimed.add(fingerprint)
@@ -118,26 +113,18 @@ class RedisForgotten:
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        score = self._server.call(lambda client: client.zscore(self._keys.forgotten, fingerprint))
-        return score is not None
+        return self.among([fingerprint])[0]
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Check which of some fingerprints can be taken, at least one."""
-        scores = self._server.call(
-            lambda client: client.zmscore(self._keys.forgotten, list(fingerprints))
-        )
+        scores = self._server.send("ZMSCORE", self._keys.forgotten, *fingerprints)
         return [score is not None for score in scores]
 
     def everything(self) -> list[bytes]:
         """Return what is forgotten, claimed or not."""
-        keys = self._keys
-
-        def do(client: Any) -> list[bytes]:
-            runs = [each.decode() for each in client.smembers(keys.runs)]
-            sets = [keys.forgotten, *map(keys.claimed, runs)]
-            return [each for name in sets for each in client.zrange(name, 0, -1)]
-
-        return self._server.call(do)
+        runs = [each.decode() for each in self._server.send("SMEMBERS", self._keys.runs)]
+        sets = [self._keys.forgotten, *map(self._keys.claimed, runs)]
+        return [each for name in sets for each in self._server.send("ZRANGE", name, 0, -1)]
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
@@ -150,9 +137,7 @@ class RedisForgotten:
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""
         before = self._now() - secs
-        self._server.call(
-            lambda client: client.zremrangebyscore(self._keys.forgotten, "-inf", before)
-        )
+        self._server.send("ZREMRANGEBYSCORE", self._keys.forgotten, "-inf", before)
 
     def close(self) -> None:
         """See `ForgottenStore`."""
@@ -169,9 +154,7 @@ class RedisForgotten:
 
     def _bury_the_dead(self) -> bool:
         """Give back what runs had claimed that were killed; whether there was one."""
-        runs: set[bytes] = self._server.call(
-            lambda client: client.smembers(self._keys.runs), patient=False
-        )
+        runs: set[bytes] = self._server.send("SMEMBERS", self._keys.runs, patient=False)
         dead = [name for name in map(bytes.decode, runs) if self._is_dead(name)]
         for name in dead:
             self._give_back(name)
@@ -182,8 +165,7 @@ class RedisForgotten:
             return False
         lives = process_lives(name)
         if lives is None:  # on another machine
-            key = self._keys.alive(name)
-            lives = bool(self._server.call(lambda client: client.exists(key)))
+            lives = bool(self._server.send("EXISTS", self._keys.alive(name)))
         return not lives
 
     def _give_back(self, name: str) -> None:
@@ -219,6 +201,6 @@ class Keys:
 def remove_forgotten(server: RedisServer, key: str, epoch: str) -> None:
     """Remove all forgotten requests of a filter that is gone."""
     keys = Keys(key, epoch)
-    runs = [each.decode() for each in server.call(lambda client: client.smembers(keys.runs))]
+    runs = [each.decode() for each in server.send("SMEMBERS", keys.runs)]
     names = (keys.forgotten, keys.runs, *map(keys.claimed, runs), *map(keys.alive, runs))
     server.transaction(*[("UNLINK", name) for name in names])

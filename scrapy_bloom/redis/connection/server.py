@@ -162,6 +162,10 @@ class RedisServer:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
+    def send(self, *words: Any, patient: bool = True) -> Any:
+        """Send one command, and return its answer; see `call`."""
+        return self.call(lambda client: client.execute_command(*words), patient=patient)
+
     def transaction(self, *commands: Sequence[Any]) -> list[Any]:
         """Send commands as one transaction, and return their answers; see `call`.
 

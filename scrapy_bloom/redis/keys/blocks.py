@@ -156,7 +156,7 @@ class RedisBlocks:
 
     def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
         """Return all blocks of one key, None if it was lost."""
-        data = self._server.call(lambda client: client.get(self.chunk_key(generation, chunk)))
+        data = self._server.send("GET", self.chunk_key(generation, chunk))
         size = generation.marks_at(chunk) // 8
         if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
             return None
@@ -185,7 +185,7 @@ class RedisBlocks:
 
     def drop(self, generation: RedisGeneration, chunk: int) -> None:
         """Remove what we recorded in a key that belongs to no generation any more."""
-        self._server.call(lambda client: client.unlink(self.chunk_key(generation, chunk)))
+        self._server.send("UNLINK", self.chunk_key(generation, chunk))
 
     def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
         """Return the name of the key of 127 blocks."""

@@ -65,7 +65,7 @@ class RedisLock:
 
     def _shorten(self, holder: bytes) -> None:
         """Give a lock an end that has none, or one that no crawler gives it."""
-        self._server.call(lambda client: client.pexpire(self._key, _milliseconds(LEASE_SECS)))
+        self._server.send("PEXPIRE", self._key, _milliseconds(LEASE_SECS))
         if not self._is_told:
             self._is_told = True
             logger.warning(
@@ -147,7 +147,7 @@ class RedisLock:
         self._waits_since = 0.0
 
     def _busy(self) -> str:
-        holder = self._server.call(lambda client: client.get(self._key))
+        holder = self._server.send("GET", self._key)
         return (
             f"another crawler is changing {self._name} (the lock {self._key!r} is held by "
             f"{_shown(holder) if holder else 'nobody now'})"

@@ -57,7 +57,7 @@ class RedisStore:
         Raises:
             RefusedError: the key holds something else, or a filter of a newer format.
         """
-        raw = self.server.call(lambda client: client.hgetall(self.key), patient=patient)
+        raw = self.server.send("HGETALL", self.key, patient=patient)
         what = f"the key {self.key!r} of {self.server.address}"
         try:
             return parsed(raw)
@@ -242,8 +242,7 @@ class RedisStore:
 
     def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
         """Write a published generation's figures anew."""
-        name, text = field_name(epoch, generation), generation.text
-        self.server.call(lambda client: client.hset(self.key, name, text))
+        self.server.send("HSET", self.key, field_name(epoch, generation), generation.text)
 
     def add_count(
         self, epoch: str, generation: RedisGeneration, number: int, *, patient: bool = True
@@ -287,11 +286,11 @@ class RedisStore:
                 self.discard(generation_id, num_chunks)
 
     def _write_draft(self, generation: RedisGeneration, since: float) -> None:
-        name, draft = draft_name(generation.id), json.dumps([generation.num_chunks, since])
-        self.server.call(lambda client: client.hset(self.key, name, draft))
+        draft = json.dumps([generation.num_chunks, since])
+        self.server.send("HSET", self.key, draft_name(generation.id), draft)
 
     def _drop_generation(self, name: str) -> None:
         self._drop(name, f"{name}:count")
 
     def _drop(self, *names: str) -> None:
-        self.server.call(lambda client: client.hdel(self.key, *names))
+        self.server.send("HDEL", self.key, *names)
