@@ -79,7 +79,7 @@ class RedisLock:
 
     def renew(self) -> None:
         """Keep it for another lease, if it is still ours."""
-        self._if_ours(lambda pipeline: pipeline.pexpire(self._key, _milliseconds(LEASE_SECS)))
+        self._if_ours("PEXPIRE", self._key, _milliseconds(LEASE_SECS))
 
     def release(self, *, after: float = 0.0) -> None:
         """Let others take it, if it is still ours. Not vital: it ends by itself.
@@ -89,11 +89,11 @@ class RedisLock:
         """
         with contextlib.suppress(StorageError):
             if after:
-                self._if_ours(lambda pipeline: pipeline.pexpire(self._key, _milliseconds(after)))
+                self._if_ours("PEXPIRE", self._key, _milliseconds(after))
             else:
-                self._if_ours(lambda pipeline: pipeline.delete(self._key))
+                self._if_ours("DEL", self._key)
 
-    def _if_ours(self, change: Callable[[Any], object]) -> None:
+    def _if_ours(self, *command: object) -> None:
         """Compare and change it in one step: it may have ended, and be another's by now."""
 
         def do(client: Any) -> None:
@@ -102,7 +102,7 @@ class RedisLock:
                 if pipeline.get(self._key) != self._own:
                     return
                 pipeline.multi()
-                change(pipeline)
+                pipeline.execute_command(*command)
                 pipeline.execute()  # if it changed meanwhile, this fails, and is done again
 
         self._server.call(do)

@@ -5,7 +5,7 @@ What they hold is said in `scrapy_bloom.redis.keys.meta`.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.exceptions import RefusedError, StorageError
@@ -83,8 +83,6 @@ class RedisStore:
             )
         return stored.info, stored.generations
 
-    # The whole filter.
-
     def define(self, info: FilterInfo) -> None:
         """Define the filter, unless there is one."""
         self.server.transaction(
@@ -126,7 +124,7 @@ class RedisStore:
         assert stored.info is not None
         name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
         kept = filter_fields(stored.info, stored.generations)
-        self.server.call(lambda client: client.hset(name, mapping=kept))
+        self.server.send("HSET", name, *_words(kept))
         commands = [("HSET", self.key, "filter", info.text), ("PERSIST", self.key)]
         if len(kept) > 1:  # else they would be left over, and removed with their blocks
             commands.append(("HDEL", self.key, *[each for each in kept if each != "filter"]))
@@ -137,29 +135,21 @@ class RedisStore:
 
     def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
         """Make a whole filter known at once; False if there is one already."""
-        fields = filter_fields(info, generations)
-        drafts = [draft_name(each.id) for each in generations]
-
-        def do(client: Any) -> bool:
-            there = client.hget(self.key, "filter")
-            if there is not None:
-                return bool(there == fields["filter"].encode())
-            pipeline = client.pipeline(transaction=True)
-            pipeline.hset(self.key, mapping=fields)
-            pipeline.persist(self.key)
-            pipeline.hdel(self.key, *drafts)
-            pipeline.execute()
-            return True
-
+        fields, drafts = filter_fields(info, generations), [draft_name(g.id) for g in generations]
         # A crawler that is about to make its first generation has the lock.
         if not self.lock.take():
             return False
         try:
-            return self.server.call(do)
+            if self.server.send("HEXISTS", self.key, "filter"):
+                return False
+            self.server.transaction(
+                ("HSET", self.key, *_words(fields)),
+                ("PERSIST", self.key),
+                ("HDEL", self.key, *drafts),
+            )
+            return True
         finally:
             self.lock.release()
-
-    # Its generations.
 
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
@@ -294,3 +284,7 @@ class RedisStore:
 
     def _drop(self, *names: str) -> None:
         self.server.send("HDEL", self.key, *names)
+
+
+def _words(fields: Mapping[str, str]) -> list[str]:
+    return [word for field in fields.items() for word in field]
