@@ -192,9 +192,7 @@ class SharedLookup:
         if too_many or time.monotonic() >= self._confirm_at:
             self._confirm(view, hashed, patient=too_many)
             if self._shared.view is not view:
-                hashed = self._shared.view.locate(fingerprint)
-                if not _is_in_a_mirror(self._shared.view, hashed):
-                    return hashed
+                return self._hash_of_unknown(fingerprint)  # perhaps it is void, or of another salt
         self.mirror_hits += 1
         return None
 

@@ -12,6 +12,7 @@ import servers
 from backends import redis_backend
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from redis_filters import fps, messages
+from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore
@@ -176,6 +177,24 @@ class TestAllIsLost:
             backend.confirm()
             assert fps(1)[0] not in backend
             assert len(messages(caplog, WARNING)) == number
+        backend.close()
+
+    def test_the_server_is_away_again_before_another_filter_is_begun(
+        self, server: servers.Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        backend = opened(server.url)
+        assert all(backend.add(fingerprint) for fingerprint in fps(10))
+
+        def is_away() -> None:
+            raise OutageError("away", since=0.0)
+
+        flush(server)
+        with monkeypatch.context() as patched:
+            patched.setattr(backend._shared, "join", is_away)
+            for _ in range(2):
+                with pytest.raises(OutageError):
+                    backend.add(fps(1)[0])
+        assert backend.add(fps(1)[0])
         backend.close()
 
     def test_a_server_that_does_not_say_who_it_is(
