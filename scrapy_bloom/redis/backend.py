@@ -38,9 +38,9 @@ class RedisBackend:
         key: the name of the filter's hash, and the beginning of the names of its blocks' keys.
         policy, origin, claims: see `LocalBackend`; the policy is for all crawlers together.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
-        queue_is_shared: the crawlers' queue is in Redis, too. Should the server lose something, the
-            queue has lost as much: then nothing is written back, and what the mirror knew is void.
-            Else the queue survived, and so what the mirror knows is right.
+        queue_is_shared: the crawlers' queue is in Redis, too. If the server loses something, the
+            queue has lost as much: nothing is written back, and the mirror is void. Without it, the
+            queue has survived, and the mirror is right.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
@@ -91,7 +91,7 @@ class RedisBackend:
         self._epoch = ""
 
     def open(self) -> None:
-        """Connect, and join the filter or create it.
+        """Connect, and join the filter, or create it.
 
         Raises:
             StorageError: or one of its children: the server is out of reach or refuses, the key
@@ -138,7 +138,7 @@ class RedisBackend:
         self._shared.begin_run()
 
     def _changed(self) -> None:
-        """Note that the generations are others than before."""
+        """Note that the list of generations has changed."""
         self._job.goes_on_with(self._shared.view.info.epoch)
         self._life.plan()
         if self._epoch != self._shared.view.info.epoch:
@@ -148,8 +148,7 @@ class RedisBackend:
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new, to all crawlers.
 
-        A fingerprint whose first answer got lost counts as new: it may be crawled twice, but
-        would otherwise never be.
+        A fingerprint whose first answer got lost counts as new: rather crawled twice than never.
 
         Raises:
             TypeError: fingerprint is not bytes.
@@ -197,7 +196,7 @@ class RedisBackend:
         return self._shared.voided
 
     def confirm(self) -> None:
-        """Ask the server whether they are right: afterwards, there are no unconfirmed ones.
+        """Ask the server whether the unconfirmed answers were right.
 
         Raises:
             StorageError: the server is out of reach, or refuses.
@@ -207,10 +206,10 @@ class RedisBackend:
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins a new one.
 
-        It takes a second, until none of the others trusts its mirror of the old one any more: a
-        request that they answered from it afterwards would be lost. Meanwhile, and for a second
-        afterwards, nobody can record in the new one: the caller empties its queue then, and what
-        others had recorded and queued before that would look seen, and be nowhere.
+        It takes a second: then no other crawler trusts its mirror of the old filter any more. A
+        request that a mirror answered after the removal would be lost. Meanwhile, and for a second
+        more, nobody can record in the new filter: the caller empties its queue then. What others
+        had recorded and queued before that would look seen, and be nowhere.
         """
         self._shared.clear(and_wait=self._trust_secs)
 

@@ -20,13 +20,13 @@ class SharedCounts:
         self._tell_by = math.inf  # on a monotonic clock
 
     def add_one(self, newest: RedisGeneration) -> bool:
-        """Count one more; return whether it is time to tell."""
+        """Count one more request; return whether it is time to tell."""
         newest.count += 1
         self._untold += 1
         return self._untold >= self._tell_at or time.monotonic() >= self._tell_by
 
     def tell(self, epoch: str, newest: RedisGeneration, *, patient: bool = True) -> bool:
-        """Tell all crawlers what was not told yet, and learn what they have; False if it is gone.
+        """Tell all crawlers the count of late, and learn theirs; False if the generation is gone.
 
         Args:
             epoch: of the filter.
@@ -43,7 +43,7 @@ class SharedCounts:
         return count is not None
 
     def drop(self) -> None:
-        """Forget what was not told: the generation is void, or its whole count was written."""
+        """Forget the count of late: the generation is void, or its whole count was written."""
         self._untold = 0
 
     def plan(self, newest: RedisGeneration) -> None:

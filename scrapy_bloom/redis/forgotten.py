@@ -24,7 +24,7 @@ class RedisForgotten:
     Args:
         server: the connection.
         key: of the filter.
-        epoch: returns that of the filter: another filter has a set of its own.
+        epoch: returns the epoch of the filter; each epoch has a set of its own.
         now: returns the server's time.
         claims: what is taken is only claimed for this run.
     """
@@ -91,7 +91,7 @@ class RedisForgotten:
             self._claimed.difference_update(batch)
 
     def take(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`. After a lost reply nobody knows: rather twice than never."""
+        """See `ForgottenStore`. After a lost reply it is taken: rather twice than never."""
         if fingerprint in self._claimed:
             return False
         if self.claims and not self._claimed:
@@ -153,7 +153,7 @@ class RedisForgotten:
         )
 
     def _bury_the_dead(self) -> bool:
-        """Give back what runs had claimed that were killed; whether there was one."""
+        """Give back what killed runs had claimed; return whether there was such a run."""
         runs: set[bytes] = self._server.send("SMEMBERS", self._keys.runs, patient=False)
         dead = [name for name in map(bytes.decode, runs) if self._is_dead(name)]
         for name in dead:
@@ -169,7 +169,7 @@ class RedisForgotten:
         return not lives
 
     def _give_back(self, name: str) -> None:
-        """Put what a run has claimed back; nothing happens if that was done before."""
+        """Give back what a run has claimed, unless that was done before."""
         claimed, forgotten = self._keys.claimed(name), self._keys.forgotten
         self._server.transaction(
             ("ZUNIONSTORE", forgotten, 2, forgotten, claimed, "AGGREGATE", "MAX"),

@@ -23,8 +23,8 @@ from scrapy_bloom.redis.wanted import Wanted
 class SharedGenerations:
     """Joins a shared filter, and keeps up with its generations: `LifeCycle` lets them grow.
 
-    Other crawlers change them at any time. Nothing tells us so but the marks of a key: whoever
-    finds one sealed calls `follow`, whoever finds one lost calls `lost`.
+    Other crawlers change them at any time, and only the marks of a key tell: a caller that finds a
+    key sealed calls `follow`, one that finds it lost calls `lost`.
 
     Args:
         store: the keys.
@@ -32,7 +32,7 @@ class SharedGenerations:
         mirror: whether to keep a mirror of each generation.
         queue_is_shared: see `RedisBackend`.
         clock: seconds since 1970; None: the server's.
-        changed: called when the generations are others than before.
+        changed: called when the list of generations has changed.
 
     Attributes:
         view: the generations, as far as they are known here.
@@ -93,7 +93,7 @@ class SharedGenerations:
             self.wanted.log_differences(stored.info, self.view.live, name)
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
-        """Make the first generation, or wait until another crawler has; whether we made it."""
+        """Make the first generation, or wait until another crawler has; return whether we did."""
         policy = self.wanted.policy
         size, content, count = policy.first(), None, 0
         if importable is not None:
@@ -122,8 +122,8 @@ class SharedGenerations:
         """Remove the filter, for all crawlers; `join` begins a new one.
 
         Args:
-            and_wait: seconds to wait then, and the others for as long again: only we can begin the
-                new one in that time.
+            and_wait: seconds to wait then. The other crawlers wait for twice as long: in that time,
+                only we can begin the new filter.
         """
         if and_wait:
             self.store.lock.wait_until(self.store.lock.take)
@@ -136,7 +136,7 @@ class SharedGenerations:
             self.store.lock.release(after=and_wait)
 
     def refresh(self) -> None:
-        """Look at the generations that there are, and take part in these."""
+        """Read which generations there are, and take part in them."""
         self.tell_count()  # before the newest one is left
         stored = self.store.read()
         if self.view.is_lost(stored):
@@ -153,7 +153,7 @@ class SharedGenerations:
             self.join()
 
     def _written_back(self) -> Stored:
-        """Write back what is known here, unless another was first; what there is then."""
+        """Write back what is known here, unless another was first; return what is stored."""
         with self.store.lock.held():
             self.store.define(self.view.info)
             if self.view.is_of(self.store.read()):
@@ -181,7 +181,7 @@ class SharedGenerations:
             self.refresh()
 
     def begin_anew(self) -> None:
-        """Drop all that is known here, and take part in what is there, however old it is.
+        """Drop all that is known here, and take part in the stored filter, however old it is.
 
         The queue is as old, or as empty: what is known here may be of requests that are in no
         queue any more.
@@ -246,7 +246,7 @@ class SharedGenerations:
         self.store.lock.wait_until(is_followed)
 
     def append(self, size: Size, open_until: float) -> bool:
-        """Add a generation, unless another crawler is about to; whether the newest is another.
+        """Add a generation, unless another crawler is about to; return whether there is a new one.
 
         Raises:
             NoRoomError: the server's memory is full.

@@ -126,7 +126,7 @@ class SharedLookup:
         self._unless_replaced(ask)
 
     def _unless_replaced(self, operation: Callable[..., bool], *args: object) -> bool:
-        """Do something; if another server answers than before, forget all and do it again."""
+        """Do something; if another server answers now, forget all and do it again."""
         if not self._shared.queue_is_shared:
             return operation(*args)
         server = self._server

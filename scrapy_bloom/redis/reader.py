@@ -1,4 +1,4 @@
-"""Look at a filter in Redis, also while crawlers use it, without any change to it."""
+"""Read a filter in Redis, also while crawlers use it, without any change to it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -49,7 +49,7 @@ class RedisReader:
         self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Tell which fingerprints a crawl would filter: recorded, and not forgotten.
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten.
 
         Raises:
             StorageError: a key of the filter was lost, or the server failed.
@@ -62,7 +62,7 @@ class RedisReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Tell which fingerprints are recorded, or seem so, at the error rate.
+        """Return which fingerprints are recorded, or seem to be, at the error rate.
 
         Raises:
             StorageError: a key of the filter was lost, or the server failed.

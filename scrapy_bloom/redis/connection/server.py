@@ -30,7 +30,7 @@ _BATCH = 64  # commands sent at once
 
 
 class ReplacedError(BloomError):
-    """Another server answers than before, or one that has gone back: what is known of it is void.
+    """Another server answers now, or the same one in an older state: what was known is void.
 
     Whatever was asked may have been executed there.
     """
@@ -198,7 +198,7 @@ class RedisServer:
             raise ReplacedError(f"{self.address} is another server than before")
 
     def wait_at_most(self, secs: float) -> None:
-        """Wait for the server no longer than that from now on."""
+        """Wait for the server no longer than so many seconds from now on."""
         self.deadline_secs = min(self.deadline_secs, secs)
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:

@@ -1,6 +1,6 @@
 """The blocks of a filter's generations in Redis or Valkey: recording, asking, copying, mending.
 
-What the keys are called and hold, and what their marks mean: `scrapy_bloom.redis.keys.meta`.
+`scrapy_bloom.redis.keys.meta` says what the keys are called and hold, and what their marks mean.
 """
 
 import secrets
@@ -59,7 +59,7 @@ class RedisBlocks:
         self._unlink([f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)])
 
     def unlink_strays(self, generation: RedisGeneration) -> None:
-        """Remove those keys of a generation that only recording has made, not `make`."""
+        """Remove those keys of a generation that recording has made, and not `make`."""
         keys = [self.chunk_key(generation, chunk) for chunk in range(generation.num_chunks)]
         alive = self._server.batches(
             [("GETBIT", key, generation.marks_at(chunk)) for chunk, key in enumerate(keys)]
@@ -70,7 +70,7 @@ class RedisBlocks:
         self._server.batches([("UNLINK", key) for key in keys])
 
     def seal(self, generation: RedisGeneration) -> None:
-        """Tell whoever records in the generation from now on that it is over."""
+        """Set the mark that tells whoever records in the generation that it is over."""
         self._server.batches(
             [
                 ("SETBIT", self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1)
@@ -90,7 +90,7 @@ class RedisBlocks:
     def record_many(
         self, generation: RedisGeneration, hashed: Sequence[Hashed]
     ) -> list[tuple[bool, int]]:
-        """Record fingerprints, all at once if possible; see `record`."""
+        """Record fingerprints, with one round trip if possible; see `record`."""
         answers = self._ask(generation, hashed, generation.packer.set)
         return [(0 in bits, marks) for *bits, marks in answers]
 
@@ -103,7 +103,7 @@ class RedisBlocks:
     def look_many(
         self, generation: RedisGeneration, hashed: Sequence[Hashed], *, patient: bool = True
     ) -> list[tuple[bool, int]]:
-        """Return what `look` does for each fingerprint, asked all at once if possible."""
+        """Return what `look` does for each fingerprint, with one round trip if possible."""
         answers = self._ask(generation, hashed, generation.packer.get, patient=patient)
         return [(0 not in bits, marks) for *bits, marks in answers]
 

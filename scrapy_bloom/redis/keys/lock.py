@@ -1,7 +1,7 @@
 """The lock of a shared filter: one crawler at a time makes a generation of it.
 
-It saves work and memory, and decides nothing: a generation counts by being published, of each
-number only one. So who loses it, since the server or the process stood still, goes on.
+It saves work and memory, and decides nothing: only one generation of each number can be published.
+So a crawler that loses the lock, since the server or the process stood still, goes on.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ _SILENT_SECS = 5.0  # that we wait without a word
 class RedisLock:
     """Held by one crawler at a time; a dead one's ends by itself.
 
-    The others wait for long before the crawl begins. Later the whole crawl waits with them: so it
-    is some seconds, and after that a single attempt each time, until one succeeds.
+    Before the crawl begins, the others wait for long. Later the whole crawl waits with them: so
+    they wait for some seconds once, and then make single attempts until one succeeds.
 
     Args:
         server: where it is.
@@ -51,7 +51,7 @@ class RedisLock:
         self._waits_since = 0.0  # since then every attempt was in vain; 0: all is well
 
     def take(self) -> bool:
-        """Try to take it; whether we hold it."""
+        """Try to take it; return whether we hold it."""
         _, holder, left = self._server.transaction(
             ("SET", self._key, self._own, "NX", "PX", _milliseconds(LEASE_SECS)),
             ("GET", self._key),
@@ -64,7 +64,7 @@ class RedisLock:
         return False
 
     def _shorten(self, holder: bytes) -> None:
-        """Give a lock an end that has none, or one that no crawler gives it."""
+        """Give an end to a lock that has none, or one that no crawler gives."""
         self._server.send("PEXPIRE", self._key, _milliseconds(LEASE_SECS))
         if not self._is_told:
             self._is_told = True
@@ -85,7 +85,7 @@ class RedisLock:
         """Let others take it, if it is still ours. Not vital: it ends by itself.
 
         Args:
-            after: seconds that they are to wait still.
+            after: seconds that they are still to wait.
         """
         with contextlib.suppress(StorageError):
             if after:
@@ -94,7 +94,7 @@ class RedisLock:
                 self._if_ours("DEL", self._key)
 
     def _if_ours(self, *command: object) -> None:
-        """Compare and change it in one step: it may have ended, and be another's by now."""
+        """Change it only if it is still ours, in one step: it may be another crawler's by now."""
 
         def do(client: Any) -> None:
             with client.pipeline(transaction=True) as pipeline:
@@ -117,7 +117,7 @@ class RedisLock:
             self.release()
 
     def wait_until(self, succeeds: Callable[[], bool]) -> None:
-        """Try something again and again that another crawler keeps us from.
+        """Try something again and again while another crawler keeps us from it.
 
         Raises:
             OutageError: that was in vain.

@@ -14,10 +14,10 @@ Names of block keys have no hash tag, so a Cluster spreads them over its masters
 the marks fill an allocation of 1 MiB.
 
 The marks: "alive" is set when the key is made, so whoever reads 0 knows that the key was lost.
-"Sealed" is set in all keys of a generation before the next one is published: whoever still
-records in a sealed one sees that in the same answer, and goes on to the next.
+"Sealed" is set in all keys of a generation before the next one is published: a crawler that still
+records in the sealed one reads that in the same answer, and goes on to the next.
 
-A new epoch is a new filter under the same name. What bears another epoch is left over.
+A new epoch is a new filter under the same name. Generations of another epoch are left over.
 """
 
 import json
@@ -123,8 +123,8 @@ class Stored:
         generations: of its epoch, oldest first.
         left_over: generations of other epochs, by the names of their fields.
         drafts: number of keys and time for each id of keys that belong to no generation.
-        was_reset: whether somebody removed a filter on purpose: crawlers that knew it do not
-            write it back.
+        was_reset: whether somebody removed a filter on purpose. Crawlers that knew it do not write
+            it back.
     """
 
     info: FilterInfo | None

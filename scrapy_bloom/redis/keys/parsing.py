@@ -1,4 +1,4 @@
-"""Reading the hash of a filter in Redis, whoever has written it: all is checked, or refused."""
+"""Reading the hash of a filter in Redis. Anybody may have written it: it is checked, or refused."""
 
 import contextlib
 import json

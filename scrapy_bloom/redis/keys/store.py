@@ -1,6 +1,6 @@
 """All keys of a filter in Redis or Valkey: reading, making and removing them.
 
-What they hold is said in `scrapy_bloom.redis.keys.meta`.
+`scrapy_bloom.redis.keys.meta` says what they hold.
 """
 
 import json
@@ -256,12 +256,12 @@ class RedisStore:
         self.discard(generation.id, generation.num_chunks)
 
     def discard(self, generation_id: str, num_chunks: int) -> None:
-        """Remove the keys of what is no generation (any more)."""
+        """Remove keys that belong to no generation (any more)."""
         self.blocks.unlink(generation_id, num_chunks)
         self._drop(draft_name(generation_id))
 
     def remove_left_over(self, stored: Stored) -> None:
-        """Remove what belongs to other epochs, and drafts that nobody works on any more."""
+        """Remove the keys of other epochs, and drafts that nobody works on any more."""
         for epoch in {name.partition(":")[0] for name in stored.left_over}:
             remove_forgotten(self.server, self.key, epoch)
         for name, generation in stored.left_over.items():
