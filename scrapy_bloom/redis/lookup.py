@@ -85,15 +85,15 @@ class SharedLookup:
 
     def _add_batch(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints that no older generation has, with one round trip; count the new."""
-        newest, added, pending = self._shared.view.newest, 0, []
+        newest, added, unknown = self._shared.view.newest, 0, []
         for fingerprint in fingerprints:
             hashed = self._hash_of_unknown(fingerprint)
             if hashed is not None and not self._is_in_older(self._shared.view, hashed, set()):
-                pending.append((fingerprint, hashed))
-        if self._shared.view.newest is not newest or not pending:
-            return sum(self.add(fingerprint) for fingerprint, _ in pending)
-        answers = self._blocks.record_many(newest, [hashed for _, hashed in pending])
-        for (fingerprint, hashed), answer in zip(pending, answers, strict=True):
+                unknown.append((fingerprint, hashed))
+        if self._shared.view.newest is not newest or not unknown:
+            return sum(self.add(fingerprint) for fingerprint, _ in unknown)
+        answers = self._blocks.record_many(newest, [hashed for _, hashed in unknown])
+        for (fingerprint, hashed), answer in zip(unknown, answers, strict=True):
             is_new = self._settled(newest, hashed, answer)
             if is_new is None:
                 again = self._shared.view.locate(fingerprint)  # perhaps with another salt
