@@ -92,28 +92,36 @@ def has_queued(job_dir: Path) -> bool:
 def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
     with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
-        if size := _seen_size(job_dir):
+        if (size := _seen_size(job_dir)) is not None:
             _end_path(job_dir).write_text(
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n"
             )
 
 
 def scrapys_filter_ran_last(job_dir: Path) -> bool:
-    """Return whether Scrapy's own filter recorded something after the last crawl of ours ended."""
+    """Return whether Scrapy's own filter recorded something after the last crawl of ours ended.
+
+    An empty requests.seen tells that it ran, too: since Scrapy 2.19, what it has recorded stays in
+    a buffer for a while, and a killed run leaves no more than the file.
+    """
+    size = _seen_size(job_dir)
+    if size is None:
+        return False
     try:
-        size, *_ = _end_path(job_dir).read_text("utf-8", "replace").split("\n")
+        noted, *_ = _end_path(job_dir).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
-        size = "0"
-    return size != str(_seen_size(job_dir))
+        return True
+    return noted != str(size)
 
 
 def _end_path(job_dir: Path) -> Path:
     return job_dir / "bloom.ended"
 
 
-def _seen_size(job_dir: Path) -> int:
+def _seen_size(job_dir: Path) -> int | None:
+    """Return the length of requests.seen, None if there is none."""
     seen = seen_path(job_dir)
-    return seen.stat().st_size if seen.exists() else 0
+    return seen.stat().st_size if seen.exists() else None
 
 
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:

@@ -63,3 +63,22 @@ def test_a_run_of_ours_that_ended_well_needs_no_times_of_scrapys_files(tmp_path:
     with seen.open("a") as file:
         file.write("1" * 41)  # a run with Scrapy's own filter
     assert job.was_killed(has_filter=True)
+
+
+def test_scrapys_filter_ran_last_though_its_file_is_empty(tmp_path: Path) -> None:
+    """What Scrapy 2.19 records is in a buffer for a while: a killed run leaves an empty file."""
+    queue = tmp_path / "requests.queue"
+    queue.mkdir()
+    (queue / "active.json").write_text("[0]")
+    job = Job(tmp_path, "keep")
+    job.begin()
+    job.end()
+    (queue / "0").write_bytes(b"queued")
+    os.utime(queue / "active.json", (1, 1))  # older than what is queued: the run was killed
+    assert not job.was_killed(has_filter=True)  # nothing tells of a run with Scrapy's filter
+    (tmp_path / "requests.seen").touch()
+    assert job.was_killed(has_filter=True)
+    job.end()
+    assert not job.was_killed(has_filter=True)
+    (tmp_path / "requests.seen").unlink()
+    assert not job.was_killed(has_filter=True)
