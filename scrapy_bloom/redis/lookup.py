@@ -191,8 +191,12 @@ class SharedLookup:
         too_many = self.unconfirmed > self._most_unconfirmed
         if too_many or time.monotonic() >= self._confirm_at:
             self._confirm(view, hashed, patient=too_many)
-            if self._shared.view is not view:
-                return self._hash_of_unknown(fingerprint)  # perhaps it is void, or of another salt
+            view = self._shared.view
+            if not view.live:  # it was lost, and the server is away before another one is begun
+                return self._hash_of_unknown(fingerprint)
+            hashed = view.locate(fingerprint)  # perhaps with another salt
+            if not _is_in_a_mirror(view, hashed):
+                return hashed
         self.mirror_hits += 1
         return None
 

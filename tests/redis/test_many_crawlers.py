@@ -188,6 +188,21 @@ class TestManyCrawlers:
         first.close()
         second.close()
 
+    def test_a_known_request_does_not_wait_for_one_that_was_killed_while_it_grew(
+        self, key: str
+    ) -> None:
+        """Nor is it asked for again and again, if answers take longer than mirrors are trusted."""
+        backend = opened("valkey", key, trust_secs=0)
+        assert backend.add(b"page")
+        (generation,) = backend._store.read().generations
+        backend._store.blocks.seal(generation)
+        trips = backend.status().more["redis/round_trips"]
+        assert not backend.add(b"page")
+        assert backend.status().more["redis/round_trips"] <= trips + 5
+        assert backend.add(b"other")  # it makes the next one
+        assert not backend.add(b"page")
+        backend.close()
+
     def test_after_growing_a_new_request_still_takes_one_round_trip(self, key: str) -> None:
         backend = opened("valkey", key, capacity=1000)
         for fingerprint in fps(8000):
