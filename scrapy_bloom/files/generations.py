@@ -85,7 +85,8 @@ class FileGenerations(LocalGenerations[FilterFile]):
             return
         seen = open_seen(self._importable)
         size = self._policy.first(at_least=seen.count())
-        first = self._new(size, 1, self._policy.open_until(self.now()))
+        now = self.now()
+        first = self._new(size, 1, now, self._policy.open_until(now))
         self.live.append(FilterFile.create(first, lambda bits: import_seen(seen, bits.add)))
 
     def begin(self) -> None:
@@ -116,15 +117,15 @@ class FileGenerations(LocalGenerations[FilterFile]):
         # Often enough that a kill costs less than 1 % of the count.
         self.next_save = newest.count + 1 + min(newest.count // 256, 4095)
 
-    def _make(self, size: Size, number: int, open_until: float) -> FilterFile:
-        return FilterFile.create(self._new(size, number, open_until))
+    def _make(self, size: Size, number: int, created_at: float, open_until: float) -> FilterFile:
+        return FilterFile.create(self._new(size, number, created_at, open_until))
 
-    def _new(self, size: Size, number: int, open_until: float) -> FileGeneration:
+    def _new(self, size: Size, number: int, created_at: float, open_until: float) -> FileGeneration:
         salt = self.live[0].salt if self.live else self._origin.salt
         return FileGeneration.of(
             size,
             number,
-            self.now(),
+            created_at,
             open_until=open_until,
             path=self._directory / file_name(number),
             origin=replace(self._origin, salt=salt or secrets.token_bytes(SALT_BYTES)),

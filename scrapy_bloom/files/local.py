@@ -82,7 +82,8 @@ class LocalGenerations(ABC, Generic[_Kind]):
         """Make the first generation; raises StorageError."""
         size = self._policy.first()
         try:
-            self.live.append(self._make(size, 1, self._policy.open_until(self.now())))
+            now = self.now()
+            self.live.append(self._make(size, 1, now, self._policy.open_until(now)))
         except MemoryError:
             raise StorageError(
                 f"there is no memory for a filter of {size.geometry.nbytes:,} bytes; lower "
@@ -111,7 +112,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
         """See `Generations`."""
         return newest.open_until
 
-    def append(self, size: Size, open_until: float) -> bool:
+    def append(self, size: Size, created_at: float, open_until: float) -> bool:
         """See `Generations`. An empty generation goes on in place of another one."""
         full = self.live[-1]
         if not full.count:
@@ -119,7 +120,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
             return True
         self.settle()
         try:
-            new = self._make(size, full.number + 1, open_until)
+            new = self._make(size, full.number + 1, created_at, open_until)
         except (StorageError, MemoryError) as error:
             raise NoRoomError(str(error)) from error
         self.live.append(new)
@@ -144,7 +145,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
         """End; raises StorageError."""
 
     @abstractmethod
-    def _make(self, size: Size, number: int, open_until: float) -> _Kind:
+    def _make(self, size: Size, number: int, created_at: float, open_until: float) -> _Kind:
         """Make a generation."""
 
     def _complete(self, full: _Kind) -> None:
@@ -162,7 +163,9 @@ class MemoryGenerations(LocalGenerations[LocalGeneration]):
         """Return where they are, for people."""
         return "memory"
 
-    def _make(self, size: Size, number: int, open_until: float) -> LocalGeneration:
-        new = LocalGeneration.of(size, number, self.now(), open_until=open_until)
+    def _make(
+        self, size: Size, number: int, created_at: float, open_until: float
+    ) -> LocalGeneration:
+        new = LocalGeneration.of(size, number, created_at, open_until=open_until)
         new.filter = size.filter(self.live[0].filter.salt if self.live else self._origin.salt)
         return new

@@ -36,8 +36,13 @@ class Generations(Protocol):
     def ends(self, newest: Generation) -> float:
         """Return when the newest generation ends, with a window."""
 
-    def append(self, size: Size, open_until: float) -> bool:
+    def append(self, size: Size, created_at: float, open_until: float) -> bool:
         """Let another generation take what is new.
+
+        Args:
+            size: its size and error rate.
+            created_at: now, in seconds since 1970: its window is told by both times.
+            open_until: when it ends, likewise; 0: never.
 
         Returns:
             False if another crawl is about to add one.
@@ -115,7 +120,8 @@ class LifeCycle:
         """Go on to the next generation, unless there is no room, or another crawl is at it."""
         full = self._store.live[-1]
         try:
-            if not self._store.append(self._policy.next(self._store.live), full.open_until):
+            size, now = self._policy.next(self._store.live), self._store.now()
+            if not self._store.append(size, now, full.open_until):
                 # Another crawl is making it; it may be that it dies of it.
                 self.grow_at = full.count + max(1, full.capacity // 100)
                 return
@@ -150,7 +156,7 @@ class LifeCycle:
         size = self._policy.first(in_quarter, [*self._store.kept, *live])
         next_end = self._policy.open_until(now)
         try:
-            is_over = self._store.append(size, next_end)
+            is_over = self._store.append(size, now, next_end)
         except NoRoomError as error:
             # What is recorded in it from now on shall not expire with its quarter.
             self._store.extend(next_end)

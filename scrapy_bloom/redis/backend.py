@@ -131,7 +131,7 @@ class RedisBackend:
         if newest is not None and newest.open_until and not self._life.has_window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             try:
-                self._shared.append(self._policy.first(), 0.0)
+                self._shared.append(self._policy.first(), self._shared.now(), 0.0)
             except NoRoomError as error:
                 self._shared.extend(0.0)
                 self._life.log.log_cannot_turn(error)

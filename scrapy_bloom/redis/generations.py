@@ -106,7 +106,7 @@ class SharedGenerations:
                 stored = self.store.read()
                 if stored.info != info or stored.generations:
                     return False
-                new = self._sized(size, 1, count=count)
+                new = self._sized(size, 1, self.now(), count=count)
                 return self.store.add(info.epoch, new, self.now, content=content)
         except NoRoomError as error:
             raise StorageError(
@@ -239,13 +239,13 @@ class SharedGenerations:
         size = self.wanted.policy.next(self.live)
 
         def is_followed() -> bool:
-            if not self.append(size, sealed.open_until):
+            if not self.append(size, self.now(), sealed.open_until):
                 self.refresh()
             return self.view.newest is not sealed
 
         self.store.lock.wait_until(is_followed)
 
-    def append(self, size: Size, open_until: float) -> bool:
+    def append(self, size: Size, created_at: float, open_until: float) -> bool:
         """Add a generation, unless another crawler is about to; return whether there is a new one.
 
         Raises:
@@ -260,7 +260,7 @@ class SharedGenerations:
             self.refresh()
             if self.view.newest is not ended:
                 return True
-            new = self._sized(size, ended.number + 1, open_until)
+            new = self._sized(size, ended.number + 1, created_at, open_until)
             self.store.add(self.view.info.epoch, new, self.now, after=ended)
         finally:
             self.store.lock.release()
@@ -268,9 +268,8 @@ class SharedGenerations:
         return self.view.newest is not ended
 
     def _sized(
-        self, size: Size, number: int, open_until: float = 0.0, count: int = 0
+        self, size: Size, number: int, now: float, open_until: float = 0.0, count: int = 0
     ) -> RedisGeneration:
-        now = self.now()
         open_until = open_until or self.wanted.policy.open_until(now)
         return RedisGeneration.of(size, number, now, open_until=open_until, count=count)
 

@@ -1,5 +1,6 @@
 """Time windows, with a clock of our own."""
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -26,6 +27,19 @@ class TestWindow:
             assert b"page" not in backend
             assert backend.add(b"page")
             backend.close()
+
+    def test_the_window_is_told_as_it_was_asked_for_though_a_turn_takes_its_time(
+        self, place: Path | None
+    ) -> None:
+        times = itertools.count(1_700_000_000, 0.01)
+        backend = make(place, lambda: next(times), window_secs=WINDOW)
+        for number in range(3):
+            assert backend.add(b"%d" % number)
+            times = itertools.count(next(times) + WINDOW / 4, 0.01)
+        assert backend.add(b"last")
+        newest = backend.status().generations[-1]
+        assert 4 * (newest.open_until - newest.created_at) == pytest.approx(WINDOW, abs=1e-4)
+        backend.close()
 
     def test_the_same_over_many_runs(self, tmp_path: Path, clock: Clock) -> None:
         """A spider that runs at intervals: each page again once its window is over."""
