@@ -1,1 +1,1 @@
-"""What a filter costs and holds: comparisons, the report, their pictures."""
+"""Comparisons of filters, the report of one, and their pictures."""

@@ -1,4 +1,4 @@
-"""What becomes of a crawl's queue, when its filter is there for later crawls."""
+"""The fate of a crawl's queue, when its filter is there for later crawls."""
 
 import logging
 from dataclasses import dataclass

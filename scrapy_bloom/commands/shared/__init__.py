@@ -1,1 +1,1 @@
-"""What several subcommands need."""
+"""Parts that several subcommands need."""

@@ -1,4 +1,4 @@
-"""What is said of a filter that a command has made, filled or copied."""
+"""Figures of a filter that a command has made, filled or copied."""
 
 import argparse
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What a crawl tells of its filter: stats, log lines, failures."""
+"""Stats, log lines and failures: news of the filter from a crawl."""
