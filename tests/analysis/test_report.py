@@ -3,7 +3,6 @@
 import os
 import re
 import threading
-from collections.abc import Mapping
 from contextlib import closing
 from html import unescape
 from pathlib import Path
@@ -16,6 +15,7 @@ from reports import FINGERPRINTER, SALT, made, make, report
 from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.text import size_text
+from workspace import contents
 
 
 def text_of(markup: str) -> str:
@@ -48,10 +48,6 @@ def verdict(page: str) -> tuple[str, str]:
         r'<section class="verdict panel (\w+)".*?>(.*?)</section>', page, re.DOTALL
     ).groups()
     return mood, text_of(text)
-
-
-def contents(directory: Path) -> Mapping[str, tuple[int, bytes]]:
-    return {each.name: (each.stat().st_mtime_ns, each.read_bytes()) for each in directory.iterdir()}
 
 
 def test_the_figures_are_those_of_the_filter(grown_job: Path, grown_page: str) -> None:

@@ -38,11 +38,6 @@ def is_exactly(path: Path, recorded: list[bytes]) -> bool:
     return all(reader.are_seen(recorded)) and not any(reader.are_seen(others))
 
 
-@pytest.fixture
-def server() -> servers.Server:
-    return servers.shared("valkey")
-
-
 # From where.
 
 

@@ -28,11 +28,6 @@ from workspace import (
 )
 
 
-@pytest.fixture
-def server() -> servers.Server:
-    return servers.shared("valkey")
-
-
 @contextmanager
 def half_given(fifo: Path) -> Iterator[Callable[[], None]]:
     """Make a pipe that gives URLs, and others when the function is called: no import ends before.

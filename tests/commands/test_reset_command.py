@@ -1,10 +1,7 @@
 """`scrapy bloom reset`: it asks, and leaves nothing of a filter in files or in Redis."""
 
-import os
 import time
 from pathlib import Path
-
-import pytest
 
 import servers
 from backends import redis_backend
@@ -17,38 +14,13 @@ from sites import Site
 from workspace import (
     FINGERPRINTER,
     SALT,
+    contents,
     fingerprints,
     make_filter,
+    shared_filter,
     start_project,
     urls,
 )
-
-
-def contents(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Each file's bytes, and when it was changed."""
-    return {
-        os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
-        for each in sorted(path.rglob("*"))
-        if each.is_file()
-    }
-
-
-@pytest.fixture
-def server() -> servers.Server:
-    return servers.shared("valkey")
-
-
-def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
-    backend = redis_backend(
-        RedisServer(server.url),
-        key,
-        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
-    )
-    backend.open()
-    backend.begin()
-    for each in recorded:
-        backend.add(each)
-    backend.close()
 
 
 def test_reset_asks(tmp_path: Path) -> None:

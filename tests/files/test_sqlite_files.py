@@ -10,6 +10,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from workspace import contents
 
 
 def with_a_request(path: Path) -> RequestDatabase:
@@ -35,10 +36,6 @@ KINDS = {
     "requests.sqlite": (with_a_request, read_counts, (1, 0)),
     "forgotten.sqlite": (with_a_fingerprint, forgotten_in, [b"page"]),
 }
-
-
-def contents(directory: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in directory.iterdir()}
 
 
 @pytest.mark.parametrize("beside", [("-wal", "-shm"), ("-wal",), ()])

@@ -14,7 +14,7 @@ from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
 import servers
-from backends import local_backend
+from backends import local_backend, redis_backend
 from cli import Ran, bloom
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -124,3 +124,26 @@ def start_project(path: Path) -> Path:
     command = [sys.executable, "-m", "scrapy", "startproject", "shopping", "."]
     subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=60)
     return path
+
+
+def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
+    """A filter in Redis that a crawl has closed."""
+    backend = redis_backend(
+        RedisServer(server.url),
+        key,
+        **{"capacity": 1000, "error_rate": 1e-6, "fingerprinter": FINGERPRINTER, **options},
+    )
+    backend.open()
+    backend.begin()
+    for each in recorded:
+        backend.add(each)
+    backend.close()
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    """Each file's bytes, and when it was changed."""
+    return {
+        os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
+        for each in sorted(path.rglob("*"))
+        if each.is_file()
+    }
