@@ -81,7 +81,7 @@ def _ratios(
         _filter(make("plain"), recorded, forget_failed=False) as plain,
         _filter(make("with"), recorded, forget_failed=True) as forgetting,
     ):
-        forgetting.backend.forget(list(map(_fingerprint, range(FORGOTTEN))))
+        forgetting.backend.forgotten.add(list(map(_fingerprint, range(FORGOTTEN))))
         ratios = []
         fresh = recorded
         for number in range(rounds):
@@ -144,12 +144,12 @@ def _memory(directory: Path, number: int) -> int:
     backend.begin()
     for fingerprint in samples.fingerprints(0, number):
         backend.add(fingerprint)
-    backend.forget(list(samples.fingerprints(0, 1)))  # SQLite is loaded
+    backend.forgotten.add(list(samples.fingerprints(0, 1)))  # SQLite is loaded
     gc.collect()
     before = resident_bytes()
     fingerprints = samples.fingerprints(0, number)
     while batch := list(islice(fingerprints, 100)):
-        backend.forget(batch)
+        backend.forgotten.add(batch)
     del batch
     gc.collect()
     grown = resident_bytes() - before

@@ -232,7 +232,7 @@ def _check_window(open_until: float, bloom: BloomSettings) -> None:
 
 def _check_seen(job_dir: Path, source: str) -> None:
     """Check that a job's own requests.seen comes first: a crawl imports it into new ones only."""
-    seen = jobdir.seen_path(job_dir)
+    seen = job_dir / jobdir.SEEN
     own = {seen.resolve(), job_dir.resolve()}
     if seen.exists() and seen.stat().st_size and Path(source).resolve() not in own:
         raise BloomError(
@@ -246,8 +246,8 @@ def _directory(options: argparse.Namespace) -> Path:
     dest = Path(options.dest)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
-    signs = (jobdir.seen_path, jobdir.queue_path, jobdir.in_use_path)
-    if not filter_files(dest) and any(path(dest).exists() for path in signs):
+    signs = (jobdir.SEEN, jobdir.QUEUE, jobdir.IN_USE)
+    if not filter_files(dest) and any((dest / name).exists() for name in signs):
         return dest / "bloom"
     return filter_directory(dest)
 

@@ -74,7 +74,7 @@ def _queue(path: Path) -> _Figures | None:
     """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
     # A filter's directory may be in its job's. Any other path below a job says nothing about it.
     for job_dir in (path, path.parent) if filter_files(path) else (path,):
-        if (database := jobdir.database_path(job_dir)).exists():
+        if (database := job_dir / jobdir.DATABASE).exists():
             pending, in_flight = read_counts(database)
             return {"pending": pending, "in_flight": in_flight}
     return None

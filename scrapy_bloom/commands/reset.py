@@ -64,9 +64,9 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         lock.release()
     say(f"Deleted {len(files)} file(s) in {directory}")
     job_dir = directory.parent
-    if directory.name == "bloom" and jobdir.seen_path(job_dir).exists():
+    if directory.name == "bloom" and (job_dir / jobdir.SEEN).exists():
         note(
-            f"{jobdir.seen_path(job_dir)} is still there: the next crawl with this JOBDIR imports "
+            f"{job_dir / jobdir.SEEN} is still there: the next crawl with this JOBDIR imports "
             "it into its new filter, unless you move it away"
         )
 

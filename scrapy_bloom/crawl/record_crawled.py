@@ -21,7 +21,7 @@ class RecordCrawled:
         self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
-        self.begin, self.forget, self.ended = stored.begin, stored.forget, stored.ended
+        self.begin = stored.begin
         self.record = stored.add  # for later runs; True if it was not yet
 
     def open(self) -> None:

@@ -33,8 +33,8 @@ class LocalBackend:
             0: at close only.
         is_crawl: False if no crawl uses it. A kill then leaves no request that is recorded but not
             crawled, and the files do not say that they are in use.
-        claims: a forgotten request that is crawled again stays forgotten until `ended`, since the
-            queue dies with this run.
+        claims: a forgotten request that is crawled again stays forgotten until it has ended, since
+            the queue dies with this run.
         clock: seconds since 1970, for tests.
 
     Attributes:
@@ -57,25 +57,21 @@ class LocalBackend:
         self._origin = origin
         self._clock = clock
         self._is_crawl = is_crawl
-        self._store: MemoryGenerations | FileGenerations
-        if directory is None:
-            self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
-        else:
+        self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
+        path = None
+        if directory is not None:
+            path = directory / forgotten_file.NAME
             self._store = FileGenerations(
                 directory,
                 policy,
                 origin,
-                job=job or Job(None, "keep"),
+                job=job or Job(),
                 sync_secs=sync_secs,
                 is_crawl=is_crawl,
                 clock=clock,
                 changed=self._changed,
             )
-        path = directory / forgotten_file.NAME if directory is not None else None
-        self.forgotten = Forgotten(
-            ForgottenFile(path, claims=claims),
-            is_shared=path is not None and is_crawl,
-        )
+        self.forgotten = Forgotten(ForgottenFile(path, claims=claims))
         self._life = LifeCycle(policy, self._store, self.forgotten)
         self._last_status: FilterStatus | None = None
         self._lookup: Lookup | Journal
@@ -84,17 +80,16 @@ class LocalBackend:
         self._newest: LocalGeneration
 
     def open(self) -> None:
-        """Lock the directory and open or create the filter in it.
+        """Lock the directory and open or create the filter in it; or leave all as it was.
 
         Nothing is recorded as in use yet: until `begin`, a crash leaves a closed filter closed.
 
         Raises:
-            StorageError: or one of its children: see `scrapy_bloom.exceptions`. Every file is
-                then as it was before.
+            StorageError: or one of its children: see `scrapy_bloom.exceptions`.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        self._store.open()
         try:
+            self._store.open()
             self.forgotten.open()
             if self._store.live:
                 self._log_what_is_kept()
@@ -106,10 +101,7 @@ class LocalBackend:
         self._changed()
 
     def begin(self) -> None:
-        """Note that the filter is in use, and write that to the disk, before the first request.
-
-        If the next run finds that note, this one did not end well.
-        """
+        """Note on the disk that the filter is in use: a run that finds that knows of a kill."""
         store = self._store
         if store.begun:
             return
@@ -125,12 +117,12 @@ class LocalBackend:
             store.extend(0.0)  # there is no window any more
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new. See `BloomFilter.add`."""
+        """See `Backend`."""
         store, life = self._store, self._life
         if not store.begun:
             self.begin()
         if life.has_window and self._clock() >= life.due_at:
-            self._turn()
+            life.turn()
         if self._newest.count >= life.grow_at:
             if fingerprint in self._lookup:
                 return self._is_new_once_more(fingerprint)
@@ -145,12 +137,8 @@ class LocalBackend:
         return True
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
-        """Record fingerprints; return how many were new. See `add`."""
+        """Record fingerprints; return how many were new."""
         return sum(map(self.add, fingerprints))
-
-    def _turn(self) -> None:
-        self._store.settle()
-        self._life.turn()
 
     def _is_new_once_more(self, fingerprint: bytes) -> bool:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
@@ -161,26 +149,14 @@ class LocalBackend:
             self._newest.count += 1
         return True
 
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let fingerprints be new once more; see `Backend.forget`."""
-        self.forgotten.add(fingerprints)
-
-    def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled; see `Backend.ended`."""
-        self.forgotten.remove(fingerprints)
-
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
         if life.has_window and self._store.begun and self._clock() >= life.due_at:
-            self._turn()
+            life.turn()
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
     def close(self) -> None:
-        """Write everything to the disk, note that it is closed, and release the directory.
-
-        Raises:
-            StorageError: the disk failed; the filter stays in use.
-        """
+        """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
         self._last_status = self.status()
         try:
             self.forgotten.close()
@@ -188,7 +164,7 @@ class LocalBackend:
             self._store.close()
 
     def status(self) -> FilterStatus:
-        """Return the filter's figures now; after `close`, the last ones."""
+        """See `Backend`."""
         if self._last_status is not None:
             return self._last_status
         store = self._store
@@ -197,7 +173,7 @@ class LocalBackend:
         )
 
     def _changed(self) -> None:
-        """Look up in the new list of generations from now on."""
+        """Ask and record in the new list of generations from now on."""
         store = self._store
         self._newest = newest = store.live[-1]
         asked = [*store.kept, *store.live]

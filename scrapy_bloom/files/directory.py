@@ -26,15 +26,9 @@ _FILES = "generation-*.bloom"
 
 
 def check_free(directory: Path) -> None:
-    """Check that no crawl uses a filter or its job, and none was killed.
+    """Check that no crawl uses a filter or its job, and none was killed; or raise a StorageError.
 
-    Args:
-        directory: of the filter; it need not exist.
-
-    Raises:
-        LockedError: a crawl runs.
-        UncleanShutdownError: one was killed: what its queue held would look crawled.
-        StorageError: a file is unusable.
+    The directory of the filter need not exist.
     """
     if files := filter_files(directory):
         lock_directory(directory).release()  # first: it says best that a crawl is running
@@ -49,11 +43,7 @@ def check_free(directory: Path) -> None:
 
 
 def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
-    """Check that no crawl uses a filter, and none was killed.
-
-    Raises:
-        UncleanShutdownError: not so.
-    """
+    """Raise an UncleanShutdownError if a crawl uses a filter, or was killed with it."""
     if any(file.in_use for file in files):
         raise UncleanShutdownError(
             f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
@@ -72,7 +62,7 @@ def divide(
         files: all of it, oldest first, at least one.
 
     Raises:
-        FilterFileError: they are not all of one filter, or some are missing.
+        FilterFileError: they are of several filters, or some are missing.
     """
     newest = files[-1]
     for file in files:
@@ -112,9 +102,8 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
 
     Args:
         path: the directory; it is locked.
-        fingerprinter: import path of what makes the fingerprints. A filter recorded under
-            another one is refused.
-        job: the crawl's job directory, and what to do with a filter that its last run did not
+        fingerprinter: import path of what makes the fingerprints.
+        job: the crawl's job directory. It says what to do with a filter that its last run did not
             close.
 
     Raises:
@@ -127,7 +116,8 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
             _check_fingerprinter(file, fingerprinter)
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
             draft.unlink()
-        importable = None if found else _seen_of_the_queue(path, job)
+        is_new = not found and not jobdir.was_set_aside(path, _FILES)
+        importable = job.importable() if is_new else None
         is_unclean = _is_unclean(found, job)
         if is_unclean and _set_aside_unclean(path, found, job):
             found, importable = [], None
@@ -142,7 +132,7 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
             if is_unclean and opened:
                 _restore(path, opened[-1], job)
             remove_journal(path)
-            journal = Journal(path, partial(sync_queue, path, job)) if job.has_own_queue else None
+            journal = Journal(path, partial(sync_queue, path, job)) if job.database else None
             stack.pop_all()  # they stay open
     except OSError as error:
         raise StorageError(
@@ -172,33 +162,28 @@ def _restore(path: Path, newest: FilterFile, job: Job) -> None:
     newest.count = max(newest.count, newest.filter.approximate_count)
 
 
-def _seen_of_the_queue(path: Path, job: Job) -> Path | None:
-    """Return the job's requests.seen, if its queue and our filter were not set aside."""
-    return None if jobdir.was_set_aside(path, _FILES) else job.importable()
-
-
 def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
-    if any(file.in_use for file in files):
-        return True
-    if job.is_queue_lost and any(file.count for file in files):
-        return True  # what was queued would look crawled
-    return job.was_killed(has_filter=bool(files))
+    return (
+        any(file.in_use for file in files)
+        or (job.is_queue_lost and any(file.count for file in files))  # that would look crawled
+        or job.was_killed(has_filter=bool(files))
+    )
 
 
 def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
     if file.origin.fingerprinter != clip(fingerprinter):
-        there, otherwise = file.origin.fingerprinter, "another JOBDIR or BLOOM_DIR"
-        raise FingerprinterMismatchError.of(file.path, there, fingerprinter, otherwise)
+        raise FingerprinterMismatchError.of(
+            file.path, file.origin.fingerprinter, fingerprinter, "another JOBDIR or BLOOM_DIR"
+        )
 
 
 def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:
     """Deal with a filter or job that was not closed; return whether it was set aside."""
-    paths = [file.path for file in files]
-    forgotten = [each for each in [path / forgotten_file.NAME] if each.exists()]
+    # The newest file, which says that it is in use, last.
+    parts = [path / forgotten_file.NAME, *(file.path for file in files)]
     return job.recover(
-        paths[-1] if paths else None,
+        parts[-1] if files else None,
         sum(file.count for file in files) if files else None,
-        # The newest file, which says that it is in use, last.
-        lambda: [str(jobdir.set_aside(each)) for each in [*forgotten, *paths]],
+        lambda: [str(jobdir.set_aside(part)) for part in parts if part.exists()],
         is_behind_queue=read_journal(path) is not None,
     )

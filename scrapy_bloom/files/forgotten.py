@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
@@ -36,15 +36,14 @@ def files(directory: Path) -> list[Path]:
 
 
 class ForgottenFile:
-    """A set of forgotten fingerprints; each change is a transaction.
+    """A set of forgotten fingerprints; see `ForgottenStore`. Each change is a transaction.
 
     A `scrapy bloom forget` may add to the file while a crawl uses it.
 
     Args:
         path: the file, made when something is first forgotten; None: a private temporary one.
-        readonly: read only; nothing changes, and no file appears beside it.
-        claims: what is taken is only claimed for this run, and removed by `remove`, since the queue
-            of this run dies with it.
+        readonly: nothing changes, and no file appears beside it.
+        claims: see `ForgottenStore`.
     """
 
     def __init__(self, path: Path | None, *, readonly: bool = False, claims: bool = False) -> None:
@@ -53,31 +52,24 @@ class ForgottenFile:
         self._opened: sqlite3.Connection | None = None
         self.claims = claims
         self._claimed: set[bytes] = set()  # no more than are queued
-        self._version = -1  # of the file, as others have changed it
+        self._version: object = None  # of the file, as others have changed it
         self._last_id = 0
 
     def news(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        if not self._is_there():
+        version = self._rows("PRAGMA data_version")
+        if version in ([], self._version):
             return []
-        with self._used() as db:
-            (version,) = db.execute("PRAGMA data_version").fetchone()
-            if version == self._version:
-                return []
-            rows = db.execute(
-                "SELECT id, fingerprint FROM forgotten WHERE id > ? ORDER BY id", (self._last_id,)
-            ).fetchall()
-            self._version = version
-            if rows:
-                self._last_id = rows[-1][0]
-            return [fingerprint for _, fingerprint in rows]
+        query = "SELECT id, fingerprint FROM forgotten WHERE id > ? ORDER BY id"
+        rows = self._rows(query, self._last_id)
+        self._version = version
+        if rows:
+            self._last_id = rows[-1][0]
+        return [fingerprint for _, fingerprint in rows]
 
     def all(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        if not self._is_there():
-            return []
-        with self._used() as db:
-            rows = db.execute("SELECT fingerprint FROM forgotten").fetchall()
+        rows = self._rows("SELECT fingerprint FROM forgotten")
         return [fingerprint for (fingerprint,) in rows if fingerprint not in self._claimed]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
@@ -93,38 +85,30 @@ class ForgottenFile:
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        if not self.claims:
-            return self._deleted(fingerprint)
         if not self.has(fingerprint):
             return False
-        self._claimed.add(fingerprint)
+        if self.claims:
+            self._claimed.add(fingerprint)
+        else:
+            self.remove(fingerprint)
         return True
 
     def has(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
-        if fingerprint in self._claimed:
-            return False
-        with self._used() as db:
-            query = "SELECT 1 FROM forgotten WHERE fingerprint = ?"
-            return db.execute(query, (fingerprint,)).fetchone() is not None
+        query = "SELECT 1 FROM forgotten WHERE fingerprint = ?"
+        return fingerprint not in self._claimed and bool(self._rows(query, fingerprint))
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
-        self._deleted(fingerprint)
+        self._rows("DELETE FROM forgotten WHERE fingerprint = ?", fingerprint)
         self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""
-        if self._is_there():
-            with self._used() as db:
-                db.execute("DELETE FROM forgotten WHERE forgotten_at < ?", (time.time() - secs,))
+        self._rows("DELETE FROM forgotten WHERE forgotten_at < ?", time.time() - secs)
 
     def __len__(self) -> int:
-        if not self._is_there():
-            return 0
-        with self._used() as db:
-            length: int = db.execute("SELECT count(*) FROM forgotten").fetchone()[0]
-        return length
+        return sum(number for (number,) in self._rows("SELECT count(*) FROM forgotten"))
 
     def close(self) -> None:
         """See `ForgottenStore`."""
@@ -133,13 +117,12 @@ class ForgottenFile:
                 db.close()
             self._opened = None
 
-    def _deleted(self, fingerprint: bytes) -> bool:
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        """Run a query, and return its rows; none if there is no file yet."""
+        if self._opened is None and (self._path is None or not self._path.exists()):
+            return []
         with self._used() as db:
-            query = "DELETE FROM forgotten WHERE fingerprint = ?"
-            return db.execute(query, (fingerprint,)).rowcount > 0
-
-    def _is_there(self) -> bool:
-        return self._opened is not None or (self._path is not None and self._path.exists())
+            return db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
     def _used(self) -> "Iterator[sqlite3.Connection]":

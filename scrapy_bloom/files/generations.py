@@ -2,20 +2,20 @@
 
 import contextlib
 import logging
-import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import open_files, sync_queue
 from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.local import LocalGenerations
+from scrapy_bloom.files.local import MemoryGenerations
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.filters.hashing import SALT_BYTES
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.policy import Origin, Policy, Size
-from scrapy_bloom.job.locks import Lock, lock_directory
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
@@ -23,18 +23,17 @@ from scrapy_bloom.job.requests_seen import import_seen, open_seen
 logger = logging.getLogger(__name__)
 
 
-class FileGenerations(LocalGenerations[FilterFile]):
+class FileGenerations(MemoryGenerations):
     """The generations of a filter in the files of a directory.
 
     Args:
         directory: where they are; made if missing.
-        policy, origin, clock, changed: see `LocalGenerations`.
-        job: the crawl's job directory, and what to do with a filter that its last run did not
-            close.
-        sync_secs: seconds between writes of what changed to the disk, against a power loss;
-            0: at close only.
-        is_crawl: note in the files that they are in use: a killed crawl leaves a broken queue.
+        policy, origin, clock, changed: see `MemoryGenerations`.
+        job, sync_secs, is_crawl: see `LocalBackend`.
     """
+
+    live: list[FilterFile]  # type: ignore[assignment]  # it makes no others
+    kept: list[FilterFile]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class FileGenerations(LocalGenerations[FilterFile]):
         self._job = job
         self._sync_secs = sync_secs
         self._is_crawl = is_crawl
-        self._lock: Lock | None = None
+        self._held = contextlib.ExitStack()  # the lock
         self._importable: Path | None = None
         self._discarded: list[FilterFile] = []
         self._wake = threading.Event()
@@ -61,22 +60,16 @@ class FileGenerations(LocalGenerations[FilterFile]):
         self._syncer: threading.Thread | None = None
 
     def open(self) -> None:
-        """Take the directory and open its generations; see `lock_directory` and `open_files`."""
-        self._lock = lock_directory(self._directory)
-        try:
-            files, self.journal, self._importable = open_files(
-                self._directory, self._origin.fingerprinter, self._job
-            )
-        except BaseException:
-            self.unlock()
-            raise
+        """Lock the directory and open what is in it; see `open_files`."""
+        self._held.callback(lock_directory(self._directory).release)
+        files, self.journal, self._importable = open_files(
+            self._directory, self._origin.fingerprinter, self._job
+        )
         self.live += files
 
     def unlock(self) -> None:
         """Let the directory go."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.close()
 
     def make_first(self) -> None:
         """Make the first generation; it begins with the job's requests.seen, if there is one."""
@@ -84,10 +77,9 @@ class FileGenerations(LocalGenerations[FilterFile]):
             super().make_first()
             return
         seen = open_seen(self._importable)
-        size = self._policy.first(at_least=seen.count())
-        now = self.now()
-        first = self._new(size, 1, now, self._policy.open_until(now))
-        self.live.append(FilterFile.create(first, lambda bits: import_seen(seen, bits.add)))
+        size, now = self._policy.first(at_least=seen.count()), self.now()
+        end = self._policy.open_until(now)
+        self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
 
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
@@ -117,26 +109,31 @@ class FileGenerations(LocalGenerations[FilterFile]):
         # Often enough that a kill costs less than 1 % of the count.
         self.next_save = newest.count + 1 + min(newest.count // 256, 4095)
 
-    def _make(self, size: Size, number: int, created_at: float, open_until: float) -> FilterFile:
-        return FilterFile.create(self._new(size, number, created_at, open_until))
-
-    def _new(self, size: Size, number: int, created_at: float, open_until: float) -> FileGeneration:
-        salt = self.live[0].salt if self.live else self._origin.salt
-        return FileGeneration.of(
+    def _make(
+        self,
+        size: Size,
+        number: int,
+        created_at: float,
+        open_until: float,
+        fill: Callable[[BloomFilter], int] | None = None,
+    ) -> FilterFile:
+        salt = self.live[0].salt if self.live else checked_salt(self._origin.salt)
+        new = FileGeneration.of(
             size,
             number,
             created_at,
             open_until=open_until,
             path=self._directory / file_name(number),
-            origin=replace(self._origin, salt=salt or secrets.token_bytes(SALT_BYTES)),
+            origin=replace(self._origin, salt=salt),
             in_use=self.begun and self._is_crawl,
             oldest=self.live[0].number if self.live else number,
         )
+        return FilterFile.create(new, fill)
 
-    def _complete(self, full: FilterFile) -> None:
-        full.save()
-
-    def _remove(self, gone: Sequence[FilterFile]) -> None:
+    def expire(self, number: int) -> None:
+        """See `Generations`."""
+        gone = self.live[:number]
+        super().expire(number)
         self.save()
         # On the disk, too, the header of the rest says that they are over, before they go.
         self._try_to_sync(self.live[-1].sync_header)
@@ -149,33 +146,26 @@ class FileGenerations(LocalGenerations[FilterFile]):
             self._close_discarded()
 
     def close(self) -> None:
-        """Write everything to the disk, note that they are closed, and let the directory go.
-
-        Raises:
-            StorageError: the disk failed, and the filter stays in use; or somebody has
-                removed or replaced a file meanwhile.
-        """
+        """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
         self._is_closing = True
         self._wake.set()
         if self._syncer is not None:
             self._syncer.join()
             self._syncer = None
-        failure: StorageError | None = None
         gone: list[Path] = []
+        is_written = False
         try:
             if self.begun:
                 gone = self._finish_all()
-        except StorageError as error:
-            failure = error
-        self._discarded += [*self.live, *self.kept]
-        self._close_discarded()
-        if self.journal is not None:
-            self.journal.close(settled=failure is None)
-        if self.begun and failure is None:
-            self._try_to_sync(self._job.end)
-        self.unlock()
-        if failure is not None:
-            raise failure
+            is_written = True
+        finally:
+            self._discarded += [*self.live, *self.kept]
+            self._close_discarded()
+            if self.journal is not None:
+                self.journal.close(settled=is_written)
+            if self.begun and is_written:
+                self._try_to_sync(self._job.end)
+            self.unlock()
         if gone:
             raise StorageError(
                 f"{gone[0]} was removed, or replaced by another file, while the crawl used it: "
@@ -185,7 +175,7 @@ class FileGenerations(LocalGenerations[FilterFile]):
 
     @property
     def location(self) -> str:
-        """Return where the filter is, for people; also after the close."""
+        """See `MemoryGenerations`."""
         if len(self.live) == 1:
             return str(self._directory / file_name(self.live[-1].number))
         return f"{self._directory} ({len(self.live)} generations)"
@@ -204,7 +194,7 @@ class FileGenerations(LocalGenerations[FilterFile]):
         if self._is_crawl and not file.in_use:
             return
         try:
-            # Twice: the disk must never say that it was closed without the bits.
+            # Synced twice: the disk must never say that it was closed without the bits.
             file.sync()
             file.in_use = False
             file.save()

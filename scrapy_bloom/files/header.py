@@ -44,6 +44,7 @@ MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
 _PLAIN, _COUNTING = 1, 2  # variants
+_FIGURES = ("capacity", "error_rate", "created_at", "number")
 
 _VERSION = struct.Struct(">H")
 _FIXED = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}s")
@@ -110,10 +111,7 @@ def pack_header(file: FileGeneration) -> bytes:
         _PLAIN,
         file.geometry.num_hashes,
         file.geometry.num_blocks,
-        file.capacity,
-        file.error_rate,
-        file.created_at,
-        file.number,
+        *(getattr(file, name) for name in _FIGURES),
         file.salt,
     )
     body = head + _pack_text(file.origin.fingerprinter) + _pack_text(file.origin.spider)
@@ -122,13 +120,8 @@ def pack_header(file: FileGeneration) -> bytes:
 
 
 def write_state(words: memoryview, file: FileGeneration) -> None:
-    """Store what changes in a mapped header, word by word.
-
-    Args:
-        words: the header as native 64-bit words.
-        file: what to store. The order is such that at no instant too little is promised: the
-            count and the in-use flag come last.
-    """
+    """Store what changes in a mapped header, given as native 64-bit words, word by word."""
+    # At no instant too little is promised: the count and the in-use flag come last.
     values = (
         file.oldest,
         math.ceil(file.open_until * 1000),
@@ -155,19 +148,7 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         )
     if binascii.crc32(raw[:_CRC_OFFSET]) != _CRC.unpack_from(raw, _CRC_OFFSET)[0]:
         raise _unusable(path, "has a damaged header (its checksum is wrong)")
-    (
-        _,
-        _,
-        scheme,
-        variant,
-        num_hashes,
-        num_blocks,
-        capacity,
-        error_rate,
-        created_at,
-        number,
-        salt,
-    ) = _FIXED.unpack_from(raw)
+    _, _, scheme, variant, num_hashes, num_blocks, *figures, salt = _FIXED.unpack_from(raw)
     if variant == _COUNTING:
         raise FilterFileError(f"{path} {WITH_COUNTERS}")
     if scheme != HASH_SCHEME or variant != _PLAIN:
@@ -175,11 +156,8 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
     oldest, milliseconds, count = _unpack_state(path, raw[_WORDS_OFFSET:])
     found = FileGeneration(
         path=path,
-        number=number,
         geometry=Geometry(num_blocks, num_hashes),
-        capacity=capacity,
-        error_rate=error_rate,
-        created_at=created_at,
+        **dict(zip(_FIGURES, figures, strict=True)),
         open_until=milliseconds / 1000,
         count=count & _MAX_COUNT,
         origin=Origin(

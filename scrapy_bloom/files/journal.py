@@ -23,17 +23,16 @@ _LONG = 50_000  # fingerprints, some 5 MB of memory: it is settled sooner then
 class Journal:
     """The fingerprints that are recorded, but not yet in the filter's file.
 
+    It has two files: one is written to while the fingerprints of the other are moved into the
+    filter. Raises OSError if they cannot be made.
+
     Args:
-        directory: of the filter. It holds two files: one is written to while the fingerprints of
-            the other are moved into the filter.
+        directory: of the filter.
         sync_queue: writes the queue to the disk.
 
     Attributes:
         when_long: called when it should be settled soon.
         when_full: called with the error when a fingerprint could not be written.
-
-    Raises:
-        OSError: the files cannot be made.
     """
 
     def __init__(self, directory: Path, sync_queue: Callable[[], None]) -> None:
@@ -55,12 +54,7 @@ class Journal:
         )
 
     def stand_before(self, known: Lookup, record: Callable[[bytes], object]) -> None:
-        """Settle into another filter from now on.
-
-        Args:
-            known: what the filter has recorded.
-            record: records a fingerprint in it.
-        """
+        """Settle by `record` from now on, into a filter that has recorded what is `known`."""
         self._known, self._record = known, record
 
     def __contains__(self, fingerprint: bytes) -> bool:
@@ -98,10 +92,7 @@ class Journal:
     def settle(self) -> None:
         """Write the queue to the disk, then move what was recorded until now into the filter.
 
-        May run in any thread, beside `add`.
-
-        Raises:
-            OSError: the disk failed: what was not moved is kept here.
+        May run in any thread, beside `add`. Raises OSError: what was not moved is kept here.
         """
         with self._settle_lock:
             self._move_settling()  # left if the disk failed the last time
@@ -128,11 +119,7 @@ class Journal:
 
 
 def read_journal(directory: Path) -> list[bytes] | None:
-    """Return what a killed crawl had recorded; None if it kept no journal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return what a killed crawl had recorded; None if it kept no journal; raises OSError."""
     paths = [path for path in _paths(directory) if path.exists()]
     fingerprints: list[bytes] = []
     for path in paths:

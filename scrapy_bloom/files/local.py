@@ -1,9 +1,7 @@
-"""The generations of a filter that one crawl has to itself, in memory or in files."""
+"""The generations of a filter that one crawl has to itself: in memory, or, derived, in files."""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.journal import Journal
@@ -22,11 +20,8 @@ class LocalGeneration(Generation):
     filter: BloomFilter
 
 
-_Kind = TypeVar("_Kind", bound=LocalGeneration)
-
-
-class LocalGenerations(ABC, Generic[_Kind]):
-    """The generations of a filter, oldest first; see `Generations`.
+class MemoryGenerations:
+    """The generations of a filter in memory; see `Generations`.
 
     Args:
         policy: sizes and times of new ones.
@@ -35,7 +30,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
         changed: called when they are others than before.
 
     Attributes:
-        live: those that count.
+        live: those that count, oldest first.
         kept: those that have expired, but that this run has recorded in.
         run: says which ones.
         begun: the crawl has begun.
@@ -59,8 +54,8 @@ class LocalGenerations(ABC, Generic[_Kind]):
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
-        self.live: list[_Kind] = []
-        self.kept: list[_Kind] = []
+        self.live: list[LocalGeneration] = []
+        self.kept: list[LocalGeneration] = []
         self.run = Run(policy)
         self._policy = policy
         self._origin = origin
@@ -68,9 +63,9 @@ class LocalGenerations(ABC, Generic[_Kind]):
         self._changed = changed
 
     @property
-    @abstractmethod
     def location(self) -> str:
-        """Return where they are, for people."""
+        """Return where they are, for people; also after the close."""
+        return "memory"
 
     def open(self) -> None:
         """Find the generations that there are."""
@@ -96,7 +91,7 @@ class LocalGenerations(ABC, Generic[_Kind]):
         self.save()
 
     def settle(self) -> None:
-        """Record in the newest generation what waits for it."""
+        """Record in the newest generation what waits for it in the journal."""
 
     def save(self) -> None:
         """Write down the figures of the newest generation."""
@@ -119,12 +114,12 @@ class LocalGenerations(ABC, Generic[_Kind]):
             self.extend(open_until)
             return True
         self.settle()
+        self.save()  # the last figures of the full one
         try:
             new = self._make(size, full.number + 1, created_at, open_until)
         except (StorageError, MemoryError) as error:
             raise NoRoomError(str(error)) from error
         self.live.append(new)
-        self._complete(full)
         self._changed()
         return True
 
@@ -138,30 +133,10 @@ class LocalGenerations(ABC, Generic[_Kind]):
         gone = self.live[:number]
         del self.live[:number]
         self.kept += [each for each in gone if self.run.keeps(each)]
-        self._remove(gone)
         self._changed()
 
     def close(self) -> None:
         """End; raises StorageError."""
-
-    @abstractmethod
-    def _make(self, size: Size, number: int, created_at: float, open_until: float) -> _Kind:
-        """Make a generation."""
-
-    def _complete(self, full: _Kind) -> None:
-        """Write down that nothing more will be recorded in a generation."""
-
-    def _remove(self, gone: Sequence[_Kind]) -> None:
-        """Remove generations that have expired."""
-
-
-class MemoryGenerations(LocalGenerations[LocalGeneration]):
-    """The generations of a filter in memory."""
-
-    @property
-    def location(self) -> str:
-        """Return where they are, for people."""
-        return "memory"
 
     def _make(
         self, size: Size, number: int, created_at: float, open_until: float

@@ -18,21 +18,16 @@ _ZEROS = bytes(1 << 20)
 
 
 class FilterFile(FileGeneration, LocalGeneration):
-    """A generation whose file is mapped. Made by `create` or `open`.
-
-    Attributes:
-        filter: the bits in it.
-    """
+    """A generation whose file is mapped. Made by `create` or `open`."""
 
     def __init__(self, found: FileGeneration, *, readonly: bool = False) -> None:
         super().__init__(**vars(found))
-        self._fd = os.open(found.path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
+        access, mode = mmap.ACCESS_WRITE, os.O_RDWR
+        if readonly:
+            access, mode = mmap.ACCESS_READ, os.O_RDONLY
+        self._fd = os.open(found.path, mode | os.O_CLOEXEC)
         try:
-            self._map = mmap.mmap(
-                self._fd,
-                HEADER_BYTES + found.geometry.nbytes,
-                access=mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE,
-            )
+            self._map = mmap.mmap(self._fd, HEADER_BYTES + found.geometry.nbytes, access=access)
         except BaseException:
             os.close(self._fd)
             raise
@@ -50,13 +45,8 @@ class FilterFile(FileGeneration, LocalGeneration):
     def open(cls, path: Path, *, readonly: bool = False) -> "FilterFile":
         """Map an existing file, which takes no longer for a big one.
 
-        Args:
-            path: of the file.
-            readonly: read only, perhaps while a crawl writes to it.
-
-        Raises:
-            FilterFileError: the file is truncated, foreign, damaged or of a newer format.
-            StorageError: it cannot be read, or written.
+        Read only, that may be while a crawl writes to it. Raises as `FileGeneration.at`; also a
+        StorageError if the file cannot be written.
         """
         found = FileGeneration.at(path)
         try:
@@ -110,15 +100,11 @@ class FilterFile(FileGeneration, LocalGeneration):
         return file
 
     def save(self) -> None:
-        """Write what has changed of it into the header; it survives a kill at any instant."""
+        """Write what has changed into the header; it survives a kill at any instant."""
         write_state(self._words, self)
 
     def sync(self) -> None:
-        """Write everything changed so far to the disk. May run in another thread.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Write all changes so far to the disk; in any thread; raises OSError."""
         # fsync, not mmap.flush: it lets other threads run meanwhile, and Linux and the BSDs
         # write the pages of a shared mapping with it. Elsewhere flush() is the documented way.
         if not sys.platform.startswith(("linux", "freebsd")):
@@ -126,11 +112,7 @@ class FilterFile(FileGeneration, LocalGeneration):
         os.fsync(self._fd)
 
     def sync_header(self) -> None:
-        """Write the header to the disk, and only that: quick, however large the filter is.
-
-        Raises:
-            OSError: the disk failed.
-        """
+        """Write the header alone to the disk, however large the filter is; raises OSError."""
         self._map.flush(0, HEADER_BYTES)
 
     def is_in_place(self) -> bool:
@@ -143,7 +125,7 @@ class FilterFile(FileGeneration, LocalGeneration):
             return error.errno != errno.ESTALE
 
     def close(self) -> None:
-        """Unmap the file, as it is; the filter can't be used any more."""
+        """Unmap the file, as it is."""
         self.filter.release()
         self._words.release()
         self._view.release()

@@ -19,11 +19,7 @@ from scrapy_bloom.job.paths import filter_files
 
 
 def filter_directory(path: Path) -> Path:
-    """Return where the filter's files are: the `bloom` of a job directory, or else the path.
-
-    Raises:
-        StorageError: there are two of them.
-    """
+    """Return where a filter's files are: the `bloom` of a job directory, or else the path."""
     inner = path / "bloom"
     if not filter_files(inner):
         return path
@@ -43,8 +39,7 @@ def found_files(path: Path) -> list[FileGeneration]:
         path: a filter directory (a BLOOM_DIR), a job directory with one, or one file.
 
     Raises:
-        FilterFileError: a file is unusable, or missing.
-        StorageError: there is no filter.
+        StorageError: there is no filter, or one of its files is unusable or missing.
     """
     if path.is_file():
         return [FileGeneration.at(path)]
@@ -68,11 +63,7 @@ def found_files(path: Path) -> list[FileGeneration]:
 
 
 def forgotten_beside(path: Path) -> ForgottenFile:
-    """Return the forgotten requests of a filter, read only.
-
-    Args:
-        path: see `found_files`.
-    """
+    """Return the forgotten requests of a filter, read only; for the path, see `found_files`."""
     directory = path.parent if path.is_file() else filter_directory(path)
     return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
 
@@ -84,7 +75,7 @@ class FilterReader:
     `RedisReader` has the same methods.
 
     Args:
-        path: see `found_files`.
+        path: see `found_files`, which may raise.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
 
     Attributes:
@@ -95,9 +86,6 @@ class FilterReader:
         spider, fingerprinter: as the newest file has them.
         salt: hexadecimal.
         forgotten: the requests that are to be crawled again.
-
-    Raises:
-        StorageError: or one of its children: see `found_files`.
     """
 
     def __init__(self, path: Path, *, window: float = 0.0) -> None:
@@ -123,13 +111,8 @@ class FilterReader:
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
-        recorded = self.are_recorded(fingerprints)
-        if not self.forgotten:
-            return recorded
-        return [
-            is_recorded and not self.forgotten.has(each)
-            for each, is_recorded in zip(fingerprints, recorded, strict=True)
-        ]
+        recorded = zip(fingerprints, self.are_recorded(fingerprints), strict=True)
+        return [is_recorded and not self.forgotten.has(each) for each, is_recorded in recorded]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, or seem to be, at the error rate."""

@@ -69,8 +69,7 @@ class BloomFilter:
             salt: the 16 bytes it was filled under.
 
         Raises:
-            ValueError: the buffer's length does not fit the geometry, or the geometry is of the
-                other kind of filter.
+            ValueError: the buffer does not fit the geometry, or that is of the other kind.
         """
         if geometry.is_counting != cls._is_counting:
             raise ValueError(f"{geometry} is not that of a {cls.__name__}")
@@ -122,12 +121,7 @@ class BloomFilter:
         return self.has_hashed(block_hash, positions)
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Add a fingerprint hashed already, under this filter's salt; see `add`.
-
-        Args:
-            block_hash: as a hasher of `make_hasher` returns it.
-            positions: exactly `num_hashes` of them.
-        """
+        """Add a fingerprint hashed already (`make_hasher`), with exactly `num_hashes` positions."""
         # block_of(), spelled out here and below: a call takes as long again.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
@@ -140,12 +134,7 @@ class BloomFilter:
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Check for a fingerprint hashed already, under this filter's salt.
-
-        Args:
-            block_hash: as a hasher of `make_hasher` returns it.
-            positions: at least `num_hashes` of them; the first ones count.
-        """
+        """Check for a fingerprint hashed already, with at least `num_hashes` positions."""
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
         if bits is None:
@@ -251,12 +240,8 @@ class BloomFilter:
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
         """Add everything that some blocks of another filter, made alike, hold.
 
-        Args:
-            start: the first of the blocks.
-            data: whole blocks.
-
         Raises:
-            ValueError: it is not whole blocks, or more than there are.
+            ValueError: it is not whole blocks, or more than there are from the first one on.
         """
         number, rest = divmod(len(data), self.geometry.block_bytes)
         if rest or not 0 <= start <= self.num_blocks - number:

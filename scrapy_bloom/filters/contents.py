@@ -27,12 +27,7 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """Sum over all blocks.
-
-        Args:
-            block_fills: the share of set bits of each, at least one.
-            num_hashes: k.
-        """
+        """Sum over all blocks, of which each has that share of set bits."""
         blocks = 0
         fill = rate = load = 0.0
         for each in block_fills:

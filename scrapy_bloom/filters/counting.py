@@ -118,17 +118,10 @@ class CountingBloomFilter(BloomFilter):
         Raises:
             TypeError: fingerprint is not bytes.
         """
-        return self.discard_hashed(*self._locate(fingerprint))
-
-    def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Discard a fingerprint hashed already; see `discard`."""
+        block_hash, positions = self._locate(fingerprint)
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
-        one, two, four, eight = (
-            ones[positions],
-            twos[positions],
-            fours[positions],
-            eights[positions],
-        )
+        one, two = ones[positions], twos[positions]
+        four, eight = fours[positions], eights[positions]
         low = one | two
         if not (low | four | eight).all():
             return False
@@ -151,19 +144,23 @@ class CountingBloomFilter(BloomFilter):
 
     @staticmethod
     def _viewed(block: memoryview) -> Planes:
-        return _planes(block)
+        ones, twos, fours, eights = (
+            bitarray(buffer=block[plane * BLOCK_BYTES : (plane + 1) * BLOCK_BYTES], endian="big")
+            for plane in range(COUNTER_BITS)
+        )
+        return ones, twos, fours, eights
 
     def block_fills(self) -> Iterator[float]:
         """Yield the share of counters that are not 0 of each block; see `BloomFilter`."""
         for block in range(self.num_blocks):
-            set_counters = reduce(or_, _planes(self._memory(block, block + 1)))
+            set_counters = reduce(or_, self._viewed(self._memory(block, block + 1)))
             yield set_counters.count() / BLOCK_BITS
 
     def _merge(self, start: int, data: memoryview) -> None:
         """Add up the counters: a fingerprint that is in both has to be discarded twice."""
         for number in range(len(data) // self.geometry.block_bytes):
-            theirs = _planes(data[number * self.geometry.block_bytes :])
-            planes = _planes(self._memory(start + number, start + number + 1))
+            theirs = self._viewed(data[number * self.geometry.block_bytes :])
+            planes = self._viewed(self._memory(start + number, start + number + 1))
             carry = zeros(BLOCK_BITS, endian="big")
             for plane, more in zip(planes, theirs, strict=True):
                 either = plane ^ more
@@ -174,11 +171,3 @@ class CountingBloomFilter(BloomFilter):
             self.saturated += carry.count()
             for plane in planes:
                 plane |= carry  # noqa: PLW2901
-
-
-def _planes(block: memoryview) -> Planes:
-    ones, twos, fours, eights = (
-        bitarray(buffer=block[plane * BLOCK_BYTES : (plane + 1) * BLOCK_BYTES], endian="big")
-        for plane in range(COUNTER_BITS)
-    )
-    return ones, twos, fours, eights

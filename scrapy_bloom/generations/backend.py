@@ -1,6 +1,5 @@
 """The backend of a crawl: what each must offer, wherever it keeps the filter."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from scrapy_bloom.generations.forgotten import Forgotten
@@ -26,12 +25,6 @@ class Backend(Protocol):
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new."""
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let recorded fingerprints be new once more, in this run or a later one."""
-
-    def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled: they are not forgotten, even if this run dies."""
 
     def __contains__(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is recorded (or, at the error rate, seems to be)."""

@@ -4,11 +4,9 @@ import time
 
 
 def next_attempt(begun: float, pause: float = 0.0) -> float:
-    """Return when to try again, on the monotonic clock: attempts take a tenth of our time at most.
+    """Return when to try again, after a pause at least: attempts take a tenth of our time at most.
 
-    Args:
-        begun: when the last attempt began, on the monotonic clock.
-        pause: seconds from now on, at least.
+    Both times are on the monotonic clock.
     """
     now = time.monotonic()
     return now + max(pause, 10 * (now - begun))

@@ -22,9 +22,7 @@ _LOOK_SECS = 1.0  # between two looks at what others have forgotten
 
 
 class ForgottenStore(Protocol):
-    """Keeps the set: see `ForgottenFile` and `RedisForgotten`.
-
-    Each method may raise a StorageError.
+    """Keeps the set: see `ForgottenFile` and `RedisForgotten`. Each method may fail: StorageError.
 
     Attributes:
         claims: what is taken is only claimed until it is removed, since the queue of this run dies
@@ -61,33 +59,26 @@ class ForgottenStore(Protocol):
 class Forgotten:
     """The set, behind bits in memory that keep almost all questions away from its store.
 
-    Args:
-        store: where it is kept.
-        is_shared: others may add to it at any time.
+    Each method may fail as that does: StorageError.
 
     Attributes:
         has_claims: something was claimed.
     """
 
-    def __init__(self, store: ForgottenStore, *, is_shared: bool) -> None:
+    def __init__(self, store: ForgottenStore) -> None:
         self.has_claims = False
         self._store = store
-        self._look_secs = _LOOK_SECS if is_shared else math.inf
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set
         self._look_at = math.inf  # on a monotonic clock
 
     def open(self) -> None:
-        """Read what is there; raises StorageError."""
+        """Read what is there."""
         self._front = _Front()
         self._look()
 
     def take(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is forgotten, and take it out, or claim it.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Return whether a fingerprint is forgotten, and take it out, or claim it."""
         if monotonic() >= self._look_at:
             self._look()
         if fingerprint not in self._front:
@@ -104,39 +95,31 @@ class Forgotten:
         return fingerprint in self._front and self._store.has(fingerprint)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Forget fingerprints: each is new once more.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Let recorded fingerprints be new once more, in this run or a later one."""
         self._store.add(fingerprints)
         self._front.add(fingerprints)
 
     def remove(self, fingerprints: Iterable[bytes]) -> None:
-        """Take out what was crawled.
-
-        Raises:
-            StorageError: the store failed.
-        """
+        """Note that requests were crawled: they are not forgotten, even if this run dies."""
         for fingerprint in fingerprints:
             if fingerprint in self._front:
                 self._store.remove(fingerprint)
 
     def expire(self, secs: float) -> None:
-        """Remove what was forgotten longer ago than that; raises StorageError."""
+        """Remove what was forgotten longer ago than that."""
         self._store.expire(secs)
 
     def close(self) -> None:
-        """End the run; raises StorageError."""
+        """End the run."""
         self._store.close()
 
     def _look(self) -> None:
         begun = monotonic()
-        self._look_at = begun + self._look_secs
+        self._look_at = begun + _LOOK_SECS
         try:
             self._front.add(self._store.news())
         except OutageError:  # what is forgotten waits for the server
-            self._look_at = next_attempt(begun, self._look_secs)
+            self._look_at = next_attempt(begun, _LOOK_SECS)
 
     def _missed(self) -> None:
         """Make the bits anew, once most questions are in vain."""

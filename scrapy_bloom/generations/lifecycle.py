@@ -37,15 +37,12 @@ class Generations(Protocol):
         """Return when the newest generation ends, with a window."""
 
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Let another generation take what is new.
+        """Let another generation take what is new; False if another crawl is about to add one.
 
         Args:
             size: its size and error rate.
             created_at: now, in seconds since 1970: its window is told by both times.
             open_until: when it ends, likewise; 0: never.
-
-        Returns:
-            False if another crawl is about to add one.
 
         Raises:
             NoRoomError: there is no room for it.
@@ -82,12 +79,7 @@ class Run:
 
 
 class LifeCycle:
-    """Lets the generations of a filter grow, turn and expire.
-
-    Args:
-        policy: sizes and times.
-        store: where the generations are.
-        forgotten: the forgotten requests, which expire, too.
+    """Lets the generations of a filter grow, turn and expire, and its forgotten requests with them.
 
     Attributes:
         has_window: generations end and expire.
@@ -179,15 +171,7 @@ class LifeCycle:
         failure: str = "",
         more: Mapping[str, int] | None = None,
     ) -> FilterStatus:
-        """Return the figures of the filter now.
-
-        Args:
-            location: where it is, for people.
-            live: its generations that count.
-            errors: failures of the storage.
-            failure: the last of them, for people.
-            more: further figures, by the names of their stats.
-        """
+        """Return the figures of the filter now; see `FilterStatus`."""
         kept = self._store.kept
         asked = sum(each.error_rate for each in [*kept, *self._store.live])
         return FilterStatus(

@@ -7,7 +7,7 @@ from scrapy_bloom.filters.hashing import make_hasher
 
 
 class Lookup:
-    """Asking and recording over the filters of all live generations at once, oldest first.
+    """The filters of all live generations, oldest first, asked at once.
 
     A fingerprint is hashed once for all of them: they have one salt, and those with fewer hashes
     take the first ones.

@@ -13,14 +13,11 @@ _LAST_TIME = 253_402_300_799  # of the year 9999
 
 
 def check_generation(generation: Generation, oldest: int = 1) -> None:
-    """Check that a filter of ours may have a generation with these figures.
+    """Check that a filter of ours may have a generation with these figures, or raise ValueError.
 
     Args:
         generation: as it was stored.
         oldest: the number of the filter's oldest generation that it names, if it does.
-
-    Raises:
-        ValueError: not so; it says why.
     """
     if not 1 <= oldest <= generation.number <= _MOST_GENERATIONS:
         raise ValueError(f"its number is {generation.number}, that of the oldest one {oldest}")
@@ -36,19 +33,16 @@ def check_generation(generation: Generation, oldest: int = 1) -> None:
 
 def _check_geometry(generation: Generation) -> None:
     """Check that a filter of that shape keeps its error rate, and is not far too large for it."""
-    geometry, capacity, error_rate = (
-        generation.geometry,
-        generation.capacity,
-        generation.error_rate,
-    )
+    capacity, error_rate = generation.capacity, generation.error_rate
     check_size(capacity, error_rate)
-    num_blocks, num_hashes, _ = geometry
+    num_blocks, num_hashes, _ = generation.geometry
+    num_bits = generation.geometry.num_bits
     shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
     if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
         raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
     # A hundredth more, for other roundings; that blocks are filled unevenly makes a filter larger.
-    rate = classic_error_rate(geometry.num_bits, num_hashes, capacity)
-    half = classic_error_rate(geometry.num_bits // 2, num_hashes, capacity)
+    rate = classic_error_rate(num_bits, num_hashes, capacity)
+    half = classic_error_rate(num_bits // 2, num_hashes, capacity)
     if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
         raise ValueError(
             f"{shape}, which does not fit a capacity of {capacity} and an error_rate of "
@@ -57,10 +51,6 @@ def _check_geometry(generation: Generation) -> None:
 
 
 def check_time(name: str, value: float) -> None:
-    """Check that a value is a time, in seconds since 1970.
-
-    Raises:
-        ValueError: not so.
-    """
+    """Check that a value is a time, in seconds since 1970, or raise ValueError."""
     if not 0 <= value <= _LAST_TIME:
         raise ValueError(f"{name} is {value}, which is no time")

@@ -21,7 +21,7 @@ from then on is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 from scrapy_bloom.filters import sizing
@@ -57,19 +57,13 @@ class Generation:
     @classmethod
     def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
         """Return a new generation, sized like that; `more` are its other fields."""
-        return cls(
-            number=number,
-            geometry=size.geometry,
-            capacity=size.capacity,
-            error_rate=size.error_rate,
-            created_at=created_at,
-            **more,
-        )
+        figures = {"capacity": size.capacity, "error_rate": size.error_rate, **more}
+        return cls(number=number, geometry=size.geometry, created_at=created_at, **figures)
 
     @property
     def figures(self) -> "Generation":
         """A copy of the figures, which stays as it is now, and holds nothing else."""
-        return Generation(**{each.name: getattr(self, each.name) for each in fields(Generation)})
+        return Generation(**{field.name: getattr(self, field.name) for field in fields(Generation)})
 
     @property
     def offered(self) -> int:
@@ -86,14 +80,12 @@ class Generation:
     @property
     def error_rate_now(self) -> float:
         """Its false-positive rate with what is recorded now, 0 to 1."""
-        num_blocks, num_hashes, _ = self.geometry
-        return sizing.block_error_rate(num_blocks, num_hashes, self.offered)
+        return sizing.block_error_rate(*self.geometry[:2], self.offered)
 
     @property
     def expected_false_drops(self) -> float:
         """Requests that it is expected to have taken for seen as it filled."""
-        num_blocks, num_hashes, _ = self.geometry
-        return sizing.expected_false_drops(num_blocks, num_hashes, self.offered)
+        return sizing.expected_false_drops(*self.geometry[:2], self.offered)
 
 
 _G = TypeVar("_G", bound=Generation)
@@ -170,32 +162,22 @@ class Policy:
         return self._size(max(capacity, at_least), share)
 
     def next(self, live: Sequence[Generation]) -> Size:
-        """Return the size of the generation that follows a full one.
-
-        Args:
-            live: the generations that count now, oldest first, at least one.
-        """
-        return self._size(max(2 * live[-1].capacity, self._missing(live)), self._share(live))
+        """Return the size of the generation that follows a full one, the last of the live."""
+        newest = live[-1]
+        left = self.error_rate - sum(each.error_rate for each in live)
+        # Nothing is left if less was asked for before, or within a quarter of a window.
+        used_up = self.window or left <= 0
+        share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
+        return self._size(max(2 * newest.capacity, self._missing(live)), share)
 
     def is_exceeded(self, error_rate: float) -> bool:
         """Return whether generations made for that error rate err more often than asked for."""
         # Six sixths of a float add up to a little more than it.
         return error_rate > self.error_rate * (1 + 1e-9)
 
-    def _share(self, live: Sequence[Generation]) -> float:
-        """Return the error rate of a further generation."""
-        newest = live[-1]
-        left = self.error_rate - sum(each.error_rate for each in live)
-        # Nothing is left if less was asked for before, or within a quarter of a window.
-        used_up = self.window or left <= 0
-        return min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
-
     def grow_at(self, live: Sequence[Generation]) -> float:
-        """Return the count at which another generation must follow; infinite if none may.
-
-        One may, though growing is not asked for, if more requests are expected now than when the
-        generations were made.
-        """
+        """Return the count at which another generation must follow; infinite if none may."""
+        # It may, too, if more requests are expected now than when the generations were made.
         may_grow = self.on_full == "grow" or self._missing(live) > 0
         return live[-1].capacity if may_grow else float("inf")
 
@@ -215,13 +197,10 @@ class Policy:
 
         The newest one is never among them: something must take the next request.
         """
-        number = 0
-        if self.window:
-            for each, following in pairwise(live):
-                if now <= _end(each, following) + self.window:
-                    break
-                number += 1
-        return number
+        if not self.window:
+            return 0
+        ends = (_end(each, following) for each, following in pairwise(live))
+        return len(list(takewhile(lambda end: end + self.window < now, ends)))
 
     def next_expiry(self, live: Sequence[Generation]) -> float:
         """Return when the oldest generation expires; infinite if none does."""
@@ -237,11 +216,7 @@ class Policy:
 
 
 def window_of(live: Sequence[Generation]) -> float:
-    """Return the time window that a filter's generations were made with, in seconds; 0: none.
-
-    Args:
-        live: the generations of a filter, oldest first, at least one.
-    """
+    """Return the time window that a filter's generations were made with, in seconds; 0: none."""
     if not live[-1].open_until:
         return 0.0
     # The longest: what was made by growth within a quarter is open for the rest of it only.
@@ -249,16 +224,11 @@ def window_of(live: Sequence[Generation]) -> float:
 
 
 def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
-    """Return the error rate that a filter's generations were made to keep, however far it grows.
-
-    Args:
-        live: the generations of a filter, oldest first, at least one.
-        on_full: BLOOM_ON_FULL. With "warn", nothing was left for a further generation.
-    """
+    """Return the error rate that a filter's generations were made to keep, however far it grows."""
     rates = [each.error_rate for each in live]
     if live[-1].open_until:
         rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth, and for long runs
-    else:
+    else:  # with "warn", nothing was left for a further generation
         rate = sum(rates) + (0 if on_full == "warn" else rates[-1])
     return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
 
@@ -266,10 +236,7 @@ def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
 def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
     """Return the generations that have not expired, though no crawl has removed the others yet.
 
-    Args:
-        live: the generations of a filter, oldest first, at least one.
-        now: seconds since 1970.
-        window: BLOOM_WINDOW_SECS; 0: as the filter itself tells.
+    A window of 0 is the one that they were made with.
     """
     newest = live[-1]
     if not newest.open_until:

@@ -34,13 +34,7 @@ class FilterStatus:
 
     @classmethod
     def of(cls, location: str, live: Sequence[Generation], on_full: str = "grow") -> "FilterStatus":
-        """Return the figures of a filter that no crawl of ours has open.
-
-        Args:
-            location: where it is, for people.
-            live: its live generations, oldest first, at least one.
-            on_full: BLOOM_ON_FULL of its crawls.
-        """
+        """Return the figures of a filter that no crawl of ours has open, as they are stored."""
         return cls(
             location=location,
             generations=[each.figures for each in live],
@@ -84,13 +78,8 @@ class FilterStatus:
 
     @property
     def expected_false_drops(self) -> float:
-        """Requests that are expected to have been taken for seen as the live generations filled up.
-
-        Generations that have expired are not in it.
-
-        While a generation took what was new, it erred as it filled, and those before it erred at
-        their final rates.
-        """
+        """Requests that are expected to have been taken for seen as the live generations filled."""
+        # While a generation took what was new, those before it erred at their final rates.
         drops = sum(each.expected_false_drops for each in self.volatile)
         before = 0.0
         for each in self.generations:
@@ -102,11 +91,7 @@ class FilterStatus:
 def any_errs(rates: Iterable[float]) -> float:
     """Return the chance that at least one of several filters takes a request for seen.
 
-    Args:
-        rates: the error rate of each, 0 to 1.
-
-    Returns:
-        1 - (1 - p) (1 - p) ...: close to the sum, as long as that is small.
+    It is 1 - (1 - p) (1 - p) ...: close to the sum of the rates, as long as that is small.
 
     >>> any_errs([0.5, 0.5]), any_errs([1e-20, 1e-20])
     (0.75, 2e-20)

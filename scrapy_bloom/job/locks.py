@@ -30,9 +30,6 @@ def lock_file(path: Path, what: Path, settings: str) -> Lock:
         what: the directory or file that it locks, for the messages.
         settings: which ones choose another directory or file.
 
-    Returns:
-        The lock, to be released.
-
     Raises:
         LockedError: another crawl has it.
         StorageError: its directory cannot be written to, or its file system has no locks.

@@ -12,30 +12,22 @@ from pathlib import Path
 
 from scrapy_bloom.job.sqlite_files import beside
 
+QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
+SEEN = "requests.seen"  # what Scrapy's own filter recorded
+DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
+# Our note that a crawl of ours runs in this job, or was not closed. A filter's header says so, too;
+# this note stays with the queue, wherever the filter is kept.
+IN_USE = "bloom.in-use"
+_ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
-_FILE_NAME = re.compile(r"generation-(\d{4,})\.bloom")
+_FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
-def queue_path(job_dir: Path) -> Path:
-    """Return the path of Scrapy's disk queue, a directory."""
-    return job_dir / "requests.queue"
-
-
-def seen_path(job_dir: Path) -> Path:
-    """Return the path of what Scrapy's own filter recorded."""
-    return job_dir / "requests.seen"
-
-
-def database_path(job_dir: Path) -> Path:
-    """Return the path of CrashSafeScheduler's queue, a SQLite database."""
-    return job_dir / "requests.sqlite"
-
-
 def is_database(path: Path) -> bool:
-    """Return whether a file is such a database, by its first bytes: an empty one is not."""
+    """Return whether a file is CrashSafeScheduler's queue, by its first bytes, if it has any."""
     try:
         with path.open("rb") as file:
             head = file.read(_DATABASE_ID_AT + 4)
@@ -49,21 +41,6 @@ def was_cut_to_nothing(path: Path) -> bool:
     return path.is_file() and path.stat().st_size <= 1
 
 
-def database_changed_at(job_dir: Path) -> float:
-    """Return when CrashSafeScheduler's queue was last written to, in seconds since 1970."""
-    database = database_path(job_dir)
-    log, _ = beside(database)
-    return max(path.stat().st_mtime for path in (database, log) if path.exists())
-
-
-def in_use_path(job_dir: Path) -> Path:
-    """Return the path of our note: a crawl of ours runs in this job, or was not closed.
-
-    A filter's header says so, too; this note stays with the queue, wherever the filter is kept.
-    """
-    return job_dir / "bloom.in-use"
-
-
 def was_closed_by_scrapy(job_dir: Path) -> bool:
     """Return whether Scrapy's scheduler closed its queue, as far as the files can tell.
 
@@ -71,13 +48,11 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     another file, or the directory of one that was emptied and removed. Where there is no queue,
     and nothing that was recorded beside one, nothing can have been lost.
     """
-    queue = queue_path(job_dir)
+    queue = job_dir / QUEUE
     state = queue / "active.json"
     if not state.exists():
-        seen = seen_path(job_dir)
-        recorded = seen.exists() and seen.stat().st_size > 0
         queued = any(path.is_file() for path in queue.rglob("*"))
-        return not queued and not (recorded and queue.exists())
+        return not queued and not (_seen_size(job_dir) and queue.exists())
     # A second: copies of a job directory, and clocks of file systems, are not exact.
     latest = state.stat().st_mtime + 1
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
@@ -85,7 +60,7 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
 
 def has_queued(job_dir: Path) -> bool:
     """Return whether Scrapy's disk queue holds requests: emptied files are removed."""
-    files = (path for path in queue_path(job_dir).rglob("*") if path.is_file())
+    files = (path for path in (job_dir / QUEUE).rglob("*") if path.is_file())
     return any(path.name != "active.json" for path in files)
 
 
@@ -93,7 +68,7 @@ def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
     with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
         if (size := _seen_size(job_dir)) is not None:
-            _end_path(job_dir).write_text(
+            (job_dir / _ENDED).write_text(
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n"
             )
 
@@ -108,27 +83,23 @@ def scrapys_filter_ran_last(job_dir: Path) -> bool:
     if size is None:
         return False
     try:
-        noted, *_ = _end_path(job_dir).read_text("utf-8", "replace").split("\n")
+        noted, *_ = (job_dir / _ENDED).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return True
     return noted != str(size)
 
 
-def _end_path(job_dir: Path) -> Path:
-    return job_dir / "bloom.ended"
-
-
 def _seen_size(job_dir: Path) -> int | None:
     """Return the length of requests.seen, None if there is none."""
-    seen = seen_path(job_dir)
+    seen = job_dir / SEEN
     return seen.stat().st_size if seen.exists() else None
 
 
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:
     """Note that the job is in use, by a crawl with that filter if there are several."""
-    with in_use_path(job_dir).open("w") as note:
-        note.write(f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n")
-        note.write(f"{boot_id()}\n")
+    text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n{boot_id()}\n"
+    with (job_dir / IN_USE).open("w") as note:
+        note.write(text)
         note.flush()
         os.fsync(note.fileno())
 
@@ -148,7 +119,7 @@ def was_machine_restarted(job_dir: Path) -> bool:
 def _in_use_lines(job_dir: Path) -> list[str] | None:
     """Return the note's filter and boot, each empty if unknown; None if there is no note."""
     try:
-        _, *lines = in_use_path(job_dir).read_text("utf-8", "replace").split("\n")
+        _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return None
     # Without its end, the last line was being written at that moment.
@@ -165,20 +136,15 @@ def boot_id() -> str:
 
 def clear_in_use(job_dir: Path) -> None:
     """Remove the note: the job was closed."""
-    with contextlib.suppress(FileNotFoundError):
-        in_use_path(job_dir).unlink()
+    (job_dir / IN_USE).unlink(missing_ok=True)
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file or directory out of the way, within its directory; return its new path.
-
-    That is `NAME.set-aside-YYYYMMDD-HHMMSS`, which did not exist before.
-    """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    target = path.with_name(f"{path.name}{SET_ASIDE}{stamp}")
+    """Rename a file or directory to `NAME.set-aside-YYYYMMDD-HHMMSS`; return its new path."""
+    target = first = path.with_name(f"{path.name}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}")
     number = 2
     while target.exists():
-        target = path.with_name(f"{path.name}{SET_ASIDE}{stamp}-{number}")
+        target = first.with_name(f"{first.name}-{number}")
         number += 1
     for part, new in zip(beside(path), beside(target), strict=True):
         if part.exists():
@@ -187,7 +153,7 @@ def set_aside(path: Path) -> Path:
 
 
 def was_set_aside(directory: Path, name: str) -> bool:
-    """Return whether a file of that name (a glob pattern) was set aside in a directory."""
+    """Return whether something of that name (a glob pattern) was set aside in a directory."""
     return any(directory.glob(f"{name}{SET_ASIDE}*"))
 
 
@@ -200,9 +166,5 @@ def filter_files(path: Path) -> list[Path]:
     """Find the files of generations in a directory, oldest first; none if there is no directory."""
     if not path.is_dir():
         return []
-    numbered = [
-        (int(match[1]), each)
-        for each in path.iterdir()
-        if (match := _FILE_NAME.fullmatch(each.name))
-    ]
-    return [each for _, each in sorted(numbered)]
+    found = [file for file in path.iterdir() if _FILE_NAME.fullmatch(file.name)]
+    return sorted(found, key=lambda file: int(file.stem.partition("-")[2]))

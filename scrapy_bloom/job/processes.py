@@ -10,12 +10,11 @@ from scrapy_bloom.job.paths import boot_id
 
 
 def name_this_process() -> str:
-    """Name this process among those of all machines, by another name each time.
+    """Name this process among those of all machines: `machine/pid/started/random`.
 
-    Returns:
-        `machine/pid/started/random`: the machine since it was started, and its container (empty
-        where that is unknown); the process id there; when the process was started, in the kernel's
-        units, since ids are used again; and random digits that tell the runs of one process apart.
+    The machine is that of this boot and container (empty where that is unknown). When the process
+    was started is in the kernel's units, since ids are used again. The random digits tell the runs
+    of one process apart.
     """
     pid = os.getpid()
     return f"{_machine()}/{pid}/{_started(pid)}/{secrets.token_hex(4)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.sqlite_files import sync_log
+from scrapy_bloom.job.sqlite_files import beside, sync_log
 
 logger = logging.getLogger(__name__)
 
@@ -42,23 +42,22 @@ class Job:
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
 
     Attributes:
-        has_own_queue: its queue is, or will be, that of CrashSafeScheduler.
+        database: the file of that queue, there or not yet; None: it has Scrapy's.
         was_machine_restarted: the last run did not end well, and the machine was started since.
-        is_queue_lost: the file of that queue holds nothing: it was cut off, or its process was
-            killed while it made the file.
+        is_queue_lost: the database holds nothing: it was cut off, or its process was killed while
+            it made the file.
     """
 
     def __init__(
         self,
-        path: Path | None,
-        on_unclean_shutdown: str,
+        path: Path | None = None,
+        on_unclean_shutdown: str = "keep",
         *,
         only_crawled: bool = False,
         crash_safe: bool = False,
     ) -> None:
         self.path = path
-        database = jobdir.database_path(path) if crash_safe and path is not None else None
-        self.has_own_queue = database is not None
+        self.database = database = path / jobdir.DATABASE if crash_safe and path else None
         self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # For SQLite it is an empty one then: what waited there would look crawled.
         self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
@@ -87,8 +86,8 @@ class Job:
 
     def sync_queue(self) -> None:
         """Write a queue that survives a kill to the disk, before the filter; raises OSError."""
-        if self.path is not None:
-            sync_log(jobdir.database_path(self.path))
+        if self.database is not None:
+            sync_log(self.database)
 
     def goes_on_with(self, filter_id: str) -> None:
         """Note that the crawl, if it has begun, records in that filter from now on."""
@@ -96,20 +95,16 @@ class Job:
             self.begin(filter_id)
 
     def used(self, filter_id: str) -> bool:
-        """Return whether the killed run recorded in that filter, as far as is known."""
+        """Return whether the killed run recorded in that filter, or may have."""
         return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
 
     def drop_queue(self) -> None:
-        """Set the queue of a killed run aside; the filter does not hold its requests.
-
-        Raises:
-            UncleanShutdownError: as `recover`.
-        """
+        """Set the queue of a killed run aside, whose requests the filter lacks; see `recover`."""
         assert self.path is not None
         self._stop_if_asked(self._what(None))
         if self._verdict is Verdict.KEEP_ALL:
             return
-        if (queue := jobdir.queue_path(self.path)).exists():
+        if (queue := self.path / jobdir.QUEUE).exists():
             logger.warning(
                 "The last run with %s was killed, and its queue is broken: it was set aside as %s. "
                 "The filter in Redis holds none of its requests, and is used as it is",
@@ -125,14 +120,10 @@ class Job:
             jobdir.clear_in_use(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:
-        """Return whether the last run with this job did not end well.
-
-        Args:
-            has_filter: there is a filter of ours.
-        """
+        """Return whether the last run with this job, or with its filter, did not end well."""
         if self.path is None:
             return False
-        if jobdir.in_use_path(self.path).exists():
+        if (self.path / jobdir.IN_USE).exists():
             return True
         # The first run after one with Scrapy's own filter: was that one closed?
         if has_filter and not jobdir.scrapys_filter_ran_last(self.path):
@@ -142,12 +133,10 @@ class Job:
 
     def importable(self) -> Path | None:
         """Return the job's requests.seen, if its queue is still there."""
-        if self.path is None:
-            return None
         # After a reset the queue is gone, and the requests of requests.seen must not look seen.
-        if jobdir.was_set_aside(self.path, jobdir.queue_path(self.path).name):
+        if self.path is None or jobdir.was_set_aside(self.path, jobdir.QUEUE):
             return None
-        seen = jobdir.seen_path(self.path)
+        seen = self.path / jobdir.SEEN
         return seen if seen.exists() else None
 
     def recover(
@@ -181,7 +170,7 @@ class Job:
         # The queue first, and what bears the note last: if we die in between, the note is still
         # there, and the next run goes on with this.
         if self.path is not None:
-            queues = (jobdir.queue_path(self.path), jobdir.database_path(self.path))
+            queues = (self.path / jobdir.QUEUE, self.path / jobdir.DATABASE)
             moved += [str(jobdir.set_aside(queue)) for queue in queues if queue.exists()]
         if self._verdict is Verdict.KEEP_FILTER:
             self._warn_that_the_queue_is_lost(what, count, moved)
@@ -209,14 +198,15 @@ class Job:
                 what,
             )
             return
-        assert self.path is not None
-        queue_of = time.localtime(jobdir.database_changed_at(self.path))
+        assert self.database is not None
+        files = (self.database, beside(self.database)[0])
+        written_at = max(file.stat().st_mtime for file in files if file.exists())
         logger.warning(
             "%s. Its queue on the disk is that of %s: %s. To crawl everything again, stop this "
             "crawl and give it another JOBDIR (and another BLOOM_DIR or BLOOM_REDIS_KEY, if one is "
             "set)",
             what,
-            time.strftime("%Y-%m-%d %H:%M:%S", queue_of),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at)),
             "what was crawled after that is crawled again, and no page is lost"
             if is_behind_queue
             else "requests recorded after that, until the machine went down, may look seen and be "
@@ -247,9 +237,8 @@ class Job:
         )
 
     def _what(self, name: Path | str | None) -> str:
-        if self.is_queue_lost and self.path is not None:
-            database = jobdir.database_path(self.path)
-            return f"{database} is empty: the requests that waited there are lost"
+        if self.is_queue_lost:
+            return f"{self.database} is empty: the requests that waited there are lost"
         name = name or self.path or ""
         why = "it was killed, or ran out of memory"
         if self.was_machine_restarted:

@@ -23,19 +23,12 @@ class SeenFile:
 
     Since Scrapy 2.19 the file is binary: each fingerprint behind its length, 2 bytes, big-endian.
     Before, it was text: one fingerprint a line, in hexadecimal digits. Iterating yields each
-    fingerprint as bytes, in constant memory.
-
-    Args:
-        path: the file; it is only read.
+    fingerprint as bytes, in constant memory, or raises SeenFileError for any other format.
 
     Attributes:
         size: bytes in the file.
         position: bytes read so far.
         truncated: incomplete records at the end, 0 or 1: a killed process leaves one.
-
-    Raises:
-        SeenFileError: (while iterating, too) the file is in neither format.
-        OSError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +69,7 @@ class SeenFile:
                 yield data[start + _LENGTH_BYTES : end]
                 start = end
             data = data[start:]
-        self._end(bool(data))
+        self._end(truncated=bool(data))
 
     def _text_records(self, file: BinaryIO) -> Iterator[bytes]:
         length = 0
@@ -91,14 +84,12 @@ class SeenFile:
                 yield fingerprint
                 length = len(fingerprint)
                 self.position += len(line) + 1
-        if rest and (len(rest) != 2 * length):
-            if not _HEX_DIGITS.issuperset(rest):
-                raise self._neither(self.position)
-            self._end(truncated=True)
-            return
-        if rest:  # only the line's end is missing
+        is_cut = len(rest) not in {0, 2 * length}
+        if is_cut and not _HEX_DIGITS.issuperset(rest):
+            raise self._neither(self.position)
+        if rest and not is_cut:  # only the line's end is missing
             yield self._from_hex(rest)
-        self._end(truncated=False)
+        self._end(truncated=is_cut)
 
     def _from_hex(self, line: bytes) -> bytes:
         if not 0 < len(line) <= 2 * _MAX_FINGERPRINT_BYTES or not _HEX_DIGITS.issuperset(line):
@@ -108,7 +99,7 @@ class SeenFile:
         except ValueError:
             raise self._neither(self.position) from None
 
-    def _end(self, truncated: bool) -> None:  # noqa: FBT001 - a private setter of that flag
+    def _end(self, *, truncated: bool) -> None:
         self.truncated = int(truncated)
         self.position = self.size
 

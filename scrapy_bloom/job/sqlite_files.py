@@ -34,11 +34,7 @@ def sync_log(database: Path) -> None:
 def connect_readonly(database: Path) -> "sqlite3.Connection":
     """Connect to a database, also while a crawl uses it, and where nothing may be written.
 
-    No file is changed or left behind.
-
-    Raises:
-        sqlite3.Error: it is no database, or damaged.
-        OSError: it cannot be copied.
+    No file is changed or left behind. Raises sqlite3.Error or OSError.
     """
     import sqlite3  # noqa: PLC0415 - it takes a MB
 

@@ -11,12 +11,8 @@ from scrapy_bloom.job import paths as jobdir
 
 
 def check_no_database(job_dir: Path) -> None:
-    """Check that no requests wait in CrashSafeScheduler's queue, for another scheduler's crawl.
-
-    Raises:
-        StorageError: some do.
-    """
-    database = jobdir.database_path(job_dir)
+    """Raise a StorageError if requests wait in CrashSafeScheduler's queue, not this one's."""
+    database = job_dir / jobdir.DATABASE
     if waiting := _waiting_in(database):
         raise StorageError(
             f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
@@ -26,12 +22,8 @@ def check_no_database(job_dir: Path) -> None:
 
 
 def check_no_disk_queue(job_dir: Path) -> None:
-    """Check, for CrashSafeScheduler, that a job is not one of Scrapy's own scheduler.
-
-    Raises:
-        StorageError: it is, and its queue holds requests, or was broken by a kill.
-    """
-    queue = jobdir.queue_path(job_dir)
+    """Raise a StorageError if requests wait in Scrapy's own queue, or it was broken by a kill."""
+    queue = job_dir / jobdir.QUEUE
     try:
         holds_requests = queue.exists() and (
             jobdir.has_queued(job_dir) or not jobdir.was_closed_by_scrapy(job_dir)
@@ -52,7 +44,7 @@ def check_no_disk_queue(job_dir: Path) -> None:
 
 def has_waiting(job_dir: Path) -> bool:
     """Return whether requests wait in either queue of a job, or were in flight at a kill."""
-    return jobdir.has_queued(job_dir) or _waiting_in(jobdir.database_path(job_dir)) > 0
+    return jobdir.has_queued(job_dir) or _waiting_in(job_dir / jobdir.DATABASE) > 0
 
 
 def _waiting_in(database: Path) -> int:

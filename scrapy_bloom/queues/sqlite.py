@@ -137,13 +137,11 @@ class RequestDatabase:
     ) -> int:
         """Add a pending request, and return its row.
 
-        Higher priorities are taken first; within one, lower ranks.
-
         Args:
             request: as `Request.to_dict` makes it.
             slot: of the downloader.
-            priority: any integer; clipped to 64 bits.
-            rank: any integer of 64 bits.
+            priority: any integer, clipped to 64 bits; higher ones are taken first.
+            rank: any integer of 64 bits; lower ones are taken first within a priority.
             newest_first: of those with one priority and rank, the last one is taken first.
 
         Raises:
@@ -183,17 +181,12 @@ class RequestDatabase:
 
     def _next_slot(self, active: Callable[[str], int]) -> str:
         """Choose as `take` says. Mostly, the very next slot has no downloads."""
-        best, fewest = "", -1
-        slot = first = self._slot_after(self._last_slot)
-        while True:
-            number = active(slot)
-            if fewest < 0 or number < fewest:
+        best = slot = first = self._slot_after(self._last_slot)
+        fewest = active(first)
+        while fewest > 0 and (slot := self._slot_after(slot)) != first:
+            if (number := active(slot)) < fewest:
                 best, fewest = slot, number
-            if number == 0:
-                return best
-            slot = self._slot_after(slot)
-            if slot == first:
-                return best
+        return best
 
     def _slot_after(self, slot: str) -> str:
         """Return the next slot with a pending request, in the order of names, and round again."""
@@ -226,10 +219,9 @@ def unpacked(data: bytes) -> Mapping[str, Any]:
 
 
 def read_counts(path: Path) -> tuple[int, int]:
-    """Return how many requests are pending, and in flight, also while a crawl uses the file.
+    """Count the requests that are pending, and in flight, also of a running crawl.
 
-    Raises:
-        StorageError: it cannot be read, or is damaged.
+    Raises a StorageError if the file cannot be read, or is damaged.
     """
     try:
         with contextlib.closing(connect_readonly(path)) as db:

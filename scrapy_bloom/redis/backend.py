@@ -76,15 +76,14 @@ class RedisBackend:
             changed=self._changed,
         )
         self._flush = flush
-        self._job = job or Job(None, "keep")
+        self._job = job or Job()
         self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
         self.forgotten = Forgotten(
             RedisForgotten(
                 server, key, lambda: self._shared.view.info.epoch, self._shared.now, claims=claims
-            ),
-            is_shared=True,
+            )
         )
         self._life = LifeCycle(self._policy, self._shared, self.forgotten)
         self._lookup = SharedLookup(self._shared, self._life, trust_secs)
@@ -173,14 +172,6 @@ class RedisBackend:
         forgotten = {each for each in fingerprints if each in self.forgotten}
         added = self._lookup.add_many([each for each in fingerprints if each not in forgotten])
         return added + sum(map(self.add, forgotten))
-
-    def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let fingerprints be new once more, to one crawler each; raises StorageError."""
-        self.forgotten.add(fingerprints)
-
-    def ended(self, fingerprints: Sequence[bytes]) -> None:
-        """Note that requests were crawled; raises StorageError. See `Backend.ended`."""
-        self.forgotten.remove(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._lookup and fingerprint not in self.forgotten

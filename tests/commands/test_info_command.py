@@ -18,7 +18,7 @@ DAY = 24 * 3600.0
 
 def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(5))))
-    RequestDatabase(jobdir.database_path(tmp_path / "job"), by_slot=False).close()
+    RequestDatabase(tmp_path / "job" / jobdir.DATABASE, by_slot=False).close()
     for path in ("job", "job/bloom"):
         figures = bloom("info", path, "--json", cwd=tmp_path).json
         assert figures["recorded"] == 5

@@ -11,7 +11,7 @@ from scrapy.settings import default_settings
 
 from cli import bloom
 from crawls import SPIDER, Crawl
-from scrapy_bloom.job.paths import database_path
+from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import read_counts
 from sites import LIMIT, ScriptedSite, Site, tree_site
 from workspace import in_redis
@@ -68,7 +68,7 @@ def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) 
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
-    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 @pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
@@ -89,7 +89,7 @@ def test_a_kill_while_it_is_opened(tree: Site, tmp_path: Path) -> None:
     for number in range(4):
         tree.hold_after(0)
         crawl = Crawl(tree.url, tmp_path, SAFE)
-        crawl.wait_until(lambda: database_path(tmp_path / "job").exists())
+        crawl.wait_until((tmp_path / "job" / DATABASE).exists)
         time.sleep(0.02 * number)
         crawl.kill()
     tree.forget()
@@ -139,7 +139,7 @@ def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
     tree.forget()
     for path in (tmp_path / "job").glob("requests.sqlite*"):
         path.unlink()
-    database_path(tmp_path / "job").touch()
+    (tmp_path / "job" / DATABASE).touch()
     crawl = Crawl(tree.url, tmp_path, SAFE)
     assert crawl.finish() == 0
     assert "The crawl starts over" in crawl.told("WARNING")[0]
@@ -151,7 +151,7 @@ def test_a_queue_cut_to_nothing_beside_a_filter_in_redis(tree: Site, tmp_path: P
     settings = in_redis(tmp_path.name, **SAFE)
     crawl = under_way(tree, tmp_path, settings)
     crawl.interrupt()
-    database = database_path(tmp_path / "job")
+    database = tmp_path / "job" / DATABASE
     good = database.read_bytes()
     database.write_bytes(b"")
     refused = Crawl(tree.url, tmp_path, settings)
@@ -194,7 +194,7 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
     assert not crawl.told("ERROR")
     for path in (*links, "/found-late", "/target", "/found-behind"):
         assert site.hits[path], path
-    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
     site.end()
 
 
@@ -204,7 +204,7 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
 def test_a_pause(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
-    pending, in_flight = read_counts(database_path(tmp_path / "job"))
+    pending, in_flight = read_counts(tmp_path / "job" / DATABASE)
     assert pending
     assert not in_flight
     crawl = finished(tree, tmp_path, SAFE)
@@ -328,7 +328,7 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
 def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
-    path = database_path(tmp_path / "job")
+    path = tmp_path / "job" / DATABASE
     good = path.read_bytes()
     path.write_bytes(b"x" * 5000)
     refused = Crawl(tree.url, tmp_path, SAFE)
@@ -407,7 +407,7 @@ def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> N
     assert not crawl.lines("ERROR")
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
-    assert read_counts(database_path(tmp_path / "job")) == (0, 0)
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
     assert "A request of the job cannot be made again" in crawl.told("ERROR")[0]
-    left = sum(read_counts(database_path(tmp_path / "job")))
+    left = sum(read_counts(tmp_path / "job" / DATABASE))
     assert left > 0
     spider.write_text(code)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from crawls import Crawl
-from scrapy_bloom.job.paths import database_path
+from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import read_counts
 from sites import tree_site
 
@@ -54,7 +54,7 @@ KILLED_AGAIN_AND_AGAIN = """
                 backend.add(fingerprint(number))
                 os.write(pipe, b"+")
                 if forgetting and number % 3 == 0:
-                    backend.forget([fingerprint(number)])
+                    backend.forgotten.add([fingerprint(number)])
                     os.write(pipe, b"-")
             number += 1
             backend.close()
@@ -176,7 +176,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
     else:
         assert not crawl.told("WARNING"), f"{what}: {crawl.output}"
         assert "Its queue survives that: nothing is lost" in crawl.output, what
-        assert read_counts(database_path(tmp_path / "job")) == (0, 0), what
+        assert read_counts(tmp_path / "job" / DATABASE) == (0, 0), what
         twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
         assert twice <= KILLS * 32, what  # what was in flight, with any version of Scrapy
     site.end()

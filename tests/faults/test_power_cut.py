@@ -13,7 +13,7 @@ import pytest
 from crawls import Crawl
 from disks import Disk
 from machine import REQUIRED
-from scrapy_bloom.job.paths import BOOT_ID, in_use_path
+from scrapy_bloom.job.paths import BOOT_ID, IN_USE
 from sites import Site
 from workspace import in_redis
 
@@ -39,7 +39,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def restart_machine(job: Path) -> None:
     """Change the boot that the job's note names: to the crawl, that is another start."""
     boot = BOOT_ID.read_text().strip()
-    mark = in_use_path(job)
+    mark = job / IN_USE
     assert boot in mark.read_text()
     mark.write_text(mark.read_text().replace(boot, "01234567-89ab-cdef-0123-456789abcdef"))
 

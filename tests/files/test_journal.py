@@ -157,7 +157,7 @@ def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -
     first, second = fingerprints(2)
     backend.add(first)
     backend.add(second)
-    backend.forget([first])
+    backend.forgotten.add([first])
     assert backend._store is not None
     backend._store.settle()
     path = tmp_path / "bloom/forgotten.sqlite"
@@ -171,7 +171,7 @@ def test_writing_to_the_disk_leaves_the_locks_of_the_databases(tmp_path: Path) -
     other = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert other.stdout == "(1,)\n"
     assert path.with_name("forgotten.sqlite-wal").exists()
-    backend.forget([second])
+    backend.forgotten.add([second])
     assert backend.add(first)
     assert backend.add(second)
     backend.close()

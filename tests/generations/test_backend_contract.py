@@ -194,17 +194,17 @@ def test_what_is_forgotten_is_new_once_more(new: NewBackend) -> None:
     backend.begin()
     names = [b"%d" % number for number in range(700)]
     assert all(backend.add(name) for name in names)
-    backend.forget(names[::2])
-    backend.forget(names[:2])
+    backend.forgotten.add(names[::2])
+    backend.forgotten.add(names[:2])
     assert [name in backend for name in names] == [False, False, *[False, True] * 349]
     assert [backend.add(name) for name in names] == [True, True, *[True, False] * 349]
     assert not any(backend.add(name) for name in names)
     assert all(name in backend for name in names)
     assert backend.status().count == 700
-    backend.forget(names[:1])
-    backend.ended(names[:1])  # it was crawled after all
+    backend.forgotten.add(names[:1])
+    backend.forgotten.remove(names[:1])  # it was crawled after all
     assert not backend.add(names[0])
-    backend.forget([b"never added"])
+    backend.forgotten.add([b"never added"])
     assert backend.add(b"never added")
     assert not backend.add(b"never added")
     backend.close()
@@ -219,7 +219,7 @@ def test_what_is_crawled_again_is_remembered_for_a_whole_window(persistent: NewB
         now = 1e9 + 26 * quarter
         assert backend.add(b"page %d" % quarter)
     assert len(backend.status().generations) == 4
-    backend.forget([b"page 1"])
+    backend.forgotten.add([b"page 1"])
     assert backend.add(b"page 1")
     assert not backend.add(b"page 2")
     backend.close()  # within a run, nothing expires
@@ -239,7 +239,7 @@ def test_what_was_forgotten_stays_so(persistent: NewBackend) -> None:
         backend.begin()
         assert backend.add(b"page"), run
         assert backend.add(b"other %d" % run)
-        backend.forget([b"page"])
+        backend.forgotten.add([b"page"])
         assert backend.status().count == run + 2
         backend.close()
 
@@ -290,7 +290,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
         some = self.some_recorded(data)
-        self.backend.forget(some)
+        self.backend.forgotten.add(some)
         self.model.difference_update(some)
         self.forgotten.update(some)
         self.claimed.difference_update(some)
@@ -299,7 +299,7 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         some = self.some_recorded(data)
-        self.backend.ended(some)
+        self.backend.forgotten.remove(some)
         self.model.update(some)
         self.forgotten.difference_update(some)
         self.claimed.difference_update(some)

@@ -53,7 +53,7 @@ def take_all(barrier, results, key: str, url: str, claims: bool) -> None:
     names = random.Random().sample(NAMES, len(NAMES))
     barrier.wait(60)
     taken = [name for name in names if backend.add(name)]
-    backend.ended(taken)
+    backend.forgotten.remove(taken)
     backend.close()
     results.put(taken)
 
@@ -62,7 +62,7 @@ def take_all(barrier, results, key: str, url: str, claims: bool) -> None:
 def test_what_is_forgotten_is_new_to_exactly_one_of_four(claims: bool, key: str) -> None:
     first = shared(key)
     assert all(first.add(name) for name in NAMES)
-    first.forget(NAMES)
+    first.forgotten.add(NAMES)
     context, url = multiprocessing.get_context("spawn"), servers.shared("valkey").url
     barrier, results = context.Barrier(4), context.Queue()
     crawlers = [
@@ -93,12 +93,12 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: st
         one, two = shared(key, url, claims=claims), shared(key, url, claims=claims)
         for name in NAMES:
             one.add(name)
-        one.forget(NAMES)
+        one.forgotten.add(NAMES)
         for name in NAMES:
             assert two.add(name) + one.add(name) >= 1, name
         assert proxy.dropped > 20
-        one.ended(NAMES)
-        two.ended(NAMES)
+        one.forgotten.remove(NAMES)
+        two.forgotten.remove(NAMES)
         one.close()
         two.close()
         again = shared(key, server.url)
@@ -112,7 +112,7 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: st
 def claim_and_wait(results, key: str, url: str) -> None:
     backend = shared(key, url, claims=True)
     taken = [name for name in NAMES if backend.add(name)]
-    backend.ended(taken[:100])
+    backend.forgotten.remove(taken[:100])
     results.put(len(taken))
     signal.pause()
 
@@ -120,7 +120,7 @@ def claim_and_wait(results, key: str, url: str) -> None:
 def test_what_a_killed_run_had_claimed_is_given_back(key: str) -> None:
     first = shared(key, claims=True)
     assert all(first.add(name) for name in NAMES)
-    first.forget(NAMES)
+    first.forgotten.add(NAMES)
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     other = context.Process(
@@ -137,7 +137,7 @@ def test_what_a_killed_run_had_claimed_is_given_back(key: str) -> None:
     after.close()  # nothing of it was crawled
     third = shared(key, claims=True)
     assert [name for name in NAMES if third.add(name)] == NAMES[100:]
-    third.ended(NAMES)
+    third.forgotten.remove(NAMES)
     third.close()
     assert not [each for each in left(key) if b":forgotten:" in each or b":claimed:" in each]
 
@@ -145,7 +145,7 @@ def test_what_a_killed_run_had_claimed_is_given_back(key: str) -> None:
 def test_a_run_on_another_machine_lives_as_long_as_it_says_so(key: str) -> None:
     first = shared(key, claims=True)
     first.add(b"page")
-    first.forget([b"page"])
+    first.forgotten.add([b"page"])
     client = servers.shared("valkey").client
     (forgotten,) = client.keys(f"{{{key}}}:forgotten:*")
     epoch = forgotten.decode().rpartition(":")[2]
@@ -174,7 +174,7 @@ def test_a_process_is_told_from_another_of_its_number() -> None:
 def test_what_is_new_and_forgotten_counts_once(key: str) -> None:
     backend = shared(key, window_secs=100.0)
     assert backend.add(b"page")
-    backend.forget([b"page", b"other"])
+    backend.forgotten.add([b"page", b"other"])
     assert backend.add_many([b"page", b"other", b"third", b"page"]) == 3
     assert backend.add_many([b"page", b"other", b"third"]) == 0
     backend.close()
@@ -183,7 +183,7 @@ def test_what_is_new_and_forgotten_counts_once(key: str) -> None:
 def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     backend = shared(key)
     backend.add(b"page")
-    backend.forget([b"page"])
+    backend.forgotten.add([b"page"])
     backend._trust_secs = 0
     backend.clear()
     assert backend.add(b"page")
@@ -214,7 +214,7 @@ def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
 def test_a_look_at_it_changes_nothing(tmp_path: Path) -> None:
     backend = local(tmp_path)
     backend.add(b"page")
-    backend.forget([b"page"])
+    backend.forgotten.add([b"page"])
     during = ForgottenFile(tmp_path / NAME, readonly=True)
     assert len(during) == 1
     during.close()
@@ -250,7 +250,7 @@ def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:
     now = 1e9
     backend = local(tmp_path, window_secs=100.0, clock=lambda: now)
     backend.add(b"page")
-    backend.forget([b"page", b"other"])
+    backend.forgotten.add([b"page", b"other"])
     with sqlite3.connect(tmp_path / NAME) as db:
         db.execute("UPDATE forgotten SET forgotten_at = 0")
     for _ in range(8):
@@ -264,7 +264,7 @@ def test_forgotten_requests_of_a_shared_filter_expire_with_its_window(key: str) 
     now = 1e9
     backend = shared(key, window_secs=100.0, clock=lambda: now)
     backend.add(b"page")
-    backend.forget([b"page", b"other"])
+    backend.forgotten.add([b"page", b"other"])
     assert [each for each in left(key) if b":forgotten:" in each]
     for _ in range(10):
         now += 26

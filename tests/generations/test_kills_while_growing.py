@@ -77,7 +77,7 @@ def test_nothing_is_forgotten_through_twenty_kills_and_growth(tmp_path: Path) ->
         ("os.fsync", False),
         ("pathlib.Path.rename", False),
         ("scrapy_bloom.files.mapping._sync_directory", True),
-        ("scrapy_bloom.files.generations.FileGenerations._complete", True),
+        ("scrapy_bloom.generations.lifecycle.LifeCycle.plan", True),
     ],
 )
 def test_a_kill_while_growing(tmp_path: Path, where: str, grown: bool) -> None:

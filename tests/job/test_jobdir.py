@@ -20,10 +20,10 @@ def test_a_mark_names_its_filter_until_it_is_cleared(filter_id: str, tmp_path: P
 
 def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> None:
     jobdir.set_in_use(tmp_path, "0123abcd")
-    whole = jobdir.in_use_path(tmp_path).read_text()
+    whole = (tmp_path / jobdir.IN_USE).read_text()
     named = whole.index("0123abcd\n") + len("0123abcd\n")
     for length in range(len(whole)):
-        jobdir.in_use_path(tmp_path).write_text(whole[:length])
+        (tmp_path / jobdir.IN_USE).write_text(whole[:length])
         assert jobdir.filter_in_use(tmp_path) == ("" if length < named else "0123abcd")
         assert not jobdir.was_machine_restarted(tmp_path)
 
@@ -32,7 +32,7 @@ def test_a_note_tells_whether_the_machine_was_restarted(tmp_path: Path) -> None:
     assert not jobdir.was_machine_restarted(tmp_path)
     jobdir.set_in_use(tmp_path, "0123abcd")
     assert not jobdir.was_machine_restarted(tmp_path)
-    note = jobdir.in_use_path(tmp_path)
+    note = tmp_path / jobdir.IN_USE
     text, filter_id, _ = note.read_text().splitlines()
     note.write_text(f"{text}\n{filter_id}\n01234567-89ab-cdef-0123-456789abcdef\n")
     assert jobdir.was_machine_restarted(tmp_path)

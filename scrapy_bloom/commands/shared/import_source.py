@@ -126,7 +126,7 @@ def open_source(
         return url_list("-", project, options)
     path = Path(options.source)
     if path.is_dir():
-        path = jobdir.seen_path(path)
+        path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
     is_pipe = path.exists() and not path.is_file()  # it can be read once only

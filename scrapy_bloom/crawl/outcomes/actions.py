@@ -34,13 +34,13 @@ class OutcomeActions:
     def __init__(
         self, backend: Backend, telemetry: Telemetry, watch: Watch, *, forget_failed: bool
     ) -> None:
-        self._backend = backend
+        self._forgotten = forgotten = backend.forgotten
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._telemetry = telemetry
         self._watch = watch
         self._is_watching = False
-        self._forgetting = ForgetFailed(self._forget, backend.ended) if forget_failed else None
-        self._settle = self._forgetting.ended if self._forgetting else backend.ended
+        self._forgetting = ForgetFailed(self._forget, forgotten.remove) if forget_failed else None
+        self._settle = self._forgetting.ended if self._forgetting else forgotten.remove
         # Not methods: they are asked with each request.
         self.is_dead = self._forgetting.is_dead if self._forgetting else lambda _: False
         self.was_new = telemetry.count_added if self._recorder is None else lambda: None
@@ -54,7 +54,7 @@ class OutcomeActions:
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request, once, that it stands for a recorded fingerprint."""
         if not self._is_watching:
-            if not self._backend.forgotten.has_claims:
+            if not self._forgotten.has_claims:
                 return
             self._begin()
         if fingerprint not in trail_of(request)[-1:]:
@@ -106,7 +106,7 @@ class OutcomeActions:
             )
 
     def _forget(self, fingerprints: Sequence[bytes]) -> None:
-        self._backend.forget(fingerprints)
+        self._forgotten.add(fingerprints)
         self._telemetry.count_forgotten(len(fingerprints))
 
     def _record(self, fingerprints: Sequence[bytes]) -> None:

@@ -19,8 +19,8 @@ class ForgetFailed:
     not crawled any more in this run. The next run tries again.
 
     Args:
-        forget: makes the filter forget fingerprints; see `Backend.forget`.
-        settle: tells it what ended in another way; see `Backend.ended`.
+        forget: makes the filter forget fingerprints; see `Forgotten.add`.
+        settle: tells it what ended in another way; see `Forgotten.remove`.
 
     Attributes:
         forgotten: how many times a request was forgotten.

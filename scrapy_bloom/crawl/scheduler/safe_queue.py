@@ -101,7 +101,7 @@ class SafeQueue:
         if by_slot:
             self._slot_of, self._active = slots(crawler)
         self._in_flight = InFlight(crawler.engine, self._done)
-        path = jobdir.database_path(job)
+        path = job / jobdir.DATABASE
         self._lock = lock_file(Path(f"{path}.lock"), path, "JOBDIR")
         try:
             self._database = RequestDatabase(path, by_slot=by_slot)
