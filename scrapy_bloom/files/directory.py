@@ -84,17 +84,11 @@ def divide(
 
 
 class Opened(NamedTuple):
-    """The open files of a filter.
+    """The open files of a filter."""
 
-    Attributes:
-        files: of the live generations, oldest first; none if there is no filter (any more).
-        journal: what is recorded first, if the job has a queue that survives.
-        importable: the job's requests.seen, if a new filter shall begin with it.
-    """
-
-    files: list[FilterFile]
-    journal: Journal | None
-    importable: Path | None
+    files: list[FilterFile]  # live ones, oldest first; none if there is no filter (any more)
+    journal: Journal | None  # records first, if the job has a queue that survives
+    importable: Path | None  # the job's requests.seen, if a new filter shall begin with it
 
 
 def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:

@@ -60,19 +60,12 @@ _MAX_VALUE = (1 << 48) - 1
 
 @dataclass(eq=False, kw_only=True)
 class FileGeneration(Generation):
-    """A generation in a file, as the header of the file has it.
-
-    Attributes:
-        path: of the file.
-        origin: what all generations of the filter have in common, with its salt.
-        in_use: whether a crawl uses it now, or did and never closed it.
-        oldest: number of the oldest generation that still counts; older files can go.
-    """
+    """A generation in a file, as the header of the file has it."""
 
     path: Path
-    origin: Origin
-    in_use: bool = False
-    oldest: int = 1
+    origin: Origin  # with a salt
+    in_use: bool = False  # a crawl uses it now, or did and never closed it
+    oldest: int = 1  # number of the oldest generation that still counts; older files can go
 
     @classmethod
     def at(cls, path: Path) -> "FileGeneration":

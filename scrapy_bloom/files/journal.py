@@ -23,24 +23,16 @@ _LONG = 50_000  # fingerprints, some 5 MB of memory: it is settled sooner then
 class Journal:
     """The fingerprints that are recorded, but not yet in the filter's file.
 
-    It has two files: one is written to while the fingerprints of the other are moved into the
-    filter. Raises OSError if they cannot be made.
-
-    Args:
-        directory: of the filter.
-        sync_queue: writes the queue to the disk.
-
-    Attributes:
-        when_long: called when it should be settled soon.
-        when_full: called with the error when a fingerprint could not be written.
+    It has two files in the filter's directory: one is written to while the fingerprints of the
+    other are moved into the filter. Raises OSError if they cannot be made.
     """
 
     def __init__(self, directory: Path, sync_queue: Callable[[], None]) -> None:
         self._sync_queue = sync_queue
         self._known: Lookup
         self._record: Callable[[bytes], object]
-        self.when_long: Callable[[], None] = lambda: None
-        self.when_full: Callable[[OSError], None] = lambda _: None
+        self.when_long: Callable[[], None] = lambda: None  # called when to settle soon
+        self.when_full: Callable[[OSError], None] = lambda _: None  # what could not be written
         # A fingerprint goes from `_new` to `_settling` to the filter, and is looked for in that
         # order: so it is found while another thread settles.
         self._new: set[bytes] = set()

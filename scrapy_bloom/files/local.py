@@ -11,11 +11,7 @@ from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 
 
 class LocalGeneration(Generation):
-    """A generation whose bits are at hand.
-
-    Attributes:
-        filter: the bits.
-    """
+    """A generation whose bits are at hand."""
 
     filter: BloomFilter
 
@@ -28,23 +24,13 @@ class MemoryGenerations:
         origin: what all of them have in common.
         clock: seconds since 1970.
         changed: called when they are others than before.
-
-    Attributes:
-        live: those that count, oldest first.
-        kept: those that have expired, but that this run has recorded in.
-        run: says which ones.
-        begun: the crawl has begun.
-        next_save: at this count of the newest generation, `save` is due.
-        journal: where fingerprints are recorded first, if the job's queue survives.
-        errors: how often the disk failed.
-        failure: how, the last time; empty if it did not.
     """
 
-    errors = 0
-    failure = ""
-    begun = False
-    next_save: float = math.inf
-    journal: Journal | None = None
+    errors = 0  # of the disk
+    failure = ""  # the last of them
+    begun = False  # the crawl
+    next_save: float = math.inf  # at this count of the newest generation, `save` is due
+    journal: Journal | None = None  # records first, if the job's queue survives
 
     def __init__(
         self,

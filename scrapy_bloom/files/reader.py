@@ -77,15 +77,6 @@ class FilterReader:
     Args:
         path: see `found_files`, which may raise.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
-
-    Attributes:
-        location: where it is, for people.
-        files: one for each live generation, oldest first.
-        generations: their figures.
-        names: their names.
-        spider, fingerprinter: as the newest file has them.
-        salt: hexadecimal.
-        forgotten: the requests that are to be crawled again.
     """
 
     def __init__(self, path: Path, *, window: float = 0.0) -> None:

@@ -8,7 +8,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS
 
 
 class Contents(NamedTuple):
-    """Holds what the bits of a filter tell of it, all from one look at them.
+    """What the bits of a filter tell of it, all from one look at them.
 
     Attributes:
         fill_ratio: share of bits that are set, 0 to 1.

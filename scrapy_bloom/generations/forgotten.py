@@ -60,13 +60,10 @@ class Forgotten:
     """The set, behind bits in memory that keep almost all questions away from its store.
 
     Each method may fail as that does: StorageError.
-
-    Attributes:
-        has_claims: something was claimed.
     """
 
     def __init__(self, store: ForgottenStore) -> None:
-        self.has_claims = False
+        self.has_claims = False  # something was claimed
         self._store = store
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set

@@ -4,15 +4,17 @@ It does not know where the generations are kept: see `Generations`. In a shared 
 be the first to do what is due.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.log import GenerationLog
 from scrapy_bloom.generations.policy import ROTATIONS, Generation, Policy, Size
 from scrapy_bloom.generations.status import FilterStatus
+
+logger = logging.getLogger(__name__)
 
 
 class NoRoomError(StorageError):
@@ -79,23 +81,20 @@ class Run:
 
 
 class LifeCycle:
-    """Lets the generations of a filter grow, turn and expire, and its forgotten requests with them.
-
-    Attributes:
-        has_window: generations end and expire.
-        grow_at: at this count of the newest generation, a new request needs another one.
-        due_at: at this time, `turn` has something to do.
-        log: logs the changes, and counts them.
-    """
+    """Lets the generations of a filter grow, turn and expire, and its forgotten requests, too."""
 
     def __init__(self, policy: Policy, store: Generations, forgotten: Forgotten) -> None:
         self.has_window = policy.window > 0
-        self.grow_at = self.due_at = math.inf
-        self.log = GenerationLog()
+        self.grow_at = math.inf  # at this count of the newest, a new request needs another one
+        self.due_at = math.inf  # at this time, `turn` has something to do
         self._policy = policy
         self._store = store
         self._forgotten = forgotten
         self._turn_at: float = math.inf  # at this time, the newest generation ends
+        self._expired = 0  # requests
+        self._times_no_room = 0
+        self._failure = ""  # the last time
+        self._has_room = True
 
     def plan(self) -> None:
         """Plan when the next changes are due, after a change of the generations."""
@@ -119,10 +118,14 @@ class LifeCycle:
                 return
         except NoRoomError as error:
             self.grow_at = full.count + max(1, full.capacity // 20)
-            self.log.log_cannot_grow(error)
+            self._log_no_room(
+                "The crawl goes on with the full filter, its error rate rises, and growing is "
+                "tried again after some more requests",
+                error,
+            )
             return
         if self._store.live[-1].number == full.number + 1:
-            self.log.log_growth(self._store.live)
+            self._log_growth()
 
     def turn(self) -> None:
         """End what has ended: go on to a new quarter, and let old generations expire."""
@@ -134,7 +137,7 @@ class LifeCycle:
         if number := self._policy.expired(self._store.live, now):
             gone = self._store.live[:number]
             self._store.expire(number)
-            self.log.log_expiry(gone, self._policy.window)
+            self._log_expiry(gone)
             # Recorded before they were forgotten, they have all expired by then.
             self._forgotten.expire(2 * self._policy.window)
 
@@ -153,14 +156,59 @@ class LifeCycle:
             # What is recorded in it from now on shall not expire with its quarter.
             self._store.extend(next_end)
             self._turn_from(now + window / 100)
-            self.log.log_cannot_turn(error)
+            self.log_cannot_turn(error)
             return
         if not is_over:
             # Another crawl is making it, which may take minutes. Likewise until it is there.
             self._store.extend(now + window / 100)
             self._turn_from(now + window / 200)
         elif (newest := self._store.live[-1]) is not ended:
-            self.log.log_turn(ended, newest)
+            self._log_turn(ended, newest)
+
+    def log_cannot_turn(self, error: NoRoomError) -> None:
+        """Log that there is no room for the generation of the next quarter."""
+        self._log_no_room("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+
+    def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
+        self._times_no_room += 1
+        self._failure = f"the filter is full, and there is no room for more of it: {error}"
+        if self._has_room:  # once, until there is room again
+            self._has_room = False
+            logger.error("No room for a new generation: %s. %s", error, consequence)
+
+    def _log_growth(self) -> None:
+        self._has_room = True
+        live = self._store.live
+        newest = live[-1]
+        logger.info(
+            "The filter is full with %s requests and grows: generation %d has room for %s more at "
+            "error rate %.2g, in %s bytes",
+            f"{sum(each.count for each in live):,}",
+            newest.number,
+            f"{newest.capacity:,}",
+            newest.error_rate,
+            f"{newest.geometry.nbytes:,}",
+        )
+
+    def _log_turn(self, ended: Generation, newest: Generation) -> None:
+        self._has_room = True
+        logger.info(
+            "A quarter of the time window is over: generation %d takes what is new, generation %d "
+            "with %s requests counts until it expires",
+            newest.number,
+            ended.number,
+            f"{ended.count:,}",
+        )
+
+    def _log_expiry(self, gone: Sequence[Generation]) -> None:
+        count = sum(each.count for each in gone)
+        self._expired += count
+        logger.info(
+            "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
+            f"{count:,}",
+            self._policy.window,
+            ", ".join(str(each.number) for each in gone),
+        )
 
     def status(
         self,
@@ -179,8 +227,8 @@ class LifeCycle:
             generations=[each.figures for each in live],
             error_rate=max(self._policy.error_rate, asked),
             volatile=[each.figures for each in kept],
-            errors=self.log.errors + errors,
-            failure=self.log.failure or failure,
-            expired=self.log.expired,
+            errors=self._times_no_room + errors,
+            failure=self._failure or failure,
+            expired=self._expired,
             more=more or {},
         )

@@ -34,25 +34,15 @@ LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a win
 
 @dataclass(kw_only=True)
 class Generation:
-    """The figures of a filter among others.
+    """The figures of a filter among others; times are in seconds since 1970."""
 
-    Attributes:
-        number: 1 for the first, and counting on.
-        geometry: its blocks and hashes.
-        capacity: fingerprints it is sized for.
-        error_rate: its false-positive rate at that number.
-        created_at: when it was made, seconds since 1970.
-        open_until: nothing is recorded in it after this time; 0: no end.
-        count: fingerprints recorded in it.
-    """
-
-    number: int
+    number: int  # 1 for the first, and counting on
     geometry: Geometry
-    capacity: int
-    error_rate: float
+    capacity: int  # fingerprints it is sized for
+    error_rate: float  # at that number
     created_at: float
-    open_until: float = 0.0
-    count: int = 0
+    open_until: float = 0.0  # nothing is recorded in it after this time; 0: no end
+    count: int = 0  # fingerprints recorded in it
 
     @classmethod
     def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
@@ -93,17 +83,11 @@ _G = TypeVar("_G", bound=Generation)
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a filter holds, and whose; all its generations have it in common.
+    """What a filter holds, and whose; all its generations have it in common."""
 
-    Attributes:
-        salt: 16 bytes, mixed into every hash; None: random ones for a new filter.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: the spider's name, for information.
-    """
-
-    salt: bytes | None = None
-    fingerprinter: str = ""
-    spider: str = ""
+    salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random ones for a new filter
+    fingerprinter: str = ""  # import path of what makes the fingerprints
+    spider: str = ""  # its name, for information
 
 
 ANY_ORIGIN = Origin()
@@ -128,19 +112,12 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Decides how generations are sized, and when they end.
+    """Decides how generations are sized, and when they end."""
 
-    Attributes:
-        expected: requests that the crawl is expected to record (BLOOM_EXPECTED_REQUESTS).
-        error_rate: the highest sum over all live generations (BLOOM_ERROR_RATE).
-        on_full: "grow", "warn" or "close" (BLOOM_ON_FULL).
-        window: seconds that a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS).
-    """
-
-    expected: int
-    error_rate: float
-    on_full: str = "grow"
-    window: float = 0.0
+    expected: int  # requests that the crawl is expected to record (BLOOM_EXPECTED_REQUESTS)
+    error_rate: float  # the highest sum over all live generations (BLOOM_ERROR_RATE)
+    on_full: str = "grow"  # or "warn", or "close" (BLOOM_ON_FULL)
+    window: float = 0.0  # seconds a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS)
 
     def first(self, at_least: int = 0, others: Iterable[Generation] = ()) -> Size:
         """Return the size of the first generation, or of the first in its quarter of a window.

@@ -9,28 +9,16 @@ from scrapy_bloom.generations.policy import Generation, rate_asked
 
 @dataclass(frozen=True, kw_only=True)
 class FilterStatus:
-    """A filter's figures at one moment.
+    """A filter's figures at one moment."""
 
-    Attributes:
-        location: where the filter is kept, for people: a path, or "memory".
-        generations: its live generations, oldest first, at least one.
-        error_rate: the highest rate that was asked for (p), or that its generations were made
-            for if that is more.
-        errors: failures of the storage so far.
-        failure: the last of them, for people; empty if there was none.
-        expired: requests forgotten in this run, because their time window was over.
-        volatile: generations in memory that filter in this run, too; not in the counts.
-        more: further figures of the backend, by the names of their stats.
-    """
-
-    location: str
-    generations: Sequence[Generation]
-    error_rate: float
-    errors: int = 0
-    failure: str = ""
-    expired: int = 0
-    volatile: Sequence[Generation] = ()
-    more: Mapping[str, int] = field(default_factory=dict)
+    location: str  # where the filter is kept, for people: a path, or "memory"
+    generations: Sequence[Generation]  # the live ones, oldest first, at least one
+    error_rate: float  # as asked for (p), or as its generations were made for if that is more
+    errors: int = 0  # failures of the storage so far
+    failure: str = ""  # the last of them, for people
+    expired: int = 0  # requests forgotten in this run, because their time window was over
+    volatile: Sequence[Generation] = ()  # in memory, filter in this run, too; not in the counts
+    more: Mapping[str, int] = field(default_factory=dict)  # by the names of their stats
 
     @classmethod
     def of(cls, location: str, live: Sequence[Generation], on_full: str = "grow") -> "FilterStatus":
@@ -70,10 +58,7 @@ class FilterStatus:
 
     @property
     def error_rate_now(self) -> float:
-        """The false-positive rate with what is recorded now, 0 to 1.
-
-        A request is taken for seen if any generation takes it so.
-        """
+        """The false-positive rate with what is recorded now, 0 to 1."""
         return any_errs(each.error_rate_now for each in [*self.generations, *self.volatile])
 
     @property

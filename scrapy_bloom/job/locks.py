@@ -4,7 +4,7 @@ import errno
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from scrapy_bloom.exceptions import LockedError, StorageError
 
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 LOCK_NAME = "lock"  # beside the files of a filter
 
 
-class Lock(Protocol):
-    """A lock that was taken."""
-
-    def release(self) -> None:
-        """Let others have it."""
-
-
-def lock_file(path: Path, what: Path, settings: str) -> Lock:
+def lock_file(path: Path, what: Path, settings: str) -> "FileLock":
     """Take a lock, at once or not at all.
 
     Args:
@@ -101,6 +94,6 @@ def _hard_lock(path: Path) -> "FileLock":
         return new()
 
 
-def lock_directory(path: Path) -> Lock:
+def lock_directory(path: Path) -> "FileLock":
     """Take a filter's directory for one crawl; see `lock_file`."""
     return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")

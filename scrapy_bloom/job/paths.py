@@ -36,11 +36,6 @@ def is_database(path: Path) -> bool:
     return head[_DATABASE_ID_AT:] == DATABASE_ID.to_bytes(4, "big")
 
 
-def was_cut_to_nothing(path: Path) -> bool:
-    """Return whether SQLite would take an existing file for a new one: it has 0 or 1 bytes."""
-    return path.is_file() and path.stat().st_size <= 1
-
-
 def was_closed_by_scrapy(job_dir: Path) -> bool:
     """Return whether Scrapy's scheduler closed its queue, as far as the files can tell.
 
@@ -71,6 +66,7 @@ def note_end(job_dir: Path) -> None:
             (job_dir / _ENDED).write_text(
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n"
             )
+    (job_dir / IN_USE).unlink(missing_ok=True)
 
 
 def scrapys_filter_ran_last(job_dir: Path) -> bool:
@@ -132,11 +128,6 @@ def boot_id() -> str:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""
-
-
-def clear_in_use(job_dir: Path) -> None:
-    """Remove the note: the job was closed."""
-    (job_dir / IN_USE).unlink(missing_ok=True)
 
 
 def set_aside(path: Path) -> Path:

@@ -40,12 +40,6 @@ class Job:
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
-
-    Attributes:
-        database: the file of that queue, there or not yet; None: it has Scrapy's.
-        was_machine_restarted: the last run did not end well, and the machine was started since.
-        is_queue_lost: the database holds nothing: it was cut off, or its process was killed while
-            it made the file.
     """
 
     def __init__(
@@ -57,16 +51,18 @@ class Job:
         crash_safe: bool = False,
     ) -> None:
         self.path = path
+        # Of that queue; it need not be there yet.
         self.database = database = path / jobdir.DATABASE if crash_safe and path else None
+        # Since the last run, which did not end well.
         self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
-        # For SQLite it is an empty one then: what waited there would look crawled.
-        self.is_queue_lost = database is not None and jobdir.was_cut_to_nothing(database)
+        # Cut off, or killed while it was made. SQLite would take it for an empty one: what waited
+        # there would look crawled.
+        self.is_queue_lost = bool(database and database.is_file() and database.stat().st_size <= 1)
         self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
         # A note without that queue is of a run under another scheduler.
-        survives = database is not None and jobdir.is_database(database)
-        where = 0 if survives else 1 if path is not None else 2
+        where = 0 if database and jobdir.is_database(database) else 1 if path else 2
         self._verdict = _VERDICTS[on_unclean_shutdown][where]
 
     def check_queue(self) -> None:
@@ -117,7 +113,6 @@ class Job:
         """Take the note away: the crawl has ended well."""
         if self.path is not None:
             jobdir.note_end(self.path)
-            jobdir.clear_in_use(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:
         """Return whether the last run with this job, or with its filter, did not end well."""

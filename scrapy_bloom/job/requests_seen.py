@@ -24,18 +24,13 @@ class SeenFile:
     Since Scrapy 2.19 the file is binary: each fingerprint behind its length, 2 bytes, big-endian.
     Before, it was text: one fingerprint a line, in hexadecimal digits. Iterating yields each
     fingerprint as bytes, in constant memory, or raises SeenFileError for any other format.
-
-    Attributes:
-        size: bytes in the file.
-        position: bytes read so far.
-        truncated: incomplete records at the end, 0 or 1: a killed process leaves one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size = path.stat().st_size
-        self.position = 0
-        self.truncated = 0
+        self.size = path.stat().st_size  # bytes
+        self.position = 0  # read so far
+        self.truncated = 0  # incomplete records at the end, 0 or 1: a killed process leaves one
         with path.open("rb") as file:
             first = file.read(1)
         # A length below 256 begins with a zero byte, which is no digit: no file fits both.

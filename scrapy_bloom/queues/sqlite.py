@@ -59,11 +59,6 @@ class RequestDatabase:
         path: the file; made if missing.
         by_slot: requests are taken slot by slot, see `take`; else by priority alone.
 
-    Attributes:
-        pending: how many wait to be taken.
-        resumed: how many were there when it was opened, those in flight at that time with them.
-        were_in_flight: how many were in flight when its last process died.
-
     Raises:
         StorageError: it is damaged, foreign, of a newer format, or cannot be read or written. It is
             then as it was.
@@ -106,12 +101,13 @@ class RequestDatabase:
             name = index.split()[2]
             if (by_slot == self._by_slot) != (name in indexes):
                 run(index if by_slot == self._by_slot else f"DROP INDEX {name}")
+        # When the last process died.
         self.were_in_flight = run("UPDATE requests SET in_flight = 0 WHERE in_flight").rowcount
         run("COMMIT")
         if is_new:  # not only in the log, which somebody may take for rubbish
             run("PRAGMA wal_checkpoint(TRUNCATE)")
         self.pending, last = run("SELECT count(*), max(id) FROM requests").fetchone()
-        self.resumed = self.pending
+        self.resumed = self.pending  # how many were there, in flight or not
         self._last_id = last or 0
 
     def _check(self) -> None:

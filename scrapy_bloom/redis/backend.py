@@ -133,7 +133,7 @@ class RedisBackend:
                 self._shared.append(self._policy.first(), self._shared.now(), 0.0)
             except NoRoomError as error:
                 self._shared.extend(0.0)
-                self._life.log.log_cannot_turn(error)
+                self._life.log_cannot_turn(error)
         self._shared.begin_run()
 
     def _changed(self) -> None:

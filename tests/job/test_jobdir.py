@@ -14,7 +14,7 @@ def test_a_mark_names_its_filter_until_it_is_cleared(filter_id: str, tmp_path: P
     assert jobdir.filter_in_use(tmp_path) is None
     jobdir.set_in_use(tmp_path, filter_id)
     assert jobdir.filter_in_use(tmp_path) == filter_id
-    jobdir.clear_in_use(tmp_path)
+    jobdir.note_end(tmp_path)
     assert jobdir.filter_in_use(tmp_path) is None
 
 
