@@ -18,7 +18,6 @@ from scrapy_bloom.files.journal import Journal, read_journal, remove_journal
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.sqlite_files import sync_log
 
@@ -30,7 +29,7 @@ def check_free(directory: Path) -> None:
 
     The directory of the filter need not exist.
     """
-    if files := filter_files(directory):
+    if files := jobdir.filter_files(directory):
         lock_directory(directory).release()  # first: it says best that a crawl is running
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
@@ -52,17 +51,10 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
         )
 
 
-def divide(
-    path: Path, files: Sequence[FileGeneration]
-) -> tuple[list[FileGeneration], list[FileGeneration]]:
-    """Divide files into live ones and those that are over, as the newest header says.
+def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGeneration]:
+    """Return the live files of a directory, as the newest header says; there is at least one.
 
-    Args:
-        path: the directory.
-        files: all of it, oldest first, at least one.
-
-    Raises:
-        FilterFileError: they are of several filters, or some are missing.
+    Raises a FilterFileError if they are of several filters, or some are missing.
     """
     newest = files[-1]
     for file in files:
@@ -74,13 +66,13 @@ def divide(
     expected = range(newest.oldest, newest.number + 1)
     live = [file for file in files if file.number in expected]
     named = [(file.number, file.path.name) for file in live]
-    if named != [(number, file_name(number)) for number in expected]:
+    if named != [(number, jobdir.file_name(number)) for number in expected]:
         raise FilterFileError(
             f"{path} does not hold all generations of the filter, numbers {expected[0]} "
             f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
             "move the others away to start with an empty filter"
         )
-    return live, [file for file in files if file not in live]
+    return live
 
 
 class Opened(NamedTuple):
@@ -105,7 +97,7 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
             fingerprinter, or was not closed and shall be looked at. All is then as it was.
     """
     try:
-        found = [FileGeneration.at(each) for each in filter_files(path)]
+        found = [FileGeneration.at(each) for each in jobdir.filter_files(path)]
         for file in found:
             _check_fingerprinter(file, fingerprinter)
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
@@ -115,12 +107,12 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
         is_unclean = _is_unclean(found, job)
         if is_unclean and _set_aside_unclean(path, found, job):
             found, importable = [], None
-        live, over = divide(path, found) if found else ([], [])
+        live = live_among(path, found) if found else []
         with contextlib.ExitStack() as stack:
             opened = [
                 stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
             ]
-            for file in over:
+            for file in (each for each in found if each not in live):
                 with contextlib.suppress(OSError):  # the next run tries again
                     file.path.unlink()
             if is_unclean and opened:

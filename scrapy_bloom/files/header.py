@@ -47,9 +47,8 @@ _PLAIN, _COUNTING = 1, 2  # variants
 _FIGURES = ("capacity", "error_rate", "created_at", "number")
 
 _VERSION = struct.Struct(">H")
-_FIXED = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}s")
 _TEXT_BYTES = 1024
-_TEXT = struct.Struct(f">H{_TEXT_BYTES}s")
+_BODY = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}sH{_TEXT_BYTES}sH{_TEXT_BYTES}s")
 _CRC = struct.Struct(">I")
 _CRC_OFFSET = 4068
 _WORDS_OFFSET = 4072
@@ -97,7 +96,7 @@ class FileGeneration(Generation):
 
 def pack_header(file: FileGeneration) -> bytes:
     """Return the bytes of a header up to and with its CRC: what never changes."""
-    head = _FIXED.pack(
+    body = _BODY.pack(
         MAGIC,
         FORMAT_VERSION,
         HASH_SCHEME,
@@ -106,9 +105,9 @@ def pack_header(file: FileGeneration) -> bytes:
         file.geometry.num_blocks,
         *(getattr(file, name) for name in _FIGURES),
         file.salt,
-    )
-    body = head + _pack_text(file.origin.fingerprinter) + _pack_text(file.origin.spider)
-    body = body.ljust(_CRC_OFFSET, b"\0")
+        *_measured(file.origin.fingerprinter),
+        *_measured(file.origin.spider),
+    ).ljust(_CRC_OFFSET, b"\0")
     return body + _CRC.pack(binascii.crc32(body))
 
 
@@ -141,7 +140,8 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         )
     if binascii.crc32(raw[:_CRC_OFFSET]) != _CRC.unpack_from(raw, _CRC_OFFSET)[0]:
         raise _unusable(path, "has a damaged header (its checksum is wrong)")
-    _, _, scheme, variant, num_hashes, num_blocks, *figures, salt = _FIXED.unpack_from(raw)
+    _, _, scheme, variant, num_hashes, num_blocks, *figures_and_origin = _BODY.unpack_from(raw)
+    *figures, salt, length, fingerprinter, spider_length, spider = figures_and_origin
     if variant == _COUNTING:
         raise FilterFileError(f"{path} {WITH_COUNTERS}")
     if scheme != HASH_SCHEME or variant != _PLAIN:
@@ -155,8 +155,8 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         count=count & _MAX_COUNT,
         origin=Origin(
             salt=salt,
-            fingerprinter=_unpack_text(raw, _FIXED.size),
-            spider=_unpack_text(raw, _FIXED.size + _TEXT.size),
+            fingerprinter=fingerprinter[:length].decode("utf-8", "replace"),
+            spider=spider[:spider_length].decode("utf-8", "replace"),
         ),
         in_use=bool(count & _IN_USE),
         oldest=oldest,
@@ -194,11 +194,6 @@ def clip(text: str) -> str:
     return text.encode("utf-8", "replace")[:_TEXT_BYTES].decode("utf-8", "ignore")
 
 
-def _pack_text(text: str) -> bytes:
+def _measured(text: str) -> tuple[int, bytes]:
     data = clip(text).encode()
-    return _TEXT.pack(len(data), data)
-
-
-def _unpack_text(raw: bytes, offset: int) -> str:
-    length, data = _TEXT.unpack_from(raw, offset)
-    return bytes(data[:length]).decode("utf-8", "replace")
+    return len(data), data

@@ -2,9 +2,8 @@
 
 The kernel writes a mapped file to the disk whenever it likes. So after a power cut the filter may
 be newer than the queue, whatever is synced first, and requests that are nowhere look seen. To avoid
-that, fingerprints are kept here until the queue that holds their requests is on the disk, and only
-then go into the filter's file. After a kill these files are read back. After a power cut they are
-thrown away, and their requests are crawled again.
+that, fingerprints stay here until the queue that holds their requests is on the disk. After a kill
+these files are read back. After a power cut they are thrown away: their requests are crawled again.
 """
 
 import errno

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import divide
+from scrapy_bloom.files.directory import live_among
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.journal import read_journal
@@ -50,12 +50,10 @@ def found_files(path: Path) -> list[FileGeneration]:
         if not found:
             break
         try:
-            live, _ = divide(directory, [FileGeneration.at(each) for each in found])
+            return live_among(directory, [FileGeneration.at(each) for each in found])
         except StorageError:
             if is_last:
                 raise
-        else:
-            return live
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
         + ("" if path.exists() else " (there is no such file or directory)")

@@ -11,8 +11,7 @@ from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_has
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
-# filter has four of them for a block.
+# them for each filter (those of its first 512 MB). A counting filter has four of them for a block.
 _MAX_VIEWS = 65_536
 
 
@@ -61,15 +60,8 @@ class BloomFilter:
     ) -> "BloomFilter":
         """Make a filter whose bits are somebody else's writable buffer, taken as it is.
 
-        Args:
-            buffer: exactly `geometry.nbytes` bytes; changes go straight into it.
-            geometry: blocks and hashes, as they were when the buffer was first filled.
-            capacity: fingerprints it was sized for, for information.
-            error_rate: p it was sized for, for information.
-            salt: the 16 bytes it was filled under.
-
-        Raises:
-            ValueError: the buffer does not fit the geometry, or that is of the other kind.
+        Capacity and error rate are for information: it was sized for them. Raises ValueError if the
+        buffer does not fit the geometry, or that is of the other kind of filter.
         """
         if geometry.is_counting != cls._is_counting:
             raise ValueError(f"{geometry} is not that of a {cls.__name__}")
@@ -238,11 +230,7 @@ class BloomFilter:
         return self._buffer[start * size : stop * size]
 
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
-        """Add everything that some blocks of another filter, made alike, hold.
-
-        Raises:
-            ValueError: it is not whole blocks, or more than there are from the first one on.
-        """
+        """Add whole blocks of another filter, made alike; raises ValueError if they do not fit."""
         number, rest = divmod(len(data), self.geometry.block_bytes)
         if rest or not 0 <= start <= self.num_blocks - number:
             raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")

@@ -14,9 +14,8 @@ than 1.25 windows ago never is. At most six quarters are live at a time, and eac
 the error rate, and as much again if it grows.
 
 Runs: what a run records shall not expire within it, or a run that is longer than the window would
-crawl its pages in a loop. So it goes on to ask an expired quarter that it has recorded in, but for
-those that began after it had lasted for a window: there would be ever more of them. What it records
-from then on is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
+crawl its pages in a loop. So it goes on to ask the expired quarters that it has recorded in, of its
+first window. What it records later is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -46,8 +46,7 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     queue = job_dir / QUEUE
     state = queue / "active.json"
     if not state.exists():
-        queued = any(path.is_file() for path in queue.rglob("*"))
-        return not queued and not (_seen_size(job_dir) and queue.exists())
+        return not has_queued(job_dir) and not (_seen_size(job_dir) and queue.exists())
     # A second: copies of a job directory, and clocks of file systems, are not exact.
     latest = state.stat().st_mtime + 1
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])

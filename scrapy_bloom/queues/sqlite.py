@@ -101,7 +101,7 @@ class RequestDatabase:
             name = index.split()[2]
             if (by_slot == self._by_slot) != (name in indexes):
                 run(index if by_slot == self._by_slot else f"DROP INDEX {name}")
-        # When the last process died.
+        # When the last process died, if it did.
         self.were_in_flight = run("UPDATE requests SET in_flight = 0 WHERE in_flight").rowcount
         run("COMMIT")
         if is_new:  # not only in the log, which somebody may take for rubbish
