@@ -151,7 +151,7 @@ def _restore(path: Path, newest: FilterFile, job: Job) -> None:
 def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
     return (
         any(file.in_use for file in files)
-        or (job.is_queue_lost and any(file.count for file in files))  # that would look crawled
+        or (job.is_queue_lost and any(file.count for file in files))  # its requests look seen
         or job.was_killed(has_filter=bool(files))
     )
 

@@ -139,11 +139,10 @@ def _reserve(path: Path, size: int) -> None:
     A file with holes would be found out on a full disk only when a bit is set in a hole. Then the
     kernel ends the process with SIGBUS.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
+    with path.open("wb", buffering=0) as file:
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(fd, 0, size)
+                os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
                     raise
@@ -151,9 +150,7 @@ def _reserve(path: Path, size: int) -> None:
                 return
         rest = size
         while rest:
-            rest -= os.write(fd, _ZEROS[: min(rest, len(_ZEROS))])
-    finally:
-        os.close(fd)
+            rest -= file.write(_ZEROS[: min(rest, len(_ZEROS))])
 
 
 def _sync_directory(path: Path) -> None:

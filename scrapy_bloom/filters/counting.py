@@ -118,7 +118,10 @@ class CountingBloomFilter(BloomFilter):
         Raises:
             TypeError: fingerprint is not bytes.
         """
-        block_hash, positions = self._locate(fingerprint)
+        return self.discard_hashed(*self._locate(fingerprint))
+
+    def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
+        """Discard a fingerprint hashed already; see `discard`."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         one, two = ones[positions], twos[positions]
         four, eight = fours[positions], eights[positions]

@@ -91,9 +91,9 @@ class LifeCycle:
         self._store = store
         self._forgotten = forgotten
         self._turn_at: float = math.inf  # at this time, the newest generation ends
-        self._expired = 0  # requests
+        self._expired = 0  # requests, with their generations
         self._times_no_room = 0
-        self._failure = ""  # the last time
+        self._failure = ""  # why there was none, the last time
         self._has_room = True
 
     def plan(self) -> None:

@@ -46,8 +46,8 @@ class Generation:
     @classmethod
     def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
         """Return a new generation, sized like that; `more` are its other fields."""
-        figures = {"capacity": size.capacity, "error_rate": size.error_rate, **more}
-        return cls(number=number, geometry=size.geometry, created_at=created_at, **figures)
+        more |= vars(size)
+        return cls(number=number, geometry=size.geometry, created_at=created_at, **more)
 
     @property
     def figures(self) -> "Generation":
