@@ -6,10 +6,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
-from scrapy_bloom.exceptions import (
-    FingerprinterMismatchError,
-    GeometryMismatchError,
-)
+from scrapy_bloom.exceptions import FingerprinterMismatchError, GeometryMismatchError
 from scrapy_bloom.files.directory import check_closed, check_free, open_files
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
@@ -54,13 +51,10 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
 
     Args:
         source: see `merge`.
-        target: the directory of a filter, made alike.
+        target: the directory of a filter, made alike; `merge` says what is refused.
 
     Returns:
         What the target is now.
-
-    Raises:
-        BloomError: as `merge`; also for the target.
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(FilterReader(source)))

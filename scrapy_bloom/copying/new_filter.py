@@ -17,16 +17,15 @@ from scrapy_bloom.job.paths import filter_files
 def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
     """Have a block make the files of a filter, and remove what it made if it fails.
 
+    The block puts them into a list, oldest first. They say that they are in use until all are
+    there: if we are killed before that, they are no filter.
+
     Args:
         target: the directory, without a filter yet; made if missing.
         otherwise: which directory to give if it has one.
 
-    Returns:
-        A list, into which the block puts the files, oldest first. They say that they are in use
-        until all are there: if we are killed before that, they are no filter.
-
     Raises:
-        StorageError: or one of its children: see `check_free`; there is a filter.
+        StorageError: there is a filter; for more see `check_free`.
     """
     check_free(target)
     with ExitStack() as stack:

@@ -22,10 +22,9 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.forgotten import RedisForgotten, remove_forgotten
+from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.redis.reader import chunks_of
 
 
 class Copied(NamedTuple):
@@ -83,30 +82,25 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
             "it another key, or remove that one"
         )
     newest = files[-1]
-    info = FilterInfo(
-        salt=newest.salt.hex(),
-        fingerprinter=newest.origin.fingerprinter,
-        spider=newest.origin.spider,
-        created_at=files[0].created_at,
-    )
+    info = FilterInfo.of(newest.origin, files[0].created_at)
+    forgotten_there = RedisForgotten(store.server, store.key, info.epoch)
     made: list[RedisGeneration] = []
     try:
         for file in files:
-            new = RedisGeneration(**vars(file.figures))
+            new = RedisGeneration(epoch=info.epoch, **vars(file.figures))
             made.append(new)
             store.create(new, file.filter)
             if file is not newest:
                 store.blocks.seal(new)
         here = _Digest.of(_file_chunks(files))
-        there = _Digest.of(chunk for each in made for chunk in chunks_of(store, each))
+        there = _Digest.of(chunk for each in made for chunk in store.blocks.chunks(each))
         _compare(here, there, store.server.address)
-        if forgotten := list(forgotten_beside(newest.path.parent).all()):
-            _forgotten(store, info).add(forgotten)
+        forgotten_there.add(list(forgotten_beside(newest.path.parent).all()))
         _publish(store, info, made)
     except BaseException:
         for each in made:
             store.discard(each.id, each.num_chunks)
-        remove_forgotten(store.server, store.key, info.epoch)
+        forgotten_there.remove_all()
         raise
     return here.copied(made)
 
@@ -152,19 +146,15 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
             )
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(chunks_of(store, each)):
+                for chunk, data in enumerate(store.blocks.chunks(each)):
                     received.add(data)
                     bits.add_blocks(each.blocks(chunk).start, data)
                 return each.count
 
             files.append(FilterFile.create(new, fill))
         _compare(received, _Digest.of(_file_chunks(files)), str(target))
-        add_forgotten(target, _forgotten(store, info).everything())
+        add_forgotten(target, RedisForgotten(server, key, info.epoch).everything())
     return received.copied(generations)
-
-
-def _forgotten(store: RedisStore, info: FilterInfo) -> RedisForgotten:
-    return RedisForgotten(store.server, store.key, lambda: info.epoch, store.server.now)
 
 
 @dataclass

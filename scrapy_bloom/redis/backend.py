@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.backoff import next_attempt
@@ -12,15 +13,14 @@ from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.job import prepare_job
-from scrapy_bloom.redis.keys.meta import RedisGeneration, Stored
+from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.lookup import SharedLookup
-from scrapy_bloom.redis.wanted import Wanted
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,13 @@ class RedisBackend:
     ) -> None:
         self._trust_secs = trust_secs
         self._policy = policy
+        self._origin = origin
         self._server = server
         self._store = RedisStore(server, key)
-        self._wanted = Wanted(policy, origin)
         self._shared = SharedGenerations(
             self._store,
-            self._wanted,
+            policy,
+            origin,
             mirror=mirror,
             queue_is_shared=queue_is_shared,
             clock=clock,
@@ -80,14 +81,10 @@ class RedisBackend:
         self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
-        self.forgotten = Forgotten(
-            RedisForgotten(
-                server, key, lambda: self._shared.view.info.epoch, self._shared.now, claims=claims
-            )
-        )
-        self._life = LifeCycle(self._policy, self._shared, self.forgotten)
+        self._forgotten = RedisForgotten(server, key, "", self._shared.now, claims=claims)
+        self.forgotten = Forgotten(self._forgotten)
+        self._life = LifeCycle(policy, self._shared, self.forgotten)
         self._lookup = SharedLookup(self._shared, self._life, trust_secs)
-        self._epoch = ""
 
     def open(self) -> None:
         """Connect, and join the filter, or create it.
@@ -112,14 +109,45 @@ class RedisBackend:
                 self._server.address,
                 policy,
             )
-        self._shared.join(prepare_job(self._job, self._store, self._set_aside), tell=True)
+        self._shared.join(self._prepare_job(), tell=True)
         # What the server refuses is better known now than at the first request.
         view = self._shared.view
         self._store.blocks.look(view.newest, view.locate(b""))
 
+    def _prepare_job(self) -> Path | None:
+        """Deal with a job that was killed, and with a queue that does not fit the shared filter.
+
+        Returns:
+            The requests.seen that a new filter begins with, None if there is none.
+        """
+        job, stored = self._job, self._store.read()
+        info = stored.info if stored.generations else None
+        importable, count = job.importable(), sum(each.count for each in stored.generations)
+        if info is None and job.path is not None and filter_files(path := job.path / "bloom"):
+            logger.warning(
+                '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
+                "recorded is crawled again. To go on with it, upload it first, as docs/scaling.md "
+                "says",
+                path,
+            )
+        if not job.was_killed(has_filter=info is not None):
+            if count:
+                job.check_queue()
+            return importable
+        if info is None:
+            is_away = job.recover(None, None, list)
+        elif job.used(info.epoch):
+            what = f"the job with the filter {self._store.key!r}"
+            is_away = job.recover(what, count, lambda: [self._set_aside(stored)])
+        else:
+            job.drop_queue()
+            is_away = True
+        return None if is_away else importable
+
     def _set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
-        name = self._store.set_aside(stored, self._wanted.info(self._server.now()))
+        new = FilterInfo.of(self._origin, self._server.now())
+        name = self._store.set_aside(stored, new)
         time.sleep(self._trust_secs)  # as in clear()
         return f"the key {name!r} of {self._server.address}"
 
@@ -140,19 +168,19 @@ class RedisBackend:
         """Note that the list of generations has changed."""
         self._job.goes_on_with(self._shared.view.info.epoch)
         self._life.plan()
-        if self._epoch != self._shared.view.info.epoch:
-            self._epoch = self._shared.view.info.epoch
+        self._enter_epoch()
+
+    def _enter_epoch(self) -> None:
+        """Go on to the forgotten requests of another filter, if it is another one."""
+        epoch = self._shared.view.info.epoch
+        if self._forgotten.epoch != epoch:
+            self._forgotten.enter(epoch)
             self.forgotten.open()
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new, to all crawlers.
+        """Record a fingerprint; True if it was new, to all crawlers; raises StorageError.
 
         A fingerprint whose first answer got lost counts as new: rather crawled twice than never.
-
-        Raises:
-            TypeError: fingerprint is not bytes.
-            OutageError: the server is out of reach.
-            StorageError: it refuses.
         """
         if self._lookup.add(fingerprint):
             self.forgotten.take(fingerprint)  # new it is anyway, and once
@@ -164,11 +192,7 @@ class RedisBackend:
         return True
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
-        """Record fingerprints, many with one round trip; see `add`.
-
-        Returns:
-            How many were new; fewer, where an answer got lost.
-        """
+        """Record fingerprints, many with one round trip; return how many were surely new."""
         forgotten = {each for each in fingerprints if each in self.forgotten}
         added = self._lookup.add_many([each for each in fingerprints if each not in forgotten])
         return added + sum(map(self.add, forgotten))
@@ -187,11 +211,7 @@ class RedisBackend:
         return self._shared.voided
 
     def confirm(self) -> None:
-        """Ask the server whether the unconfirmed answers were right.
-
-        Raises:
-            StorageError: the server is out of reach, or refuses.
-        """
+        """Ask the server whether the unconfirmed answers were right; raises StorageError."""
         self._lookup.confirm()
 
     def clear(self) -> None:
@@ -203,14 +223,11 @@ class RedisBackend:
         had recorded and queued before that would look seen, and be nowhere.
         """
         self._shared.clear(and_wait=self._trust_secs)
+        self._enter_epoch()
 
     def close(self) -> None:
-        """Exchange the last counts with the other crawlers, and close the connection.
-
-        Raises:
-            StorageError: the server could not be told.
-        """
-        self._server.wait_at_most(_CLOSING_SECS)
+        """Exchange the last counts with the other crawlers, and disconnect; raises StorageError."""
+        self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
         try:
             self._shared.tell_count()
             self._shared.learn_counts()

@@ -25,17 +25,11 @@ class SharedCounts:
         self._untold += 1
         return self._untold >= self._tell_at or time.monotonic() >= self._tell_by
 
-    def tell(self, epoch: str, newest: RedisGeneration, *, patient: bool = True) -> bool:
-        """Tell all crawlers the count of late, and learn theirs; False if the generation is gone.
-
-        Args:
-            epoch: of the filter.
-            newest: the generation that was counted in.
-            patient: wait out an outage.
-        """
+    def tell(self, newest: RedisGeneration, *, patient: bool = True) -> bool:
+        """Tell all crawlers the count of late, and learn theirs; False if it is gone."""
         count: int | None = newest.count
         if self._untold:
-            count = self._store.add_count(epoch, newest, self._untold, patient=patient)
+            count = self._store.add_count(newest, self._untold, patient=patient)
         self._untold = 0
         if count is not None:
             newest.count = count

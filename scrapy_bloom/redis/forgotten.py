@@ -24,8 +24,8 @@ class RedisForgotten:
     Args:
         server: the connection.
         key: of the filter.
-        epoch: returns the epoch of the filter; each epoch has a set of its own.
-        now: returns the server's time.
+        epoch: of the filter; each epoch has a set of its own.
+        now: returns the server's time; None: ask it each time.
         claims: what is taken is only claimed for this run.
     """
 
@@ -33,33 +33,32 @@ class RedisForgotten:
         self,
         server: RedisServer,
         key: str,
-        epoch: Callable[[], str],
-        now: Callable[[], float],
+        epoch: str,
+        now: Callable[[], float] | None = None,
         *,
         claims: bool = False,
     ) -> None:
-        self._server = server
-        self._key = key
-        self._epoch = epoch
-        self._now = now
         self.claims = claims
+        self._server = server
+        self._filter = key.partition(SET_ASIDE)[0]  # what is set aside keeps its keys
+        self._now = now or server.now
         self._run = name_this_process()
+        self.enter(epoch)
+
+    def enter(self, epoch: str) -> None:
+        """Go on to the set of another epoch."""
+        self.epoch = epoch
+        self._forgotten, self._runs = self._key("forgotten"), self._key("runs")
         self._claimed: set[bytes] = set()  # no more than are queued
-        self._known_keys = Keys(key, "")
         self._looked_at = 0.0
         self._look_at_runs = 0.0  # on a monotonic clock
 
-    @property
-    def _keys(self) -> "Keys":
-        if self._known_keys.epoch != self._epoch():  # another filter
-            self._known_keys = Keys(self._key, self._epoch())
-            self._claimed.clear()
-            self._looked_at = self._look_at_runs = 0.0
-        return self._known_keys
+    def _key(self, kind: str, run: str = "") -> str:
+        name = f"{{{self._filter}}}:{kind}:{self.epoch}"
+        return f"{name}:{run}" if run else name
 
     def news(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        keys = self._keys
         if self.claims and time.monotonic() >= self._look_at_runs:
             self._look_at_runs = time.monotonic() + _RENEW_SECS
             if self._claimed:
@@ -67,15 +66,14 @@ class RedisForgotten:
             if self._bury_the_dead():
                 self._looked_at = 0.0
         since, now = self._looked_at, self._now()
-        command = ("ZRANGEBYSCORE", keys.forgotten, since, "+inf")
+        command = ("ZRANGEBYSCORE", self._forgotten, since, "+inf")
         found: list[bytes] = self._server.send(*command, patient=False)
         self._looked_at = now - _OVERLAP_SECS
         return found
 
     def all(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        found: list[bytes] = self._server.send("ZRANGE", self._keys.forgotten, 0, -1)
-        return found
+        return self._members(self._forgotten)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""
@@ -84,9 +82,9 @@ class RedisForgotten:
             now = self._now()
             scores = [word for each in batch for word in (now, each)]
             claimed = [each for each in batch if each in self._claimed]
-            commands = [("ZADD", self._keys.forgotten, *scores)]
+            commands = [("ZADD", self._forgotten, *scores)]
             if claimed:
-                commands.append(("ZREM", self._keys.claimed(self._run), *claimed))
+                commands.append(("ZREM", self._key("claimed", self._run), *claimed))
             self._server.transaction(*commands)
             self._claimed.difference_update(batch)
 
@@ -96,16 +94,16 @@ class RedisForgotten:
             return False
         if self.claims and not self._claimed:
             self._stay_alive()
-        retries = self._server.retries
-        taken = ("ZREM", self._keys.forgotten, fingerprint)
+        retries, own = self._server.retries, self._key("claimed", self._run)
+        taken = ("ZREM", self._forgotten, fingerprint)
         if self.claims:
-            claimed = ("ZADD", self._keys.claimed(self._run), self._now(), fingerprint)
+            claimed = ("ZADD", own, self._now(), fingerprint)
             _, removed = self._server.transaction(claimed, taken)
         else:
             removed = self._server.send(*taken)
         if not removed and self._server.retries == retries:
             if self.claims:  # another run was faster
-                self._server.send("ZREM", self._keys.claimed(self._run), fingerprint)
+                self._server.send("ZREM", own, fingerprint)
             return False
         if self.claims:
             self._claimed.add(fingerprint)
@@ -116,28 +114,35 @@ class RedisForgotten:
         return self.among([fingerprint])[0]
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Check which of some fingerprints can be taken, at least one."""
-        scores = self._server.send("ZMSCORE", self._keys.forgotten, *fingerprints)
+        """Check which of some fingerprints can be taken."""
+        if not fingerprints:
+            return []
+        scores = self._server.send("ZMSCORE", self._forgotten, *fingerprints)
         return [score is not None for score in scores]
 
     def everything(self) -> list[bytes]:
         """Return what is forgotten, claimed or not."""
-        runs = [each.decode() for each in self._server.send("SMEMBERS", self._keys.runs)]
-        sets = [self._keys.forgotten, *map(self._keys.claimed, runs)]
-        return [each for name in sets for each in self._server.send("ZRANGE", name, 0, -1)]
+        claimed = [self._key("claimed", run) for run in self._names_of_runs()]
+        return [each for name in [self._forgotten, *claimed] for each in self._members(name)]
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
-        keys = [self._keys.forgotten]
+        keys = [self._forgotten]
         if fingerprint in self._claimed:
-            keys.append(self._keys.claimed(self._run))
+            keys.append(self._key("claimed", self._run))
         self._server.transaction(*[("ZREM", key, fingerprint) for key in keys])
         self._claimed.discard(fingerprint)
 
+    def remove_all(self) -> None:
+        """Remove the keys of a filter that is gone."""
+        runs = self._names_of_runs()
+        own = [self._key(kind, run) for kind in ("claimed", "alive") for run in runs]
+        keys = [self._forgotten, self._runs, *own]
+        self._server.transaction(*[("UNLINK", key) for key in keys])
+
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""
-        before = self._now() - secs
-        self._server.send("ZREMRANGEBYSCORE", self._keys.forgotten, "-inf", before)
+        self._server.send("ZREMRANGEBYSCORE", self._forgotten, "-inf", self._now() - secs)
 
     def close(self) -> None:
         """See `ForgottenStore`."""
@@ -145,17 +150,24 @@ class RedisForgotten:
             self._give_back(self._run)
         self._claimed.clear()
 
+    def _members(self, key: str) -> list[bytes]:
+        members: list[bytes] = self._server.send("ZRANGE", key, 0, -1)
+        return members
+
+    def _names_of_runs(self, *, patient: bool = True) -> list[str]:
+        names = self._server.send("SMEMBERS", self._runs, patient=patient)
+        return [name.decode() for name in names]
+
     def _stay_alive(self) -> None:
         """Tell other runs that this one lives, and has claims."""
         self._server.transaction(
-            ("SADD", self._keys.runs, self._run),
-            ("SET", self._keys.alive(self._run), 1, "EX", _ALIVE_SECS),
+            ("SADD", self._runs, self._run),
+            ("SET", self._key("alive", self._run), 1, "EX", _ALIVE_SECS),
         )
 
     def _bury_the_dead(self) -> bool:
         """Give back what killed runs had claimed; return whether there was such a run."""
-        runs: set[bytes] = self._server.send("SMEMBERS", self._keys.runs, patient=False)
-        dead = [name for name in map(bytes.decode, runs) if self._is_dead(name)]
+        dead = [name for name in self._names_of_runs(patient=False) if self._is_dead(name)]
         for name in dead:
             self._give_back(name)
         return bool(dead)
@@ -165,42 +177,15 @@ class RedisForgotten:
             return False
         lives = process_lives(name)
         if lives is None:  # on another machine
-            lives = bool(self._server.send("EXISTS", self._keys.alive(name)))
+            lives = bool(self._server.send("EXISTS", self._key("alive", name)))
         return not lives
 
     def _give_back(self, name: str) -> None:
         """Give back what a run has claimed, unless that was done before."""
-        claimed, forgotten = self._keys.claimed(name), self._keys.forgotten
+        claimed, forgotten = self._key("claimed", name), self._forgotten
         self._server.transaction(
             ("ZUNIONSTORE", forgotten, 2, forgotten, claimed, "AGGREGATE", "MAX"),
             ("UNLINK", claimed),
-            ("UNLINK", self._keys.alive(name)),
-            ("SREM", self._keys.runs, name),
+            ("UNLINK", self._key("alive", name)),
+            ("SREM", self._runs, name),
         )
-
-
-class Keys:
-    """The names of the keys of a filter's forgotten requests."""
-
-    def __init__(self, key: str, epoch: str) -> None:
-        key = key.partition(SET_ASIDE)[0]  # what is set aside keeps its keys
-        self.epoch = epoch
-        self._key = key
-        self.forgotten = f"{{{key}}}:forgotten:{epoch}"
-        self.runs = f"{{{key}}}:runs:{epoch}"
-
-    def claimed(self, run: str) -> str:
-        """Return the name of what a run has claimed."""
-        return f"{{{self._key}}}:claimed:{self.epoch}:{run}"
-
-    def alive(self, run: str) -> str:
-        """Return the name of the sign of life of a run."""
-        return f"{{{self._key}}}:alive:{self.epoch}:{run}"
-
-
-def remove_forgotten(server: RedisServer, key: str, epoch: str) -> None:
-    """Remove all forgotten requests of a filter that is gone."""
-    keys = Keys(key, epoch)
-    runs = [each.decode() for each in server.send("SMEMBERS", keys.runs)]
-    names = (keys.forgotten, keys.runs, *map(keys.claimed, runs), *map(keys.alive, runs))
-    server.transaction(*[("UNLINK", name) for name in names])

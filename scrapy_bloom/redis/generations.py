@@ -5,19 +5,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import FingerprinterMismatchError, StorageError
 from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.lifecycle import NoRoomError, Run
-from scrapy_bloom.generations.policy import Generation, Size
+from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.redis.connection.server import ServerClock
 from scrapy_bloom.redis.counts import SharedCounts
 from scrapy_bloom.redis.keys.lock import LEASE_SECS
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.recovery import Recovery
-from scrapy_bloom.redis.view import View
-from scrapy_bloom.redis.wanted import Wanted
+from scrapy_bloom.redis.view import View, log_differences
 
 
 class SharedGenerations:
@@ -28,10 +26,7 @@ class SharedGenerations:
 
     Args:
         store: the keys.
-        wanted: what the settings ask of the filter.
-        mirror: whether to keep a mirror of each generation.
-        queue_is_shared: see `RedisBackend`.
-        clock: seconds since 1970; None: the server's.
+        policy, origin, mirror, queue_is_shared, clock: see `RedisBackend`.
         changed: called when the list of generations has changed.
 
     Attributes:
@@ -43,24 +38,26 @@ class SharedGenerations:
     def __init__(
         self,
         store: RedisStore,
-        wanted: Wanted,
+        policy: Policy,
+        origin: Origin,
         *,
         mirror: bool,
-        queue_is_shared: bool = False,
+        queue_is_shared: bool,
         clock: Callable[[], float] | None,
         changed: Callable[[], None],
     ) -> None:
         self.store = store
-        self.wanted = wanted
         self.queue_is_shared = queue_is_shared
-        self.view = View(wanted.info(0.0))
+        self.view = View(FilterInfo.of(origin, 0.0))
         self.voided = 0
         self.recovery = Recovery(store)
+        self._policy = policy
+        self._origin = origin
         self._counts = SharedCounts(store)
-        self._run = Run(wanted.policy)
+        self._run = Run(policy)
         self._mirror = mirror
-        self._server_clock = ServerClock(store.server)
-        self._clock = clock or self._server_clock.now
+        self._clock = clock
+        self._server_ahead = 0.0  # its clock, of our monotonic one
         self._changed = changed
 
     def join(self, importable: Path | None = None, *, tell: bool = False) -> None:
@@ -68,9 +65,9 @@ class SharedGenerations:
 
         Args:
             importable: a requests.seen that a new filter begins with.
-            tell: log how the filter differs from the settings.
+            tell: log how the filter differs from what the settings ask for.
         """
-        self._server_clock.set()
+        self._set_clock()
         name, created, was_gone = self.store.name, False, False
         end = time.monotonic() + LEASE_SECS + self.store.lock.patience_secs
         while True:  # again, if another crawler removes it meanwhile
@@ -81,7 +78,10 @@ class SharedGenerations:
                 was_gone = was_gone or not stored.was_reset
                 self.store.define(self._new_info())
                 continue
-            self.wanted.check(stored.info, name)
+            there, here = stored.info.fingerprinter, self._origin.fingerprinter
+            if there != here:
+                otherwise = "another BLOOM_REDIS_KEY"
+                raise FingerprinterMismatchError.of(name, there, here, otherwise)
             self.store.remove_left_over(stored)
             if stored.generations:
                 break
@@ -90,15 +90,14 @@ class SharedGenerations:
         self._adopt(stored)
         self.store.lock.restore_patience()
         if tell and not created:
-            self.wanted.log_differences(stored.info, self.view.live, name)
+            log_differences(self.view, self._policy, self._origin, name)
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; return whether we did."""
-        policy = self.wanted.policy
-        size, content, count = policy.first(), None, 0
+        size, content, count = self._policy.first(), None, 0
         if importable is not None:
             seen = open_seen(importable)
-            size = policy.first(at_least=seen.count())
+            size = self._policy.first(at_least=seen.count())
             content = size.filter(bytes.fromhex(info.salt))
             count = import_seen(seen, content.add)
         try:
@@ -106,8 +105,12 @@ class SharedGenerations:
                 stored = self.store.read()
                 if stored.info != info or stored.generations:
                     return False
-                new = self._sized(size, 1, self.now(), count=count)
-                return self.store.add(info.epoch, new, self.now, content=content)
+                now = self.now()
+                end = self._policy.open_until(now)
+                new = RedisGeneration.of(
+                    size, 1, now, open_until=end, count=count, epoch=info.epoch
+                )
+                return self.store.add(new, self.now, content=content)
         except NoRoomError as error:
             raise StorageError(
                 f"{self.store.server.address}: {error}; give it more, or lower "
@@ -115,15 +118,15 @@ class SharedGenerations:
             ) from error
 
     def begin_run(self) -> None:
-        """Keep what is recorded from now on, also when it expires."""
+        """Keep what this run records from now on, also when it expires."""
         self._run.begin(self.view.newest.number if self.view.live else 1, self.now())
 
     def clear(self, *, and_wait: float = 0.0) -> None:
         """Remove the filter, for all crawlers; `join` begins a new one.
 
         Args:
-            and_wait: seconds to wait then. The other crawlers wait for twice as long: in that time,
-                only we can begin the new filter.
+            and_wait: seconds to wait then. The others wait for twice as long: until then, only we
+                can begin the new filter.
         """
         if and_wait:
             self.store.lock.wait_until(self.store.lock.take)
@@ -211,7 +214,7 @@ class SharedGenerations:
     def tell_count(self, *, patient: bool = True) -> bool:
         """Tell all crawlers what was counted here; False if the newest generation is gone."""
         view = self.view
-        return not view.live or self._counts.tell(view.info.epoch, view.newest, patient=patient)
+        return not view.live or self._counts.tell(view.newest, patient=patient)
 
     def learn_counts(self) -> None:
         """Learn at the close what all crawlers have recorded, unless there is an outage."""
@@ -231,12 +234,8 @@ class SharedGenerations:
         return self.view.kept
 
     def follow(self, sealed: RedisGeneration) -> None:
-        """Go on to the generation after the newest that we know; make it, unless another does.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
-        size = self.wanted.policy.next(self.live)
+        """Go on to the next generation; make it, unless another does; raises NoRoomError."""
+        size = self._policy.next(self.live)
 
         def is_followed() -> bool:
             if not self.append(size, self.now(), sealed.open_until):
@@ -253,45 +252,46 @@ class SharedGenerations:
         """
         ended = self.view.newest
         if open_until:
-            self._server_clock.set()
+            self._set_clock()
         if not self.store.lock.take():
             return False
         try:
             self.refresh()
             if self.view.newest is not ended:
                 return True
-            new = self._sized(size, ended.number + 1, created_at, open_until)
-            self.store.add(self.view.info.epoch, new, self.now, after=ended)
+            end = open_until or self._policy.open_until(created_at)
+            new = RedisGeneration.of(
+                size, ended.number + 1, created_at, open_until=end, epoch=ended.epoch
+            )
+            self.store.add(new, self.now, after=ended)
         finally:
             self.store.lock.release()
         self.refresh()
         return self.view.newest is not ended
 
-    def _sized(
-        self, size: Size, number: int, now: float, open_until: float = 0.0, count: int = 0
-    ) -> RedisGeneration:
-        open_until = open_until or self.wanted.policy.open_until(now)
-        return RedisGeneration.of(size, number, now, open_until=open_until, count=count)
-
     def extend(self, open_until: float) -> None:
         """Keep the newest generation open for longer, for all crawlers."""
         self.view.newest.open_until = open_until
-        self.store.rewrite(self.view.info.epoch, self.view.newest)
+        self.store.rewrite(self.view.newest)
 
     def expire(self, number: int) -> None:
         """Remove so many of the oldest generations."""
         for each in self.live[:number]:
-            self.store.expire(self.view.info.epoch, each)
+            self.store.expire(each)
         self.refresh()
 
     def ends(self, newest: Generation) -> float:
         """Return when the newest is over; the window may have been changed since it was made."""
-        own = self.wanted.policy.open_until(newest.created_at)
+        own = self._policy.open_until(newest.created_at)
         return min(newest.open_until or own, own)
 
     def now(self) -> float:
         """Return the time for all crawlers; never before the newest generation's."""
-        return max(self._clock(), self.view.newest.created_at if self.view.live else 0.0)
+        now = self._clock() if self._clock else time.monotonic() + self._server_ahead
+        return max(now, self.view.newest.created_at if self.view.live else 0.0)
+
+    def _set_clock(self) -> None:
+        self._server_ahead = self.store.server.now() - time.monotonic()
 
     def _new_info(self) -> FilterInfo:
-        return self.wanted.info(self.now())
+        return FilterInfo.of(self._origin, self.now())

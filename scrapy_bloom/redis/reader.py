@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.filters.hashing import make_hasher
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
 from scrapy_bloom.redis.keys.meta import RedisGeneration
 from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.view import View
 
 
 class RedisReader:
@@ -41,32 +41,23 @@ class RedisReader:
         self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
         self.salt = self.info.salt
         self.names = [f"{each.num_chunks:,} keys" for each in self.generations]
-        self.forgotten = RedisForgotten(server, key, lambda: self.info.epoch, server.now)
+        self.forgotten = RedisForgotten(server, key, self.info.epoch)
         self._live = self.generations
         if self.generations[-1].open_until:
             self._live = unexpired(self.generations, server.now(), window)
-        most = max(each.geometry.num_hashes for each in self.generations)
-        self._locate = make_hasher(bytes.fromhex(self.info.salt), most)
+        self._locate = View(self.info, self.generations).locate
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints a crawl would filter: recorded, and not forgotten.
-
-        Raises:
-            StorageError: a key of the filter was lost, or the server failed.
-        """
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
         recorded = self.are_recorded(fingerprints)
-        forgotten = self.forgotten.among(fingerprints) if fingerprints else []
+        forgotten = self.forgotten.among(fingerprints)
         return [
             is_recorded and not is_forgotten
             for is_recorded, is_forgotten in zip(recorded, forgotten, strict=True)
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, or seem to be, at the error rate.
-
-        Raises:
-            StorageError: a key of the filter was lost, or the server failed.
-        """
+        """Return which fingerprints are recorded, or seem to be; raises StorageError."""
         hashed = [self._locate(each) for each in fingerprints]
         seen = [False] * len(hashed)
         for generation in reversed(self._live):  # what is asked for is mostly in the newest
@@ -81,13 +72,12 @@ class RedisReader:
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1.
 
-        Raises:
-            StorageError: (while iterating) a key of the filter was lost, or the server failed.
+        Raises a StorageError while iterating, if a key was lost.
         """
         return [self._fills(each) for each in self.generations]
 
     def count_forgotten(self) -> int:
-        """Count the requests that are to be crawled again; raises StorageError."""
+        """Count the requests that are to be crawled again."""
         return len(self.forgotten.everything())
 
     def is_closed(self) -> bool | None:
@@ -104,7 +94,7 @@ class RedisReader:
 
     def _fills(self, generation: RedisGeneration) -> Iterator[float]:
         size = generation.geometry.block_bytes
-        for data in chunks_of(self.store, generation):
+        for data in self.store.blocks.chunks(generation):
             for start in range(0, len(data), size):
                 block = int.from_bytes(data[start : start + size], "little")
                 yield block.bit_count() / (8 * size)
@@ -115,20 +105,3 @@ class RedisReader:
             f"filter {self.store.key!r}; let a crawl that uses it go on, to mend what it knows of "
             "them"
         )
-
-
-def chunks_of(store: RedisStore, generation: RedisGeneration) -> Iterator[bytes]:
-    """Yield the blocks of a generation in Redis, a key at a time.
-
-    Raises:
-        StorageError: a key was lost, or the server failed.
-    """
-    for chunk in range(generation.num_chunks):
-        data = store.blocks.chunk(generation, chunk)
-        if data is None:
-            key = store.blocks.chunk_key(generation, chunk)
-            raise StorageError(
-                f"{store.server.address} has lost the key {key!r} of the filter; let a crawl that "
-                "uses it go on, to mend what it knows of it"
-            )
-        yield data

@@ -34,7 +34,7 @@ class Recovery:
                 each.count = 0
             for chunk in range(each.num_chunks):
                 self._store.blocks.restore(each, chunk, sealed=each is not view.newest)
-            if not self._store.publish(view.info.epoch, each):
+            if not self._store.publish(each):
                 # Another crawler has gone another way from there.
                 self._store.discard(each.id, each.num_chunks)
                 break
@@ -63,9 +63,7 @@ class Recovery:
     def replace_void(self, stored: Stored, *, was_gone: bool) -> None:
         """Remove what was recorded on top of what is void, if anything is, and tell of it.
 
-        Args:
-            stored: the generations that there are.
-            was_gone: the server had lost all of the filter.
+        `was_gone`: the server had lost all of the filter.
         """
         void = self._void
         if void is None:

@@ -1,5 +1,6 @@
 """A crawl's view of a shared filter: which generations count, and their mirrors."""
 
+import logging
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,10 @@ from functools import cached_property
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations.lifecycle import Run
+from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
+
+logger = logging.getLogger(__name__)
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
 
@@ -50,7 +54,7 @@ class View:
         return make_hasher(bytes.fromhex(self.info.salt), most)
 
     def is_of(self, stored: Stored) -> bool:
-        """Check that what is stored is this filter."""
+        """Check that this filter is stored."""
         return stored.info is not None and stored.info.epoch == self.info.epoch
 
     def is_lost(self, stored: Stored) -> bool:
@@ -69,7 +73,7 @@ class View:
         Args:
             stored: at least one generation, of this filter or another one.
             run: keeps some of the generations that have expired.
-            mirror: give each new generation a mirror, as long as there is room for it.
+            mirror: give each generation a mirror, as long as there is room.
         """
         assert stored.info is not None
         known = {each.id: each for each in self.live} if self.is_of(stored) else {}
@@ -101,3 +105,26 @@ def _add_mirrors(
                 salt=salt,
             )
             each.complete = bytearray(each.geometry.num_blocks)
+
+
+def log_differences(view: View, policy: Policy, origin: Origin, name: str) -> None:
+    """Log how a filter that is there differs from what a crawl's settings ask for."""
+    live, differences = view.live, []
+    if origin.salt not in {None, bytes.fromhex(view.info.salt)}:
+        differences.append("its own salt (BLOOM_SALT is for a new one)")
+    capacity = sum(each.capacity for each in live)
+    if not policy.window and policy.first().capacity > capacity:
+        differences.append(f"room for {capacity:,} requests")
+    error_rate = sum(each.error_rate for each in live)
+    if policy.is_exceeded(error_rate):
+        differences.append(f"an error rate of {error_rate:.2g}")
+    if bool(policy.window) != bool(view.newest.open_until):
+        differences.append("a time window" if view.newest.open_until else "no time window")
+    if differences:
+        logger.info(
+            "This crawl joins %s, which was made with other settings and stays as it is: %s. "
+            "The settings count for further generations; all crawlers that share a filter "
+            "should have the same",
+            name,
+            ", ".join(differences),
+        )

@@ -24,7 +24,7 @@ class Packed(bytes):
 
 
 class _SendsPacked:
-    """A redis-py connection that takes `Packed` commands."""
+    """A connection to a node of a Cluster that takes `Packed` commands."""
 
     def send_command(self, *args: Any, **kwargs: Any) -> None:
         if type(args[-1]) is Packed:
@@ -94,11 +94,11 @@ def connect(
     """Make a client of redis-py, and what closes it. Most kinds connect with the first command.
 
     Args:
-        url: see `scrapy_bloom.redis.connection.server.RedisServer`, as the next three.
+        url: as `RedisServer` has it, like the next three.
         params: options that the URL does not say.
         cluster: the URL is that of a node of a Cluster.
         sentinel: the name of the service, if the URL is that of Sentinels.
-        socket_secs: how long to wait for one answer, unless the URL says otherwise.
+        socket_secs: for one answer, unless the URL says otherwise.
         connected: called with each new connection; it has to log in, but not on a Cluster.
 
     Raises:
@@ -109,7 +109,7 @@ def connect(
         options = redis.connection.parse_url(first_only(url))
     except ValueError as error:
         raise SettingError(f"the URL {without_secrets(url)} is not valid: {error}") from None
-    plain = options.pop("connection_class", redis.connection.Connection)
+    options.setdefault("connection_class", redis.connection.Connection)
     params = {
         "socket_timeout": socket_secs,
         "socket_connect_timeout": socket_secs,
@@ -125,8 +125,7 @@ def connect(
     if connected is not None:
         params["redis_connect_func"] = connected
     if sentinel is not None:
-        return _master(redis, url, sentinel, plain, params)
-    params["connection_class"] = type("Connection", (_SendsPacked, plain), {})
+        return _master(redis, url, sentinel, params)
     if cluster:
         return _cluster(redis, url, params)
     kind: Any = type("Client", (_KeepsConnection, redis.Redis), {})
@@ -151,6 +150,7 @@ def _cluster(redis: Any, url: str, params: dict[str, Any]) -> tuple[Any, Callabl
     name = f"[{host}]" if ":" in host else host
     # With a URL, each node gets a pool of its own with these options; that it is encrypted is in
     # the class of the connection already.
+    params["connection_class"] = type("Connection", (_SendsPacked, params["connection_class"]), {})
     client = redis.RedisCluster(url=f"redis://{name}:{port or 6379}", **params)
 
     def close() -> None:
@@ -161,7 +161,7 @@ def _cluster(redis: Any, url: str, params: dict[str, Any]) -> tuple[Any, Callabl
 
 
 def _master(
-    redis: Any, url: str, service: str, plain: Any, params: dict[str, Any]
+    redis: Any, url: str, service: str, params: dict[str, Any]
 ) -> tuple[Any, Callable[[], None]]:
     for name in ("host", "port"):
         params.pop(name, None)
@@ -171,13 +171,11 @@ def _master(
         **params.pop("sentinel_kwargs", {}),
         "retry": params["retry"],
     }
-    managed = redis.sentinel.SentinelManagedConnection
-    if issubclass(plain, redis.connection.SSLConnection):
+    params["ssl"] = issubclass(params.pop("connection_class"), redis.connection.SSLConnection)
+    if params["ssl"]:
         of_sentinel.setdefault("ssl", True)
-        managed = redis.sentinel.SentinelManagedSSLConnection
     addresses = [(host, port or 26_379) for host, port in hosts_of(without_secrets(url))]
     finder = redis.sentinel.Sentinel(addresses, sentinel_kwargs=of_sentinel)
-    params["connection_class"] = type("Connection", (_SendsPacked, managed), {})
     kind: Any = type("Client", (_KeepsConnection, redis.Redis), {})
     client = finder.master_for(service, redis_class=kind, **params)
 
@@ -189,11 +187,7 @@ def _master(
 
 
 def import_redis() -> Any:
-    """Return the module redis, with all that is used of it.
-
-    Raises:
-        SettingError: it is missing.
-    """
+    """Return the module redis, with all that is used of it; raises SettingError."""
     try:
         import redis.backoff  # noqa: PLC0415 - an extra, and slow to import
         import redis.cluster  # noqa: PLC0415

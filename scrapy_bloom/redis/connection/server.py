@@ -36,22 +36,6 @@ class ReplacedError(BloomError):
     """
 
 
-class ServerClock:
-    """The server's time, without a question each time: a crawler's own clock may be wrong."""
-
-    def __init__(self, server: "RedisServer") -> None:
-        self._server = server
-        self._offset = 0.0
-
-    def set(self) -> None:
-        """Ask the server; monotonic time goes on from there."""
-        self._offset = self._server.now() - time.monotonic()
-
-    def now(self) -> float:
-        """Return the time, seconds since 1970."""
-        return time.monotonic() + self._offset
-
-
 class RedisServer:
     """A Redis or Valkey server, a Cluster of them, or the master that a Sentinel names.
 
@@ -124,7 +108,7 @@ class RedisServer:
         Raises:
             OutageError: the server could not be reached within the deadline.
             RefusedError: it refused the command.
-            ReplacedError: see there; only while that is watched.
+            ReplacedError: while that is watched.
         """
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
@@ -150,7 +134,8 @@ class RedisServer:
             # be printed with ours.
             now = time.monotonic()
             if not is_passing(failure):
-                raise self._explained(failure)
+                text = f"{type(failure).__name__}: {short_text(failure)}"
+                raise RefusedError(f"{self.address}: {text}{hint(failure)}")
             if not patient:
                 raise self._gone(failure, since=begun)
             if self._down_since is not None or now + pause > begun + self.deadline_secs:
@@ -167,15 +152,11 @@ class RedisServer:
         return self.call(lambda client: client.execute_command(*words), patient=patient)
 
     def transaction(self, *commands: Sequence[Any]) -> list[Any]:
-        """Send commands as one transaction, and return their answers; see `call`.
-
-        Args:
-            commands: the words of each command.
-        """
+        """Send commands, each a sequence of words, as one transaction; return their answers."""
         return self.call(lambda client: _piped(client, commands, transaction=True))
 
     def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send any number of commands, and return their answers; see `transaction`."""
+        """Send any number of commands, not as one transaction, and return their answers."""
         answers: list[Any] = []
         for start in range(0, len(commands), _BATCH):
             batch = commands[start : start + _BATCH]
@@ -196,10 +177,6 @@ class RedisServer:
             self._identity.look_at(self._client)
         if self.was_replaced():
             raise ReplacedError(f"{self.address} is another server than before")
-
-    def wait_at_most(self, secs: float) -> None:
-        """Wait for the server no longer than so many seconds from now on."""
-        self.deadline_secs = min(self.deadline_secs, secs)
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
@@ -271,10 +248,6 @@ class RedisServer:
             "runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
         )
-
-    def _explained(self, error: Exception) -> RefusedError:
-        text = f"{type(error).__name__}: {short_text(error)}"
-        return RefusedError(f"{self.address}: {text}{hint(error)}")
 
 
 def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:

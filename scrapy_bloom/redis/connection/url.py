@@ -22,8 +22,7 @@ def without_secrets(url: str) -> str:
     'rediss://host:6380/1'
 
     Raises:
-        ValueError: it is not valid. The message says what would be valid, and shows nothing of the
-            URL.
+        ValueError: it is not valid; the message says what would be, and shows nothing of the URL.
     """
     match = _URL.fullmatch(url)
     if match is None or not (url.isascii() and url.isprintable()):
@@ -37,8 +36,7 @@ def hosts_of(address: str) -> list[tuple[str, int | None]]:
     >>> hosts_of("redis://one:26379,two/0")
     [('one', 26379), ('two', None)]
 
-    Raises:
-        ValueError: a port is no port.
+    Raises ValueError if a port is none.
     """
     each = [urlsplit(f"//{part}") for part in urlsplit(address).netloc.split(",")]
     return [(part.hostname or "localhost", part.port) for part in each]

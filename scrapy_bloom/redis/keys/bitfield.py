@@ -32,13 +32,13 @@ class BitfieldPacker:
         self._gets = [num_hashes * (_GET % _digits(length)) for length in range(10)]
 
     def set(self, key: bytes, block: int, positions: Sequence[int], marks_at: int) -> Packed:
-        """Set the bits; the answer is their old values, then the marks.
+        """Set `num_hashes` bits of a block; the answer is their old values, then the marks.
 
         Args:
             key: the key.
-            block: which of the key's blocks of 65,536 bits.
-            positions: the bits in that block, `num_hashes` of them.
-            marks_at: where in the key the two marks are.
+            block: which of the key's blocks.
+            positions: the bits in that block.
+            marks_at: where in the key the two marks are, in bits.
         """
         bits = _bits(block * BLOCK_BITS, positions, _SET, self._sets)
         return _packed(2 + 4 * len(positions) + 3, key, bits, marks_at)

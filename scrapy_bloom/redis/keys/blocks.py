@@ -4,10 +4,10 @@
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.lifecycle import NoRoomError
@@ -36,74 +36,70 @@ class RedisBlocks:
         chunks: Sequence[int],
         content: BloomFilter | None = None,
     ) -> None:
-        """Make some of a generation's keys, with all their memory.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
+        """Make some of a generation's keys, with all their memory; raises NoRoomError."""
 
         def do(client: Any) -> None:
             pipeline = client.pipeline(transaction=False)
-            for chunk in chunks:
-                key = self.chunk_key(generation, chunk)
-                if content is not None:
-                    client.set(key, _content(generation, chunk, content) + _marks(ALIVE))
-                else:
-                    pipeline.setbit(key, generation.marks_at(chunk), 1)
-            pipeline.execute()
+            try:
+                for chunk in chunks:
+                    key = self.chunk_key(generation, chunk)
+                    if content is not None:
+                        client.set(key, _content(generation, chunk, content, ALIVE))
+                    else:
+                        pipeline.setbit(key, generation.marks_at(chunk), 1)
+                pipeline.execute()
+            except Exception as error:
+                if not _is_full(error):
+                    raise
+                raise NoRoomError(
+                    f"the server's memory is full (maxmemory), and a generation takes "
+                    f"{generation.geometry.nbytes:,} bytes"
+                ) from error
 
-        self._server.call(lambda client: _unless_full(client, do, generation))
+        self._server.call(do)
 
     def unlink(self, generation_id: str, num_chunks: int) -> None:
         """Remove all keys of a generation."""
-        self._unlink([f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)])
+        keys = [f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
+        self._server.batches([("UNLINK", key) for key in keys])
 
     def unlink_strays(self, generation: RedisGeneration) -> None:
         """Remove those keys of a generation that recording has made, and not `make`."""
-        keys = [self.chunk_key(generation, chunk) for chunk in range(generation.num_chunks)]
-        alive = self._server.batches(
-            [("GETBIT", key, generation.marks_at(chunk)) for chunk, key in enumerate(keys)]
-        )
-        self._unlink([key for key, is_alive in zip(keys, alive, strict=True) if not is_alive])
-
-    def _unlink(self, keys: Sequence[str]) -> None:
-        self._server.batches([("UNLINK", key) for key in keys])
+        keys = list(self._keys_with_marks(generation))
+        alive = self._server.batches([("GETBIT", key, marks_at) for key, marks_at in keys])
+        strays = [key for (key, _), is_alive in zip(keys, alive, strict=True) if not is_alive]
+        self._server.batches([("UNLINK", key) for key in strays])
 
     def seal(self, generation: RedisGeneration) -> None:
         """Set the mark that tells whoever records in the generation that it is over."""
-        self._server.batches(
-            [
-                ("SETBIT", self.chunk_key(generation, chunk), generation.marks_at(chunk) + 1, 1)
-                for chunk in range(generation.num_chunks)
-            ]
-        )
+        keys = self._keys_with_marks(generation)
+        self._server.batches([("SETBIT", key, marks_at + 1, 1) for key, marks_at in keys])
+
+    def _keys_with_marks(self, generation: RedisGeneration) -> Iterator[tuple[str, int]]:
+        for chunk in range(generation.num_chunks):
+            yield self.chunk_key(generation, chunk), generation.marks_at(chunk)
 
     def record(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
-        """Record a fingerprint, in one atomic step; return whether it was new, and the marks.
-
-        Args:
-            generation: the newest one.
-            hashed: the fingerprint, with at least as many positions as the generation has hashes.
-        """
+        """Record a fingerprint, in one atomic step; return whether it was new, and the marks."""
         return self.record_many(generation, [hashed])[0]
 
     def record_many(
         self, generation: RedisGeneration, hashed: Sequence[Hashed]
     ) -> list[tuple[bool, int]]:
-        """Record fingerprints, with one round trip if possible; see `record`."""
+        """Do the same for many, with one round trip if possible."""
         answers = self._ask(generation, hashed, generation.packer.set)
         return [(0 in bits, marks) for *bits, marks in answers]
 
     def look(
         self, generation: RedisGeneration, hashed: Hashed, *, patient: bool = True
     ) -> tuple[bool, int]:
-        """Return whether a fingerprint is recorded, and the marks of the key; see `record`."""
+        """Return whether a fingerprint is recorded, and the marks of its key."""
         return self.look_many(generation, [hashed], patient=patient)[0]
 
     def look_many(
         self, generation: RedisGeneration, hashed: Sequence[Hashed], *, patient: bool = True
     ) -> list[tuple[bool, int]]:
-        """Return what `look` does for each fingerprint, with one round trip if possible."""
+        """Do the same for many, with one round trip if possible."""
         answers = self._ask(generation, hashed, generation.packer.get, patient=patient)
         return [(0 not in bits, marks) for *bits, marks in answers]
 
@@ -132,7 +128,7 @@ class RedisBlocks:
         return self._server.call(do, patient=patient)
 
     def look_sealed(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
-        """Return what `look` does for a sealed generation: its mirror gets each block once."""
+        """Look into a sealed generation, whose mirror gets each block once."""
         if generation.mirror is None:
             return self.look(generation, hashed)
         block, marks = block_of(hashed[0], generation.geometry.num_blocks), ALIVE
@@ -144,7 +140,6 @@ class RedisBlocks:
         return generation.mirror.has_hashed(*hashed), marks
 
     def _fetch(self, generation: RedisGeneration, block: int) -> tuple[bytes, int]:
-        """Return a block's bytes, and the marks of its key."""
         size = generation.geometry.block_bytes
         chunk, index = divmod(block, CHUNK_BLOCKS)
         key = self.chunk_key(generation, chunk)
@@ -154,13 +149,16 @@ class RedisBlocks:
         )
         return data.ljust(size, b"\0"), marks[0] >> 6 if marks else LOST
 
-    def chunk(self, generation: RedisGeneration, chunk: int) -> bytes | None:
-        """Return all blocks of one key, None if it was lost."""
-        data = self._server.send("GET", self.chunk_key(generation, chunk))
-        size = generation.marks_at(chunk) // 8
-        if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
-            return None
-        return bytes(data[:-1])
+    def chunks(self, generation: RedisGeneration) -> Iterator[bytes]:
+        """Yield all blocks of a generation, a key at a time; raises StorageError if one is lost."""
+        for key, marks_at in self._keys_with_marks(generation):
+            data, size = self._server.send("GET", key), marks_at // 8
+            if data is None or len(data) != size + 1 or not data[-1] >> 6 & _IS_ALIVE:
+                raise StorageError(
+                    f"{self._server.address} has lost the key {key!r} of the filter; let a crawl "
+                    "that uses it go on, to mend what it knows of it"
+                )
+            yield bytes(data[:-1])
 
     def restore(self, generation: RedisGeneration, chunk: int, *, sealed: bool) -> None:
         """Make a lost key anew, with what the mirror knows of it.
@@ -168,12 +166,13 @@ class RedisBlocks:
         What others may have recorded in it meanwhile stays: it is OR-ed in one atomic step.
         """
         key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
+        marks = SEALED if sealed else ALIVE
         draft = f"{{{key}}}:{self._token}"  # on a Cluster, beside it
 
         def do(client: Any) -> None:
             if generation.mirror is not None:
-                content = _content(generation, chunk, generation.mirror)
-                client.set(draft, content + _marks(SEALED if sealed else ALIVE), ex=_DRAFT_SECS)
+                content = _content(generation, chunk, generation.mirror, marks)
+                client.set(draft, content, ex=_DRAFT_SECS)
                 client.bitop("OR", key, key, draft)
                 client.unlink(draft)
             else:
@@ -192,24 +191,10 @@ class RedisBlocks:
         return f"{self._key}:{generation.id}:{chunk}"
 
 
-def _content(generation: RedisGeneration, chunk: int, bits: BloomFilter) -> bytes:
+def _content(generation: RedisGeneration, chunk: int, bits: BloomFilter, marks: int) -> bytes:
     blocks = generation.blocks(chunk)
-    return bytes(bits.blocks(blocks.start, blocks.stop))
+    return bytes(bits.blocks(blocks.start, blocks.stop)) + bytes([marks << 6])
 
 
-def _marks(marks: int) -> bytes:
-    return bytes([marks << 6])
-
-
-def _unless_full(client: Any, do: Callable[[Any], None], generation: RedisGeneration) -> None:
-    try:
-        do(client)
-    except BloomError:
-        raise
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error):
-            raise NoRoomError(
-                f"the server's memory is full (maxmemory), and a generation takes "
-                f"{generation.geometry.nbytes:,} bytes"
-            ) from error
-        raise
+def _is_full(error: Exception) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or "OOM command not allowed" in str(error)

@@ -19,7 +19,8 @@ from scrapy_bloom.redis.connection.server import RedisServer
 logger = logging.getLogger(__name__)
 
 LEASE_SECS = 10.0  # a batch of keys is made in one; that long the others wait for one that died
-_LONGEST_LEASE_SECS = 60.0  # that any version has given
+_LEASE_MS = round(1000 * LEASE_SECS)
+_LONGEST_LEASE_MS = 60_000  # that any version has given
 _SHOWN = 100  # characters of who holds it
 
 _POLL_SECS, _LONGEST_POLL_SECS = 0.02, 0.5  # while another crawler makes the next generation
@@ -32,10 +33,6 @@ class RedisLock:
 
     Before the crawl begins, the others wait for long. Later the whole crawl waits with them: so
     they wait for some seconds once, and then make single attempts until one succeeds.
-
-    Args:
-        server: where it is.
-        key: of the filter.
 
     Attributes:
         patience_secs: how long the next wait may last.
@@ -53,19 +50,19 @@ class RedisLock:
     def take(self) -> bool:
         """Try to take it; return whether we hold it."""
         _, holder, left = self._server.transaction(
-            ("SET", self._key, self._own, "NX", "PX", _milliseconds(LEASE_SECS)),
+            ("SET", self._key, self._own, "NX", "PX", _LEASE_MS),
             ("GET", self._key),
             ("PTTL", self._key),
         )
         if holder == self._own:
             return True
-        if holder is not None and not 0 <= left <= _milliseconds(_LONGEST_LEASE_SECS):
+        if holder is not None and not 0 <= left <= _LONGEST_LEASE_MS:
             self._shorten(holder)
         return False
 
     def _shorten(self, holder: bytes) -> None:
         """Give an end to a lock that has none, or one that no crawler gives."""
-        self._server.send("PEXPIRE", self._key, _milliseconds(LEASE_SECS))
+        self._server.send("PEXPIRE", self._key, _LEASE_MS)
         if not self._is_told:
             self._is_told = True
             logger.warning(
@@ -79,22 +76,15 @@ class RedisLock:
 
     def renew(self) -> None:
         """Keep it for another lease, if it is still ours."""
-        self._if_ours("PEXPIRE", self._key, _milliseconds(LEASE_SECS))
+        self._end_after(_LEASE_MS)
 
     def release(self, *, after: float = 0.0) -> None:
-        """Let others take it, if it is still ours. Not vital: it ends by itself.
-
-        Args:
-            after: seconds that they are still to wait.
-        """
+        """Let others take it, so many seconds from now. Not vital: it ends by itself."""
         with contextlib.suppress(StorageError):
-            if after:
-                self._if_ours("PEXPIRE", self._key, _milliseconds(after))
-            else:
-                self._if_ours("DEL", self._key)
+            self._end_after(round(1000 * after))  # 0: PEXPIRE removes it at once
 
-    def _if_ours(self, *command: object) -> None:
-        """Change it only if it is still ours, in one step: it may be another crawler's by now."""
+    def _end_after(self, milliseconds: int) -> None:
+        """Let it end then, if it is still ours, in one step: it may be another crawler's by now."""
 
         def do(client: Any) -> None:
             with client.pipeline(transaction=True) as pipeline:
@@ -102,14 +92,14 @@ class RedisLock:
                 if pipeline.get(self._key) != self._own:
                     return
                 pipeline.multi()
-                pipeline.execute_command(*command)
+                pipeline.execute_command("PEXPIRE", self._key, milliseconds)
                 pipeline.execute()  # if it changed meanwhile, this fails, and is done again
 
         self._server.call(do)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Wait for the lock, and hold it; see `wait_until`."""
+        """Wait for the lock, and hold it; raises OutageError."""
         self.wait_until(self.take)
         try:
             yield
@@ -117,11 +107,7 @@ class RedisLock:
             self.release()
 
     def wait_until(self, succeeds: Callable[[], bool]) -> None:
-        """Try something again and again while another crawler keeps us from it.
-
-        Raises:
-            OutageError: that was in vain.
-        """
+        """Try something again while another crawler keeps us from it; raises OutageError."""
         begun, pause, is_told = time.monotonic(), _POLL_SECS, False
         while not succeeds():
             waited = time.monotonic() - begun
@@ -152,10 +138,6 @@ class RedisLock:
             f"another crawler is changing {self._name} (the lock {self._key!r} is held by "
             f"{_shown(holder) if holder else 'nobody now'})"
         )
-
-
-def _milliseconds(secs: float) -> int:
-    return max(1, round(1000 * secs))
 
 
 def _shown(holder: bytes) -> str:

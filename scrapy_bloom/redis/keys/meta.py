@@ -26,8 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import HASH_SCHEME
-from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.generations.policy import Generation, Origin
 from scrapy_bloom.redis.keys.bitfield import BitfieldPacker
 
 FORMAT_VERSION = 1
@@ -57,6 +57,16 @@ class FilterInfo:
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
 
+    @classmethod
+    def of(cls, origin: Origin, created_at: float) -> "FilterInfo":
+        """Describe a new filter, with a random salt if none was asked for."""
+        return cls(
+            salt=(origin.salt or secrets.token_bytes(SALT_BYTES)).hex(),
+            fingerprinter=origin.fingerprinter,
+            spider=origin.spider,
+            created_at=created_at,
+        )
+
     @property
     def text(self) -> str:
         """The field `filter`."""
@@ -68,17 +78,24 @@ class RedisGeneration(Generation):
     """A generation in Redis, and what of it is known here.
 
     Attributes:
+        epoch: of its filter.
         id: random, part of the names of its keys.
         mirror: bits known to be set, None without a mirror.
         complete: for each block 1 if the mirror has all of a sealed generation's bits.
     """
 
+    epoch: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(4))
     mirror: BloomFilter | None = None
     complete: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self.packer = BitfieldPacker(self.geometry.num_hashes)
+
+    @property
+    def name(self) -> str:
+        """The name of its field; that of its count ends with `:count`."""
+        return f"{self.epoch}:{self.number}"
 
     @property
     def num_chunks(self) -> int:
@@ -121,22 +138,16 @@ class Stored:
     Attributes:
         info: None if there is no filter.
         generations: of its epoch, oldest first.
-        left_over: generations of other epochs, by the names of their fields.
-        drafts: number of keys and time for each id of keys that belong to no generation.
-        was_reset: whether somebody removed a filter on purpose. Crawlers that knew it do not write
-            it back.
+        left_over: generations of other epochs.
+        drafts: number of keys and time, by the id of keys that belong to no generation.
+        was_reset: somebody removed a filter on purpose: nobody writes it back.
     """
 
     info: FilterInfo | None
     generations: Sequence[RedisGeneration]
-    left_over: Mapping[str, RedisGeneration]
+    left_over: Sequence[RedisGeneration]
     drafts: Mapping[str, tuple[int, float]]
     was_reset: bool = False
-
-
-def field_name(epoch: str, generation: Generation) -> str:
-    """Return the name of a generation's field; that of its count ends with `:count`."""
-    return f"{epoch}:{generation.number}"
 
 
 def draft_name(generation_id: str) -> str:
@@ -148,6 +159,5 @@ def filter_fields(info: FilterInfo, generations: Sequence[RedisGeneration]) -> d
     """Return all fields of a filter's hash, but drafts."""
     fields = {"filter": info.text}
     for each in generations:
-        name = field_name(info.epoch, each)
-        fields |= {name: each.text, f"{name}:count": str(each.count)}
+        fields |= {each.name: each.text, f"{each.name}:count": str(each.count)}
     return fields

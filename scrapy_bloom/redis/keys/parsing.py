@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -33,9 +33,10 @@ _KNOWN = re.compile(rf"filter|{RESET}|{_DRAFT.pattern}|{_GENERATION.pattern}(:co
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}", re.ASCII)
 _COUNT = re.compile(rb"[0-9]{1,18}")
+_HALF_OF_A_PAIR = re.compile(r"[\ud800-\udfff]")
 
 _INFO_TYPES = {each.name: each.type for each in fields(FilterInfo)}
-_HAVE_DEFAULTS = {each.name for each in fields(FilterInfo) if each.default is not MISSING}
+_DEFAULTS = {each.name: each.default for each in fields(FilterInfo) if each.default is not MISSING}
 _GENERATION_TYPES = {"id": str, **GEOMETRY_TYPES, **FIGURE_TYPES}
 _DRAFT_TYPES = {"chunks": int, "since": float}
 
@@ -49,36 +50,30 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     """
     texts: dict[str, bytes] = {}
     for raw_name, value in raw.items():
-        if len(raw_name) > _LONGEST or len(value) > _LONGEST:
+        if max(len(raw_name), len(value)) > _LONGEST:
             raise ValueError(f"its field {_shown(raw_name)} is far too long")
         texts[raw_name.decode("utf-8", "backslashreplace")] = value
     with _in_field("filter"):
         info = _info(texts["filter"]) if "filter" in texts else None
-    generations: dict[tuple[str, int], RedisGeneration] = {}
+    generations: list[RedisGeneration] = []
+    left_over: list[RedisGeneration] = []
     drafts = {}
     for name, value in texts.items():
         if not _KNOWN.fullmatch(name):
             raise ValueError(f"its field {_shown(name)} is none of a filter's")
         with _in_field(name):
             if match := _GENERATION.fullmatch(name):
-                number, count = int(match[2]), texts.get(f"{name}:count", b"0")
-                generations[match[1], number] = _generation(value, number, count)
+                count = texts.get(f"{name}:count", b"0")
+                new = _generation(value, match[1], int(match[2]), count)
+                is_live = info is not None and info.epoch == new.epoch
+                (generations if is_live else left_over).append(new)
             elif match := _DRAFT.fullmatch(name):
                 drafts[match[1]] = _draft(value)
-    if len({each.id for each in generations.values()}) < len(generations):
+    ids = [each.id for each in [*generations, *left_over]]
+    if len(set(ids)) < len(ids):
         raise ValueError("two of its generations have the same id")
-    current = info.epoch if info else ""
-    return Stored(
-        info=info,
-        generations=[each for (epoch, _), each in sorted(generations.items()) if epoch == current],
-        left_over={
-            f"{epoch}:{number}": each
-            for (epoch, number), each in generations.items()
-            if epoch != current
-        },
-        drafts=drafts,
-        was_reset=RESET in texts,
-    )
+    generations.sort(key=lambda each: each.number)
+    return Stored(info, generations, left_over, drafts, was_reset=RESET in texts)
 
 
 @contextlib.contextmanager
@@ -99,7 +94,7 @@ def _info(value: bytes) -> FilterInfo:
         )
     if unknown := raw.keys() - _INFO_TYPES.keys():
         raise ValueError(f"{_shown(min(unknown))} is none of its members")
-    info = FilterInfo(**_of_types(raw, _INFO_TYPES, optional=_HAVE_DEFAULTS))
+    info = FilterInfo(**_of_types({**_DEFAULTS, **raw}, _INFO_TYPES))
     if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
         raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
     if not _SALT.fullmatch(info.salt) or not _ID.fullmatch(info.epoch):
@@ -108,7 +103,7 @@ def _info(value: bytes) -> FilterInfo:
     return info
 
 
-def _generation(value: bytes, number: int, count: bytes) -> RedisGeneration:
+def _generation(value: bytes, epoch: str, number: int, count: bytes) -> RedisGeneration:
     raw = _of_types(_members(value), _GENERATION_TYPES)
     if not _ID.fullmatch(raw["id"]):
         raise ValueError("id is not hexadecimal, or of another length")
@@ -125,7 +120,7 @@ def _generation(value: bytes, number: int, count: bytes) -> RedisGeneration:
         **{name: raw[name] for name in FIGURE_TYPES},
     }
     check_generation(Generation(**figures))  # one in Redis lays out commands of so many hashes
-    return RedisGeneration(id=raw["id"], **figures)
+    return RedisGeneration(id=raw["id"], epoch=epoch, **figures)
 
 
 def _draft(value: bytes) -> tuple[int, float]:
@@ -153,20 +148,16 @@ def _json(value: bytes) -> Any:
         raise ValueError("it is no JSON") from None
 
 
-def _of_types(
-    raw: Mapping[str, Any], types: Mapping[str, Any], *, optional: Collection[str] = ()
-) -> dict[str, Any]:
+def _of_types(raw: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members that are known, each of its type; a float may be written as an int."""
     members = {}
     for name, kind in types.items():
-        if name not in raw and name in optional:
-            continue
-        value: Any = raw.get(name)
+        value = raw.get(name)
         if kind is float and type(value) is int and abs(value) < _MOST:
             value = float(value)
         if type(value) is not kind or (kind is int and abs(value) >= _MOST):
             raise ValueError(f"{name} is {_shown(value)}")
-        if kind is str and not _is_text(value):
+        if kind is str and _HALF_OF_A_PAIR.search(value):
             raise ValueError(f"{name} holds half of a surrogate pair")
         members[name] = value
     return members
@@ -178,11 +169,3 @@ def _shown(value: object) -> str:
         return "a number beyond 2 ** 63"
     text = ascii(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

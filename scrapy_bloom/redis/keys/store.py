@@ -13,7 +13,7 @@ from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer, ReplacedError
-from scrapy_bloom.redis.forgotten import remove_forgotten
+from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.keys.blocks import RedisBlocks
 from scrapy_bloom.redis.keys.lock import RedisLock
 from scrapy_bloom.redis.keys.meta import (
@@ -22,7 +22,6 @@ from scrapy_bloom.redis.keys.meta import (
     RedisGeneration,
     Stored,
     draft_name,
-    field_name,
     filter_fields,
 )
 from scrapy_bloom.redis.keys.parsing import parsed
@@ -49,14 +48,7 @@ class RedisStore:
         self.lock = RedisLock(server, key)
 
     def read(self, *, patient: bool = True) -> Stored:
-        """Return what is there now.
-
-        Args:
-            patient: wait out an outage.
-
-        Raises:
-            RefusedError: the key holds something else, or a filter of a newer format.
-        """
+        """Return what is there now; raises RefusedError if that is no filter that we can use."""
         raw = self.server.send("HGETALL", self.key, patient=patient)
         what = f"the key {self.key!r} of {self.server.address}"
         try:
@@ -70,11 +62,7 @@ class RedisStore:
             ) from None
 
     def read_filter(self) -> tuple[FilterInfo, Sequence[RedisGeneration]]:
-        """Return the filter that is there, with at least one generation.
-
-        Raises:
-            StorageError: there is none; see `read` for more.
-        """
+        """Return the filter that is there, with at least one generation; raises StorageError."""
         stored = self.read()
         if stored.info is None or not stored.generations:
             raise StorageError(
@@ -106,20 +94,15 @@ class RedisStore:
         self.remove_left_over(self.read())
 
     def _remove_definition(self, *more: Sequence[object]) -> None:
-        """Remove it so that others see the purpose: else they write back what looks lost."""
+        # With a note of the purpose: else others write back what looks lost.
         self.server.transaction(
             ("HSET", self.key, RESET, self.server.now()), ("HDEL", self.key, "filter"), *more
         )
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:
-        """Keep a filter under another name, and begin a new epoch under this one.
+        """Keep a filter under another name, which is returned, and begin a new epoch here.
 
-        Args:
-            stored: what is there.
-            info: of the new epoch.
-
-        Returns:
-            The name of the hash that says what it was; the blocks keep their keys.
+        The other name is that of a hash that says what the filter was; its blocks keep their keys.
         """
         assert stored.info is not None
         name = f"{self.key}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.info.epoch}"
@@ -154,10 +137,6 @@ class RedisStore:
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
 
-        Args:
-            generation: with an id of its own.
-            content: what its blocks shall hold; None: nothing.
-
         Raises:
             NoRoomError: the server's memory is full; what was made is removed.
         """
@@ -176,7 +155,6 @@ class RedisStore:
 
     def add(
         self,
-        epoch: str,
         new: RedisGeneration,
         now: Callable[[], float],
         *,
@@ -185,15 +163,11 @@ class RedisStore:
     ) -> bool:
         """Make a generation, seal the one before it, and let all crawlers know of it.
 
-        Args:
-            epoch: of the filter.
-            new: the generation.
-            now: returns the time for all crawlers.
-            after: the one before it.
-            content: see `create`, whose errors are raised.
-
         Returns:
-            False if there is another of that number: then nothing is left of it.
+            False if there is another of that number: then nothing is left of the new one.
+
+        Raises:
+            NoRoomError: see `create`.
         """
         self.create(new, content)
         if after is not None:
@@ -204,41 +178,36 @@ class RedisStore:
                 # Sealing makes keys, too, if they were removed meanwhile: nobody knows of them.
                 self.discard(after.id, after.num_chunks)
             new.created_at = now()  # meanwhile others may have recorded in that one
-        if self.publish(epoch, new):
+        if self.publish(new):
             return True
         self.discard(new.id, new.num_chunks)
         return False
 
-    def publish(self, epoch: str, generation: RedisGeneration) -> bool:
-        """Make a generation part of the filter, with its count as it is known here.
-
-        Returns:
-            False if there is another of that number.
-        """
-        name = field_name(epoch, generation)
+    def publish(self, generation: RedisGeneration) -> bool:
+        """Make a generation part of the filter; False if there is another of that number."""
 
         def do(client: Any) -> bool:
-            client.hsetnx(self.key, name, generation.text)
+            client.hsetnx(self.key, generation.name, generation.text)
             # Not the answer of HSETNX: its reply may have been lost the first time.
-            there = client.hget(self.key, name)
+            there = client.hget(self.key, generation.name)
             if there is None or json.loads(there)["id"] != generation.id:
                 return False
             client.hdel(self.key, draft_name(generation.id))
             if generation.count:
-                client.hset(self.key, f"{name}:count", generation.count)
+                client.hset(self.key, f"{generation.name}:count", generation.count)
             return True
 
         return self.server.call(do)
 
-    def rewrite(self, epoch: str, generation: RedisGeneration) -> None:
-        """Write a published generation's figures anew."""
-        self.server.send("HSET", self.key, field_name(epoch, generation), generation.text)
+    def rewrite(self, generation: RedisGeneration) -> None:
+        """Write the figures of a generation that was published before."""
+        self.server.send("HSET", self.key, generation.name, generation.text)
 
     def add_count(
-        self, epoch: str, generation: RedisGeneration, number: int, *, patient: bool = True
+        self, generation: RedisGeneration, number: int, *, patient: bool = True
     ) -> int | None:
-        """Add to a generation's count; the sum of all crawlers, None if it is not there."""
-        name = field_name(epoch, generation)
+        """Add to a generation's count, and return the sum; None if it is not there any more."""
+        name = generation.name
 
         def do(client: Any) -> int | None:
             count: int = client.hincrby(self.key, f"{name}:count", number)
@@ -249,10 +218,10 @@ class RedisStore:
 
         return self.server.call(do, patient=patient)
 
-    def expire(self, epoch: str, generation: RedisGeneration) -> None:
+    def expire(self, generation: RedisGeneration) -> None:
         """Remove a generation that does not count any more. Any number of crawlers may do it."""
         self._write_draft(generation, 0)
-        self._drop_generation(field_name(epoch, generation))
+        self._drop(generation.name, f"{generation.name}:count")
         self.discard(generation.id, generation.num_chunks)
 
     def discard(self, generation_id: str, num_chunks: int) -> None:
@@ -262,11 +231,11 @@ class RedisStore:
 
     def remove_left_over(self, stored: Stored) -> None:
         """Remove the keys of other epochs, and drafts that nobody works on any more."""
-        for epoch in {name.partition(":")[0] for name in stored.left_over}:
-            remove_forgotten(self.server, self.key, epoch)
-        for name, generation in stored.left_over.items():
-            self.blocks.unlink(generation.id, generation.num_chunks)
-            self._drop_generation(name)
+        for epoch in {each.epoch for each in stored.left_over}:
+            RedisForgotten(self.server, self.key, epoch).remove_all()
+        for each in stored.left_over:
+            self.blocks.unlink(each.id, each.num_chunks)
+            self._drop(each.name, f"{each.name}:count")
         live = {generation.id for generation in stored.generations}
         now = self.server.now() if stored.drafts else 0.0
         for generation_id, (num_chunks, since) in stored.drafts.items():
@@ -278,9 +247,6 @@ class RedisStore:
     def _write_draft(self, generation: RedisGeneration, since: float) -> None:
         draft = json.dumps([generation.num_chunks, since])
         self.server.send("HSET", self.key, draft_name(generation.id), draft)
-
-    def _drop_generation(self, name: str) -> None:
-        self._drop(name, f"{name}:count")
 
     def _drop(self, *names: str) -> None:
         self.server.send("HDEL", self.key, *names)
