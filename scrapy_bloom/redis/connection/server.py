@@ -83,10 +83,15 @@ class RedisServer:
         self.round_trips = self.retries = 0
         self.is_watched = False
         self._identity = Identity(cluster=cluster) if identified else None
-        self._url = url
-        self._params = dict(params or {})
         self._cluster = cluster
-        self._sentinel = sentinel
+        self._connect = partial(
+            connect,
+            url,
+            dict(params or {}),
+            cluster=cluster,
+            sentinel=sentinel,
+            connected=self._identity.ask if self._identity else None,
+        )
         self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
@@ -113,8 +118,7 @@ class RedisServer:
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
             raise OutageError(
-                f"{self.address} is out of reach; it is tried again soon",
-                since=self._down_since,
+                f"{self.address} is out of reach; it is tried again soon", since=self._down_since
             )
         pause = _FIRST_PAUSE
         while True:
@@ -171,12 +175,10 @@ class RedisServer:
         return has_changed
 
     def _raise_if_replaced(self) -> None:
-        if not self.is_watched or self._identity is None:
-            return
-        if self._client is not None:
+        if self.is_watched and self._identity is not None:
             self._identity.look_at(self._client)
-        if self.was_replaced():
-            raise ReplacedError(f"{self.address} is another server than before")
+            if self.was_replaced():
+                raise ReplacedError(f"{self.address} is another server than before")
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
@@ -230,15 +232,8 @@ class RedisServer:
 
     def _connected(self) -> Any:
         if self._client is None:
-            third = self.deadline_secs / 3 or _SOCKET_SECS
-            self._client, self._close = connect(
-                self._url,
-                self._params,
-                cluster=self._cluster,
-                sentinel=self._sentinel,
-                socket_secs=max(0.2, min(_SOCKET_SECS, third)),
-                connected=self._identity.ask if self._identity is not None else None,
-            )
+            secs = min(_SOCKET_SECS, self.deadline_secs / 3 or _SOCKET_SECS)
+            self._client, self._close = self._connect(socket_secs=max(0.2, secs))
         return self._client
 
     def _gone(self, error: Exception, *, since: float) -> OutageError:
