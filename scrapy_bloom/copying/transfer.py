@@ -96,21 +96,13 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
         there = _Digest.of(chunk for each in made for chunk in store.blocks.chunks(each))
         _compare(here, there, store.server.address)
         forgotten_there.add(list(forgotten_beside(newest.path.parent).all()))
-        _publish(store, info, made)
+        store.publish_filter(info, made)
     except BaseException:
         for each in made:
             store.discard(each.id, each.num_chunks)
         forgotten_there.remove_all()
         raise
     return here.copied(made)
-
-
-def _publish(store: RedisStore, info: FilterInfo, made: Sequence[RedisGeneration]) -> None:
-    if not store.publish_filter(info, made):
-        raise StorageError(
-            f"{store.server.address}: another crawler made a filter {store.key!r} meanwhile; the "
-            "copy was removed"
-        )
 
 
 def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:

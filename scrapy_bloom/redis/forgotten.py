@@ -23,10 +23,10 @@ class RedisForgotten:
 
     Args:
         server: the connection.
-        key: of the filter.
-        epoch: of the filter; each epoch has a set of its own.
+        key: of the filter, with a set for each of its epochs.
+        epoch: of the filter.
         now: returns the server's time; None: ask it each time.
-        claims: what is taken is only claimed for this run.
+        claims: see `ForgottenStore`.
     """
 
     def __init__(

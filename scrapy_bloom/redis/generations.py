@@ -184,11 +184,8 @@ class SharedGenerations:
             self.refresh()
 
     def begin_anew(self) -> None:
-        """Drop all that is known here, and take part in the stored filter, however old it is.
-
-        The queue is as old, or as empty: what is known here may be of requests that are in no
-        queue any more.
-        """
+        """Drop all that is known here, and take part in the stored filter, however old it is."""
+        # The queue is as old, or as empty: what is known may be of requests that are in none.
         self.recovery.note_void(self.view)
         self._forget()
         self.join()
@@ -245,11 +242,7 @@ class SharedGenerations:
         self.store.lock.wait_until(is_followed)
 
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Add a generation, unless another crawler is about to; return whether there is a new one.
-
-        Raises:
-            NoRoomError: the server's memory is full.
-        """
+        """Add a generation; False if another crawler is about to. Raises NoRoomError."""
         ended = self.view.newest
         if open_until:
             self._set_clock()

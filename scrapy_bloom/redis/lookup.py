@@ -26,11 +26,6 @@ class SharedLookup:
     answer is None, and it is asked again. A sealed generation is asked once: bits that were set
     there since tell nothing, be they our own or of another crawler that came too late.
 
-    Args:
-        shared: the generations.
-        life: makes the next one.
-        trust_secs: how long the mirrors are trusted without a word from the server.
-
     Attributes:
         mirror_hits: how often a mirror knew the answer.
         unconfirmed: how often it did since the server's last word.

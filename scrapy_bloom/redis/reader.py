@@ -13,25 +13,14 @@ from scrapy_bloom.redis.view import View
 
 
 class RedisReader:
-    """A filter in Redis, as its generations are now; `FilterReader` has the same methods.
+    """A filter in Redis, as its generations are now: see `FilterReader`, which has the same names.
+
+    Each method may raise a StorageError, as the constructor does if there is no such filter.
 
     Args:
         server: the connection, which `close` closes.
         key: the filter's name.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the filter tells.
-
-    Attributes:
-        location: where it is, for people.
-        store: its keys.
-        info: what all its generations have in common.
-        generations: oldest first, at least one.
-        names: what each generation is stored in, for people.
-        spider, fingerprinter: as the filter tells.
-        salt: hexadecimal.
-        forgotten: the requests that are to be crawled again.
-
-    Raises:
-        StorageError: there is no such filter, or the server failed.
     """
 
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
@@ -57,7 +46,7 @@ class RedisReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, or seem to be; raises StorageError."""
+        """Return which fingerprints are recorded, or seem to be."""
         hashed = [self._locate(each) for each in fingerprints]
         seen = [False] * len(hashed)
         for generation in reversed(self._live):  # what is asked for is mostly in the newest
@@ -70,10 +59,7 @@ class RedisReader:
         return seen
 
     def block_fills(self) -> list[Iterator[float]]:
-        """Return for each generation the share of set bits of each of its blocks, 0 to 1.
-
-        Raises a StorageError while iterating, if a key was lost.
-        """
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
         return [self._fills(each) for each in self.generations]
 
     def count_forgotten(self) -> int:

@@ -14,14 +14,10 @@ _TELL_AGAIN_SECS = 600.0  # of lost keys
 
 
 class Recovery:
-    """Makes lost keys anew with what the mirrors know of them, or removes what is void.
-
-    Attributes:
-        lost_keys: keys that were found lost.
-    """
+    """Makes lost keys anew with what the mirrors know of them, or removes what is void."""
 
     def __init__(self, store: RedisStore) -> None:
-        self.lost_keys = 0
+        self.lost_keys = 0  # as far as they were found
         self._store = store
         self._told_at = -math.inf
         self._void: View | None = None
@@ -61,10 +57,7 @@ class Recovery:
             self._void = view
 
     def replace_void(self, stored: Stored, *, was_gone: bool) -> None:
-        """Remove what was recorded on top of what is void, if anything is, and tell of it.
-
-        `was_gone`: the server had lost all of the filter.
-        """
+        """Remove what was recorded on top of what is void, if anything is, and tell of it."""
         void = self._void
         if void is None:
             return
@@ -72,7 +65,7 @@ class Recovery:
         for each in void.live:
             if each.id in kept:
                 continue
-            if was_gone:
+            if was_gone:  # all of the filter
                 self._store.blocks.unlink(each.id, each.num_chunks)
             else:  # it may have been set aside, with all of its keys
                 self._store.blocks.unlink_strays(each)

@@ -70,10 +70,8 @@ class View:
     def then(self, stored: Stored, run: Run, *, mirror: bool) -> "View":
         """Return the view of what is stored now; what is known of the same generations stays.
 
-        Args:
-            stored: at least one generation, of this filter or another one.
-            run: keeps some of the generations that have expired.
-            mirror: give each generation a mirror, as long as there is room.
+        The run keeps some of the generations that have expired. With `mirror`, each one gets a
+        mirror, as long as there is room.
         """
         assert stored.info is not None
         known = {each.id: each for each in self.live} if self.is_of(stored) else {}

@@ -15,9 +15,6 @@ class Identity:
     id. A connection ends with the process at its other end, so asking each new one is enough. In a
     Cluster a connection may be older than the promotion: there, the masters are compared as well.
 
-    Args:
-        cluster: there are several servers, each with an address of its own.
-
     Attributes:
         has_changed: it was noticed; whoever acts upon it sets it back.
     """

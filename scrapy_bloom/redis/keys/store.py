@@ -32,13 +32,7 @@ _BATCH = 64  # keys made at once, before the lock is prolonged
 
 
 class RedisStore:
-    """The hash and the blocks of one filter.
-
-    Attributes:
-        name: which filter it is, and where, for people.
-        blocks: the keys of the blocks.
-        lock: held by the crawler that is making a generation.
-    """
+    """The hash, the blocks and the lock of one filter; `name` tells people which, and where."""
 
     def __init__(self, server: RedisServer, key: str) -> None:
         self.key = key
@@ -116,21 +110,21 @@ class RedisStore:
             self.blocks.seal(each)  # whoever still records there is told to look for another
         return name
 
-    def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> bool:
-        """Make a whole filter known at once; False if there is one already."""
+    def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> None:
+        """Make a copied filter known, all at once; raises StorageError if there is another."""
         fields, drafts = filter_fields(info, generations), [draft_name(g.id) for g in generations]
-        # A crawler that is about to make its first generation has the lock.
-        if not self.lock.take():
-            return False
         try:
-            if self.server.send("HEXISTS", self.key, "filter"):
-                return False
+            # A crawler that is about to make its first generation has the lock.
+            if not self.lock.take() or self.server.send("HEXISTS", self.key, "filter"):
+                raise StorageError(
+                    f"{self.server.address}: another crawler made a filter {self.key!r} meanwhile; "
+                    "the copy was removed"
+                )
             self.server.transaction(
                 ("HSET", self.key, *_words(fields)),
                 ("PERSIST", self.key),
                 ("HDEL", self.key, *drafts),
             )
-            return True
         finally:
             self.lock.release()
 
