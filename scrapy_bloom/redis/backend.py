@@ -91,8 +91,8 @@ class RedisBackend:
 
         Raises:
             StorageError: or one of its children: the server is out of reach or refuses, the key
-                holds something else, or the filter is of another fingerprinter; the job is in use
-                by another crawl, or was killed and shall be looked at.
+                holds something else, or another fingerprinter's filter; the job is in use, or was
+                killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
         with contextlib.ExitStack() as stack:
@@ -115,11 +115,7 @@ class RedisBackend:
         self._store.blocks.look(view.newest, view.locate(b""))
 
     def _prepare_job(self) -> Path | None:
-        """Deal with a job that was killed, and with a queue that does not fit the shared filter.
-
-        Returns:
-            The requests.seen that a new filter begins with, None if there is none.
-        """
+        """Deal with a job that was killed; return the requests.seen for a new filter."""
         job, stored = self._job, self._store.read()
         info = stored.info if stored.generations else None
         importable, count = job.importable(), sum(each.count for each in stored.generations)

@@ -22,17 +22,8 @@ class SharedGenerations:
     """Joins a shared filter, and keeps up with its generations: `LifeCycle` lets them grow.
 
     Other crawlers change them at any time, and only the marks of a key tell: a caller that finds a
-    key sealed calls `follow`, one that finds it lost calls `lost`.
-
-    Args:
-        store: the keys.
-        policy, origin, mirror, queue_is_shared, clock: see `RedisBackend`.
-        changed: called when the list of generations has changed.
-
-    Attributes:
-        view: the generations, as far as they are known here.
-        voided: how often all that was known here turned out to be void.
-        recovery: makes lost keys anew.
+    key sealed calls `follow`, one that finds it lost calls `lost`. `changed` is called when the
+    list of generations has changed; `RedisBackend` has the other arguments.
     """
 
     def __init__(
@@ -49,7 +40,7 @@ class SharedGenerations:
         self.store = store
         self.queue_is_shared = queue_is_shared
         self.view = View(FilterInfo.of(origin, 0.0))
-        self.voided = 0
+        self.voided = 0  # how often all that was known here turned out to be void
         self.recovery = Recovery(store)
         self._policy = policy
         self._origin = origin

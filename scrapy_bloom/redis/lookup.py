@@ -25,14 +25,11 @@ class SharedLookup:
     A question goes to one view of the generations. If they turn out to be others meanwhile, its
     answer is None, and it is asked again. A sealed generation is asked once: bits that were set
     there since tell nothing, be they our own or of another crawler that came too late.
-
-    Attributes:
-        mirror_hits: how often a mirror knew the answer.
-        unconfirmed: how often it did since the server's last word.
     """
 
     def __init__(self, shared: SharedGenerations, life: LifeCycle, trust_secs: float) -> None:
-        self.mirror_hits = self.unconfirmed = 0
+        self.mirror_hits = 0  # how often a mirror knew the answer
+        self.unconfirmed = 0  # how often it did since the server's last word
         self._most_unconfirmed = _MOST_UNCONFIRMED if shared.queue_is_shared else math.inf
         self._shared = shared
         self._life = life

@@ -19,16 +19,11 @@ MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is ask
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The generations of a shared filter, as a crawl knows them; at each change another view.
-
-    Attributes:
-        info: what all of them have in common.
-        live: oldest first; empty if none is known.
-        kept: expired, with a mirror, and this run has recorded in them: it asks their mirrors.
-    """
+    """The generations of a shared filter, as a crawl knows them; at each change another view."""
 
     info: FilterInfo
-    live: Sequence[RedisGeneration] = ()
+    live: Sequence[RedisGeneration] = ()  # oldest first; empty if none is known
+    # Expired, with a mirror, and this run has recorded in them: it asks their mirrors.
     kept: Sequence[RedisGeneration] = ()
 
     @property

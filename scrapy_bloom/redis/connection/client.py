@@ -93,13 +93,9 @@ def connect(
 ) -> tuple[Any, Callable[[], None]]:
     """Make a client of redis-py, and what closes it. Most kinds connect with the first command.
 
-    Args:
-        url: as `RedisServer` has it, like the next three.
-        params: options that the URL does not say.
-        cluster: the URL is that of a node of a Cluster.
-        sentinel: the name of the service, if the URL is that of Sentinels.
-        socket_secs: for one answer, unless the URL says otherwise.
-        connected: called with each new connection; it has to log in, but not on a Cluster.
+    `RedisServer` has the first four arguments. An answer may take `socket_secs`, unless the URL
+    says otherwise. `connected` is called with each new connection: it has to log in, but not on a
+    Cluster.
 
     Raises:
         SettingError: redis-py is missing, or the URL or an option is not valid.

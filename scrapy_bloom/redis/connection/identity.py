@@ -14,13 +14,10 @@ class Identity:
     A server that was restarted has another run id, a replica that was promoted another replication
     id. A connection ends with the process at its other end, so asking each new one is enough. In a
     Cluster a connection may be older than the promotion: there, the masters are compared as well.
-
-    Attributes:
-        has_changed: it was noticed; whoever acts upon it sets it back.
     """
 
     def __init__(self, *, cluster: bool) -> None:
-        self.has_changed = False
+        self.has_changed = False  # whoever acts upon it sets it back
         self._cluster = cluster
         self._known: dict[object, object] = {}
         self._primaries: frozenset[str] = frozenset()

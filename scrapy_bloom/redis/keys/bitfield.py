@@ -32,19 +32,15 @@ class BitfieldPacker:
         self._gets = [num_hashes * (_GET % _digits(length)) for length in range(10)]
 
     def set(self, key: bytes, block: int, positions: Sequence[int], marks_at: int) -> Packed:
-        """Set `num_hashes` bits of a block; the answer is their old values, then the marks.
+        """Set `num_hashes` bits of one of a key's blocks.
 
-        Args:
-            key: the key.
-            block: which of the key's blocks.
-            positions: the bits in that block.
-            marks_at: where in the key the two marks are, in bits.
+        The answer is their old values, then the two marks, which begin at the bit `marks_at`.
         """
         bits = _bits(block * BLOCK_BITS, positions, _SET, self._sets)
         return _packed(2 + 4 * len(positions) + 3, key, bits, marks_at)
 
     def get(self, key: bytes, block: int, positions: Sequence[int], marks_at: int) -> Packed:
-        """Ask for the bits; the answer is their values, then the marks. See `set`."""
+        """Ask for the bits; the answer is their values, then the marks."""
         bits = _bits(block * BLOCK_BITS, positions, _GET, self._gets)
         return _packed(2 + 3 * len(positions) + 3, key, bits, marks_at)
 

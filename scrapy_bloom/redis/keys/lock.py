@@ -33,13 +33,10 @@ class RedisLock:
 
     Before the crawl begins, the others wait for long. Later the whole crawl waits with them: so
     they wait for some seconds once, and then make single attempts until one succeeds.
-
-    Attributes:
-        patience_secs: how long the next wait may last.
     """
 
     def __init__(self, server: RedisServer, key: str) -> None:
-        self.patience_secs = _START_PATIENCE_SECS
+        self.patience_secs = _START_PATIENCE_SECS  # how long the next wait may last
         self._server = server
         self._key = f"{key}:lock"
         self._name = f"the filter {key!r} in {server.address}"

@@ -37,23 +37,13 @@ CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 @dataclass(frozen=True, kw_only=True)
 class FilterInfo:
-    """Description that all generations of a filter share: the field `filter`.
+    """Description that all generations of a filter share: the field `filter`."""
 
-    Attributes:
-        salt: hexadecimal.
-        fingerprinter: import path of what makes the fingerprints.
-        spider: for information.
-        created_at: seconds since 1970.
-        epoch: random; another one is another filter.
-        format: version of this layout.
-        hash_scheme: see `scrapy_bloom.filters.hashing`.
-    """
-
-    salt: str
-    fingerprinter: str
-    spider: str
-    created_at: float
-    epoch: str = field(default_factory=lambda: secrets.token_hex(4))
+    salt: str  # hexadecimal
+    fingerprinter: str  # import path of what makes the fingerprints
+    spider: str  # for information
+    created_at: float  # seconds since 1970
+    epoch: str = field(default_factory=lambda: secrets.token_hex(4))  # another one: another filter
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
 
@@ -75,18 +65,12 @@ class FilterInfo:
 
 @dataclass(eq=False, kw_only=True)
 class RedisGeneration(Generation):
-    """A generation in Redis, and what of it is known here.
+    """A generation in Redis, and what of it is known here."""
 
-    Attributes:
-        epoch: of its filter.
-        id: random, part of the names of its keys.
-        mirror: bits known to be set, None without a mirror.
-        complete: for each block 1 if the mirror has all of a sealed generation's bits.
-    """
-
-    epoch: str = ""
-    id: str = field(default_factory=lambda: secrets.token_hex(4))
-    mirror: BloomFilter | None = None
+    epoch: str = ""  # of its filter
+    id: str = field(default_factory=lambda: secrets.token_hex(4))  # in the names of its keys
+    mirror: BloomFilter | None = None  # the bits known to be set
+    # For each block, 1 if the mirror has all of a sealed generation's bits.
     complete: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
@@ -124,30 +108,19 @@ class RedisGeneration(Generation):
 
 
 # What the field of a generation holds beside its id.
-GEOMETRY_TYPES = dict.fromkeys(("num_blocks", "num_hashes", "counter_bits"), int)
-FIGURE_TYPES = {
-    "capacity": int,
-    **dict.fromkeys(("error_rate", "created_at", "open_until"), float),
-}
+GEOMETRY_TYPES = {"num_blocks": int, "num_hashes": int, "counter_bits": int}
+FIGURE_TYPES = {"capacity": int, "error_rate": float, "created_at": float, "open_until": float}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Content of a filter's hash.
+    """Content of a filter's hash."""
 
-    Attributes:
-        info: None if there is no filter.
-        generations: of its epoch, oldest first.
-        left_over: generations of other epochs.
-        drafts: number of keys and time, by the id of keys that belong to no generation.
-        was_reset: somebody removed a filter on purpose: nobody writes it back.
-    """
-
-    info: FilterInfo | None
-    generations: Sequence[RedisGeneration]
-    left_over: Sequence[RedisGeneration]
-    drafts: Mapping[str, tuple[int, float]]
-    was_reset: bool = False
+    info: FilterInfo | None  # None if there is no filter
+    generations: Sequence[RedisGeneration]  # of its epoch, oldest first
+    left_over: Sequence[RedisGeneration]  # of other epochs
+    drafts: Mapping[str, tuple[int, float]]  # by their ids: how many keys, and since when
+    was_reset: bool = False  # somebody removed a filter on purpose: nobody writes it back
 
 
 def draft_name(generation_id: str) -> str:

@@ -27,11 +27,12 @@ _SHOWN = 60  # characters of what is wrong
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 _MOST_CHUNKS = 1 << 24  # 16 TiB, more than the largest filter takes
 
-_GENERATION = re.compile(r"([0-9a-f]{8}):([1-9][0-9]{0,9})", re.ASCII)
-_DRAFT = re.compile(r"draft:([0-9a-f]{8})", re.ASCII)
-_KNOWN = re.compile(rf"filter|{RESET}|{_DRAFT.pattern}|{_GENERATION.pattern}(:count)?", re.ASCII)
-_ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
-_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{8}")
+_FIELD = re.compile(
+    rf"filter|{RESET}|draft:(?P<draft>{_ID.pattern})"
+    rf"|(?P<epoch>{_ID.pattern}):(?P<number>[1-9][0-9]{{0,9}})(?P<count>:count)?"
+)
+_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")
 _COUNT = re.compile(rb"[0-9]{1,18}")
 _HALF_OF_A_PAIR = re.compile(r"[\ud800-\udfff]")
 
@@ -59,16 +60,17 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     left_over: list[RedisGeneration] = []
     drafts = {}
     for name, value in texts.items():
-        if not _KNOWN.fullmatch(name):
+        match = _FIELD.fullmatch(name)
+        if match is None:
             raise ValueError(f"its field {_shown(name)} is none of a filter's")
         with _in_field(name):
-            if match := _GENERATION.fullmatch(name):
+            if match["draft"]:
+                drafts[match["draft"]] = _draft(value)
+            elif match["epoch"] and not match["count"]:
                 count = texts.get(f"{name}:count", b"0")
-                new = _generation(value, match[1], int(match[2]), count)
+                new = _generation(value, match["epoch"], int(match["number"]), count)
                 is_live = info is not None and info.epoch == new.epoch
                 (generations if is_live else left_over).append(new)
-            elif match := _DRAFT.fullmatch(name):
-                drafts[match[1]] = _draft(value)
     ids = [each.id for each in [*generations, *left_over]]
     if len(set(ids)) < len(ids):
         raise ValueError("two of its generations have the same id")

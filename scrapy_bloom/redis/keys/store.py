@@ -131,8 +131,7 @@ class RedisStore:
     def create(self, generation: RedisGeneration, content: BloomFilter | None = None) -> None:
         """Make a generation's keys, with all their memory; nobody knows of them yet.
 
-        Raises:
-            NoRoomError: the server's memory is full; what was made is removed.
+        If the server's memory is full, what was made is removed, and a NoRoomError raised.
         """
         self._write_draft(generation, self.server.now())
         try:
@@ -157,11 +156,8 @@ class RedisStore:
     ) -> bool:
         """Make a generation, seal the one before it, and let all crawlers know of it.
 
-        Returns:
-            False if there is another of that number: then nothing is left of the new one.
-
-        Raises:
-            NoRoomError: see `create`.
+        Return False if there is another of that number: then nothing is left of the new one. Like
+        `create`, it raises NoRoomError.
         """
         self.create(new, content)
         if after is not None:
