@@ -21,6 +21,7 @@ from scrapy_bloom.redis.generations import SharedGenerations
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.lookup import SharedLookup
+from scrapy_bloom.redis.view import log_differences
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +110,11 @@ class RedisBackend:
                 self._server.address,
                 policy,
             )
-        self._shared.join(self._prepare_job(), tell=True)
-        # What the server refuses is better known now than at the first request.
+        is_new = self._shared.join(self._prepare_job())
         view = self._shared.view
+        if not is_new:
+            log_differences(view, self._policy, self._origin, self._store.name)
+        # What the server refuses is better known now than at the first request.
         self._store.blocks.look(view.newest, view.locate(b""))
 
     def _prepare_job(self) -> Path | None:

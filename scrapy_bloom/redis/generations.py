@@ -15,7 +15,7 @@ from scrapy_bloom.redis.keys.lock import LEASE_SECS
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.recovery import Recovery
-from scrapy_bloom.redis.view import View, log_differences
+from scrapy_bloom.redis.view import View
 
 
 class SharedGenerations:
@@ -51,12 +51,10 @@ class SharedGenerations:
         self._server_ahead = 0.0  # its clock, of our monotonic one
         self._changed = changed
 
-    def join(self, importable: Path | None = None, *, tell: bool = False) -> None:
-        """Take part in the filter; create what is missing of it.
+    def join(self, importable: Path | None = None) -> bool:
+        """Take part in the filter, and create what is missing of it; return whether it is new.
 
-        Args:
-            importable: a requests.seen that a new filter begins with.
-            tell: log how the filter differs from what the settings ask for.
+        A new one begins with the requests.seen that is `importable`.
         """
         self._set_clock()
         name, created, was_gone = self.store.name, False, False
@@ -80,8 +78,7 @@ class SharedGenerations:
         self.recovery.replace_void(stored, was_gone=was_gone)
         self._adopt(stored)
         self.store.lock.restore_patience()
-        if tell and not created:
-            log_differences(self.view, self._policy, self._origin, name)
+        return created
 
     def _create_first(self, info: FilterInfo, importable: Path | None) -> bool:
         """Make the first generation, or wait until another crawler has; return whether we did."""

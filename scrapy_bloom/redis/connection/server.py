@@ -6,13 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from scrapy_bloom.exceptions import (
-    BloomError,
-    OutageError,
-    RefusedError,
-    SettingError,
-    StorageError,
-)
+from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
 from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.client import connect
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
@@ -82,7 +76,7 @@ class RedisServer:
             )
         self.round_trips = self.retries = 0
         self.is_watched = False
-        self._identity = Identity(cluster=cluster) if identified else None
+        self._identity = Identity(cluster=cluster)
         self._cluster = cluster
         self._connect = partial(
             connect,
@@ -90,7 +84,7 @@ class RedisServer:
             dict(params or {}),
             cluster=cluster,
             sentinel=sentinel,
-            connected=self._identity.ask if self._identity else None,
+            connected=self._identity.ask if identified else None,
         )
         self.deadline_secs = deadline_secs
         self._client: Any = None
@@ -132,7 +126,8 @@ class RedisServer:
                 failure = reason(error)
             else:
                 self._log_return()
-                self._raise_if_replaced()
+                if self.is_watched:
+                    self._raise_if_replaced()
                 return result
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
@@ -169,16 +164,13 @@ class RedisServer:
 
     def was_replaced(self) -> bool:
         """Check whether another server answers than when this was last asked."""
-        if self._identity is None:
-            return False
         has_changed, self._identity.has_changed = self._identity.has_changed, False
         return has_changed
 
     def _raise_if_replaced(self) -> None:
-        if self.is_watched and self._identity is not None:
-            self._identity.look_at(self._client)
-            if self.was_replaced():
-                raise ReplacedError(f"{self.address} is another server than before")
+        self._identity.look_at(self._client)
+        if self.was_replaced():
+            raise ReplacedError(f"{self.address} is another server than before")
 
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
@@ -215,9 +207,7 @@ class RedisServer:
 
         try:
             return self.call(ask)
-        except OutageError:
-            raise
-        except StorageError:
+        except RefusedError:
             return None  # an ACL need not allow INFO
 
     def _at_one(self, client: Any) -> dict[str, Any]:
