@@ -66,13 +66,11 @@ class SharedLookup:
             if not self._shared.live:
                 self._shared.join()
             # So few that it is hardly fuller than it may be.
-            number = min(_BATCH, self._shared.view.newest.capacity // 100)
-            if number < 2 or self._life.is_full():
-                added += self.add(fingerprints[position])
-                position += 1
-            else:
-                added += self._add_batch(fingerprints[position : position + number])
-                position += number
+            few = min(_BATCH, self._shared.view.newest.capacity // 100)
+            number = 1 if self._life.is_full() else max(1, few)
+            batch = fingerprints[position : position + number]
+            added += self._add_batch(batch) if number > 1 else self.add(batch[0])
+            position += number
         return added
 
     def _add_batch(self, fingerprints: Sequence[bytes]) -> int:

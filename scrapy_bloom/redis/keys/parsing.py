@@ -154,7 +154,7 @@ def _of_types(raw: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any
     """Return the members that are known, each of its type; a float may be written as an int."""
     members = {}
     for name, kind in types.items():
-        value = raw.get(name)
+        value: Any = raw.get(name)
         if kind is float and type(value) is int and abs(value) < _MOST:
             value = float(value)
         if type(value) is not kind or (kind is int and abs(value) >= _MOST):
