@@ -1,33 +1,26 @@
 """Other ways to remember a crawl's requests: their bytes, and how often they err."""
 
 import math
-from typing import NamedTuple
+from typing import Any
 
 SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
 REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
 MD5_TABLE_BYTES = 32  # 16 for a digest, in a table that is half full
 
 
-class Alternative(NamedTuple):
-    """A way to remember requests: its bytes with all of them, and how many it takes for seen."""
+def alternatives(requests: int, nbytes: int) -> list[dict[str, Any]]:
+    """Return what the other ways take and get wrong with so many requests.
 
-    name: str
-    bytes: int
-    expected_false_drops: float
-
-
-def alternatives(requests: int, nbytes: int) -> list[Alternative]:
-    """Return the other ways to remember so many requests.
-
-    Args:
-        requests: n, how many different ones, at least 1.
-        nbytes: the size of the filter, and so of the bitmap.
+    `nbytes` is the size of the filter, and so of the bitmap.
     """
     return [
-        Alternative("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
-        Alternative("Redis set (scrapy-redis)", requests * REDIS_SET_BYTES, 0.0),
-        Alternative("MD5 hash table", requests * MD5_TABLE_BYTES, md5_collisions(requests)),
-        Alternative("bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)),
+        {"name": name, "bytes": size, "expected_false_drops": drops}
+        for name, size, drops in (
+            ("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
+            ("Redis set (scrapy-redis)", requests * REDIS_SET_BYTES, 0.0),
+            ("MD5 hash table", requests * MD5_TABLE_BYTES, md5_collisions(requests)),
+            ("bitmap of that size", nbytes, bitmap_collisions(requests, nbytes * 8)),
+        )
     ]
 
 

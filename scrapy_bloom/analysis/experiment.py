@@ -9,7 +9,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from bitarray import bitarray
 from mmh3 import mmh3_x64_128_utupledigest
@@ -27,44 +27,6 @@ BLOOM_HASHES = 3
 SALT = b"an experiment..."  # of our own filter, which is random in a crawl
 
 _TELL_EVERY = 100  # URLs
-
-
-class Memory(Protocol):
-    """A memory for URLs."""
-
-    def add(self, url: bytes, /) -> bool:
-        """Record a URL; True if it was new, or seems so."""
-
-    @property
-    def nbytes(self) -> int:
-        """The memory taken now, in bytes."""
-
-
-class Contestant(NamedTuple):
-    """One of the memories that are compared, with its name, size and kind for people.
-
-    `theory` says of a number of different URLs how many of them it is expected to take for seen
-    ones while it records them.
-    """
-
-    name: str
-    details: str
-    memory: Memory
-    theory: Callable[[int], float]
-
-
-class Row(NamedTuple):
-    """Progress of the experiment, and what went wrong up to there.
-
-    Attributes:
-        read: URLs shown, with the repeated ones.
-        different: how many different ones these are.
-        wrong: for each contestant, how many of the different ones it took for seen when new.
-    """
-
-    read: int
-    different: int
-    wrong: Sequence[int]
 
 
 class ExactSet:
@@ -103,10 +65,6 @@ class ClassicFilter:
     With one hash it is the bitmap. The hashes are 64-bit halves of MurmurHash3 digests (x64, 128
     bits, A. Appleby), a seed for each two, taken modulo m: none is computed from the others.
     (Source: B. H. Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970.)
-
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
     """
 
     def __init__(self, num_bits: int, num_hashes: int) -> None:
@@ -130,8 +88,32 @@ class ClassicFilter:
         return len(self._buffer)
 
 
+Memory = ExactSet | ClassicFilter | BloomFilter
+
+
+class Contestant(NamedTuple):
+    """One of the memories that are compared, with its name, size and kind for people.
+
+    `theory` says of a number of different URLs how many of them it is expected to take for seen
+    ones while it records them.
+    """
+
+    name: str
+    details: str
+    memory: Memory
+    theory: Callable[[int], float]
+
+
+class Row(NamedTuple):
+    """Progress of the experiment, and what went wrong up to there."""
+
+    read: int  # URLs shown, with the repeated ones
+    different: int
+    wrong: Sequence[int]  # of the different ones, taken for seen when new, by each contestant
+
+
 def classic_false_drops(num_bits: int, num_hashes: int, count: int) -> float:
-    """Return how many of some different URLs a classic filter takes for seen as it records them.
+    """Return how many of n different URLs a classic filter takes for seen as it records them.
 
     The error rate is (1 - e^(-ki/m))^k when i different URLs were shown. Those that were wrongly
     seen count in i as well: their bits were all set before, so it is the same whether they are
@@ -141,14 +123,6 @@ def classic_false_drops(num_bits: int, num_hashes: int, count: int) -> float:
         (m/k) * integral of t^k / (1 - t) dt  =  (m/k) (T^(k+1)/(k+1) + T^(k+2)/(k+2) + ...)
 
     and, as all of that series from T on is -ln(1 - T) = kn/m, also n - (m/k) (T + ... + T^k/k).
-
-    Args:
-        num_bits: m, at least 1.
-        num_hashes: k, at least 1.
-        count: n, at least 0.
-
-    Returns:
-        The expected number, from 0 to n.
 
     >>> round(classic_false_drops(480_833, 3, 100_000))
     2998
@@ -172,14 +146,7 @@ def contestants(
     bloom_bits: int = BLOOM_BITS,
     bloom_hashes: int = BLOOM_HASHES,
 ) -> list[Contestant]:
-    """Return the five memories, all empty; the first is the exact one.
-
-    Args:
-        ours: this package's filter, empty, under `SALT`.
-        bitmap_bits: size of the bitmap in bits, at least 1.
-        bloom_bits: size of the classic Bloom filter in bits, at least 1.
-        bloom_hashes: its hashes, at least 1.
-    """
+    """Return the five memories, all empty (`ours` under `SALT`); the first is the exact one."""
     units = "counters" if ours.geometry.is_counting else "bits"
     return [
         Contestant("exact set", "", ExactSet(), lambda _: 0.0),
@@ -215,19 +182,10 @@ def compare(
     memories: Sequence[Memory],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Iterator[Row]:
-    """Show all URLs to all memories.
+    """Show so many URLs to all memories; yield a row after each tenth, or of a few after each URL.
 
-    Args:
-        urls: at least `total` of them; what comes after that is not read.
-        total: how many, at least 1.
-        memories: all empty; the first is exact, and the others are judged by it.
-        advance: is told now and then how many URLs are done.
-
-    Returns:
-        A row after each tenth of the URLs; of fewer than ten, after each.
-
-    Raises:
-        BloomError: there are fewer URLs than that.
+    The memories are empty; the first is exact, and the others are judged by it. `advance` is told
+    now and then how many URLs are done. Raises BloomError if there are fewer than that.
 
     >>> list(compare([b"a", b"b", b"a"], 3, [ExactSet(), ClassicFilter(1, 1)]))[-1]
     Row(read=3, different=2, wrong=(0, 1))
@@ -236,8 +194,7 @@ def compare(
     exact, *others = [memory.add for memory in memories]
     wrong = [0] * len(others)
     read = different = 0
-    for url in urls:
-        read += 1
+    for read, url in enumerate(urls, start=1):
         is_new = exact(url)
         different += is_new
         for index, add in enumerate(others):

@@ -13,16 +13,7 @@ _THEORY_STEPS = 25
 
 
 def comparison(contestants: Sequence[Contestant], rows: Sequence[Row], kind: str) -> bytes:
-    """Draw who took how many new URLs for seen, and in how much memory.
-
-    Args:
-        contestants: what is compared.
-        rows: the course of the experiment, at least one.
-        kind: of image file to return: "png" or "svg".
-
-    Raises:
-        BloomError: matplotlib is missing.
-    """
+    """Draw who took how many new URLs for seen, and in how much memory, as "png" or "svg"."""
     plt = import_pyplot()
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(12, 5), gridspec_kw={"width_ratios": [3, 2]}
@@ -69,9 +60,8 @@ def _draw_errors(axes: Any, contestants: Sequence[Contestant], rows: Sequence[Ro
     highest = max(axes.get_ylim()[1], 0.01)
     axes.set_ylim(0, highest)
     axes.set_xlim(0, last)
-    for height, (value, text, colour) in zip(
-        _apart([value for value, _, _ in ends], 0.055 * highest), ends, strict=True
-    ):
+    heights = _apart([value for value, _, _ in ends], 0.055 * highest)
+    for height, (value, text, colour) in zip(heights, ends, strict=True):
         axes.annotate(
             text,
             (last, value),

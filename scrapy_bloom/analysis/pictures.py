@@ -29,8 +29,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def import_pyplot() -> Any:
     """Return matplotlib.pyplot, drawing to files, in the style of all our pictures.
 
-    Raises:
-        BloomError: matplotlib is missing.
+    Raises BloomError if matplotlib is missing.
     """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
@@ -68,12 +67,8 @@ def error_chart(
 ) -> str:
     """Draw the error rate against the requests recorded; return an SVG element.
 
-    Args:
-        course: from 0 requests to those that are looked ahead to.
-        now: requests recorded now.
-        capacity: requests for which there is room.
-        asked: the highest rate that was asked for, 0 < p < 1.
-        narrow: for a narrow page, where letters must be larger.
+    The course goes on to the requests that are looked ahead to; `now` of them are recorded, and
+    there is room for `capacity`. On a narrow page, letters must be larger.
     """
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
@@ -148,12 +143,9 @@ def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
 
 
 def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
-    """Draw how many blocks hold how many fingerprints, and how many should.
+    """Draw how many blocks hold how many fingerprints, and how many should; see `Measured`.
 
-    Args:
-        loads: how many blocks hold so many fingerprints, by that number.
-        spread: what is expected.
-        name: tells the picture from others of the page; letters and digits.
+    The name, of letters and digits, tells the picture from others of the page.
     """
     reach = 3.5 * spread.deviation
     first = min(*loads, max(0, math.floor(spread.mean - reach)))

@@ -39,11 +39,7 @@ def measure(
 ) -> Measured:
     """Count the bits of a generation, block by block: it may be larger than the memory.
 
-    Args:
-        figures: see `Measured`.
-        block_fills: the share of set bits of each block.
-        advance: is told how many blocks are done.
-        before: that many were done before.
+    `advance` is told how many blocks are done, with those that were done before.
     """
     num_blocks, num_hashes, _ = figures.geometry
     loads: Counter[int] = Counter()
@@ -107,15 +103,9 @@ class Point(NamedTuple):
 
 
 def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Generation]:
-    """Return the generations that there will be when so many requests are recorded.
+    """Return copies of generations, and those that will follow, when so many are recorded in all.
 
-    Args:
-        live: those that there are, oldest first, at least one; they stay as they are.
-        policy: when another must follow, and of what size.
-        until: requests recorded in all of them together.
-
-    Returns:
-        All of them, with the counts of then. None that is there loses any.
+    They have the counts of then. None that is there loses any.
     """
     live = [replace(generation) for generation in live]
     missing = until - sum(generation.count for generation in live)
@@ -139,12 +129,8 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
 def course(generations: Sequence[Generation]) -> list[Point]:
     """Return how a filter fills: one generation after the other, each up to its count.
 
-    Args:
-        generations: oldest first, with the counts at the end of the course.
-
-    Returns:
-        Points from 0 requests to all of them, close enough for a curve, and with the one before
-        and the one after each beginning of a generation.
+    The points go from 0 requests to all of them, close enough for a curve, and with the one before
+    and the one after each beginning of a generation.
     """
     ends = list(accumulate(generation.count for generation in generations))
     total = ends[-1]

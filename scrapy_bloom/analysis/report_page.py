@@ -27,11 +27,7 @@ _COLUMNS = (  # one that ends with ":" is text
 
 
 def report_page(report: Report) -> str:
-    """Return the page, as HTML.
-
-    Raises:
-        BloomError: matplotlib is missing.
-    """
+    """Return the page, as HTML; raises BloomError if matplotlib is missing."""
     status, later = report.status, report.forecast()
     points = course(later)
     wide, narrow = (

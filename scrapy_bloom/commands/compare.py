@@ -27,31 +27,18 @@ Examples:
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.analysis.experiment import (
-    BITMAP_BITS,
-    BLOOM_BITS,
-    BLOOM_HASHES,
-    SALT,
-    Contestant,
-    Row,
-    compare,
-    contestants,
-)
+from scrapy_bloom.analysis import experiment
+from scrapy_bloom.analysis.experiment import Contestant, Row
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.commands.shared.arguments import (
-    add_json,
-    add_output,
-    count_of,
-    error_rate,
-    path_argument,
-)
+from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
 from scrapy_bloom.commands.shared.output import (
     check_output,
@@ -71,23 +58,35 @@ from scrapy_bloom.text import number_text, per_cent_text, size_text
 SYNTAX = "URLFILE [--plot FILE] [--error-rate P] [sizes of the others] [--json]"
 HELP = "the textbook experiment: sets, bitmap and filters on a file of URLs"
 
-_MAX_BITS = 10**12
 _FORMATS = (".png", ".svg")
+_COLUMNS = (
+    ("memory:", "name", str),
+    ("of:", "details", str),
+    ("size", "bytes", size_text),
+    ("bytes/URL", "bytes_per_url", "{:,.1f}".format),
+    ("wrongly seen", "wrongly_seen", number_text),
+    ("%", "per_cent", per_cent_text),
+    ("theory %", "theory_per_cent", per_cent_text),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("urls", type=path_argument, metavar="URLFILE", help="the URLs, one a line")
+    parser.add_argument("urls", type=arguments.path, metavar="URLFILE", help="the URLs, one a line")
     parser.add_argument(
         "--error-rate",
-        type=error_rate,
+        type=arguments.error_rate,
         metavar="P",
         help="of this package's filter (default: BLOOM_ERROR_RATE)",
     )
+    bits = partial(
+        arguments.count_of, "bits", most=10**12, examples=", for example 480833, 10M or 1_000_000"
+    )
+    hashes = partial(arguments.count_of, "hashes", most=MAX_HASHES)
     for flag, kind, default, metavar, what in (
-        ("--bitmap-bits", _bits, BITMAP_BITS, "N", "size of the bitmap"),
-        ("--bloom-bits", _bits, BLOOM_BITS, "N", "size of the classic Bloom filter"),
-        ("--bloom-hashes", _hashes, BLOOM_HASHES, "K", "its hashes"),
+        ("--bitmap-bits", bits, experiment.BITMAP_BITS, "N", "size of the bitmap"),
+        ("--bloom-bits", bits, experiment.BLOOM_BITS, "N", "size of the classic Bloom filter"),
+        ("--bloom-hashes", hashes, experiment.BLOOM_HASHES, "K", "its hashes"),
     ):
         parser.add_argument(
             flag,
@@ -96,13 +95,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=metavar,
             help=f"{what} (default: {default:,})",
         )
-    add_output(parser, "--plot", what="a picture of it, PNG or SVG by its ending")
+    arguments.add_output(parser, "--plot", what="a picture of it, PNG or SVG by its ending")
     parser.add_argument(
         "--counting",
         action="store_true",
         help="ours with counters, in four times the space: scrapy_bloom.CountingBloomFilter",
     )
-    add_json(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -116,15 +115,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     # As a crawl would make it that expects so many requests.
     size = Policy(expected=total, error_rate=rate, on_full=bloom.on_full).first()
     kind = CountingBloomFilter if options.counting else BloomFilter
-    compared = contestants(
-        kind(size.capacity, size.error_rate, salt=SALT),
+    compared = experiment.contestants(
+        kind(size.capacity, size.error_rate, salt=experiment.SALT),
         bitmap_bits=options.bitmap_bits,
         bloom_bits=options.bloom_bits,
         bloom_hashes=options.bloom_hashes,
     )
     with progress("Comparing", total, "URLs") as advance:
         memories = [contestant.memory for contestant in compared]
-        rows = list(compare(urls_in(options.urls), total, memories, advance))
+        rows = list(experiment.compare(urls_in(options.urls), total, memories, advance))
     figures = _figures(compared, rows, rate)
     if options.json:
         print_json(figures)
@@ -134,14 +133,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         # Drawn before the file is opened: a failure must leave no half of a picture.
         options.plot.write_bytes(comparison(compared, rows, options.plot.suffix.lower()[1:]))
         note(f"The picture is in {options.plot}")
-
-
-def _bits(text: str) -> int:
-    return count_of("bits", text, _MAX_BITS, ", for example 480833, 10M or 1_000_000")
-
-
-def _hashes(text: str) -> int:
-    return count_of("hashes", text, MAX_HASHES)
 
 
 def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
@@ -154,15 +145,14 @@ def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -
         "error_rate": rate,
         "rows": [
             {
-                "read": row.read,
-                "different": row.different,
-                "wrongly_seen": dict(zip(names, row.wrong, strict=True)),
-                "per_cent": {
-                    name: 100 * wrong / row.different
-                    for name, wrong in zip(names, row.wrong, strict=True)
-                },
+                "read": read,
+                "different": different,
+                "wrongly_seen": dict(zip(names, wrong, strict=True)),
+                "per_cent": dict(
+                    zip(names, (100 * count / different for count in wrong), strict=True)
+                ),
             }
-            for row in rows
+            for read, different, wrong in rows
         ],
         "contestants": [
             {
@@ -183,36 +173,25 @@ def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -
 def _print(figures: dict[str, Any]) -> None:
     names = [contestant["name"] for contestant in figures["contestants"]]
     print_table(
-        ["URLs read", "different", *names],
         [
-            [
-                number_text(row["read"]),
-                number_text(row["different"]),
-                *[_wrongly_seen(row["wrongly_seen"][n], row["per_cent"][n]) for n in names],
-            ]
+            ("URLs read", "read", number_text),
+            ("different", "different", number_text),
+            *((name, name, str) for name in names),
+        ],
+        [
+            row
+            | {
+                name: _wrong_text(row["wrongly_seen"][name], row["per_cent"][name])
+                for name in names
+            }
             for row in figures["rows"]
         ],
         title="New URLs taken for seen ones, so far",
     )
-    print_table(
-        ["memory:", "of:", "size", "bytes/URL", "wrongly seen", "%", "theory %"],
-        [
-            [
-                each["name"],
-                each["details"],
-                size_text(each["bytes"]),
-                f"{each['bytes_per_url']:,.1f}",
-                number_text(each["wrongly_seen"]),
-                per_cent_text(each["per_cent"]),
-                per_cent_text(each["theory_per_cent"]),
-            ]
-            for each in figures["contestants"]
-        ],
-        title="\nIn the end",
-    )
+    print_table(_COLUMNS, figures["contestants"], title="\nIn the end")
 
 
-def _wrongly_seen(count: int, per_cent: float) -> str:
+def _wrong_text(count: int, per_cent: float) -> str:
     return f"{number_text(count)} ({per_cent_text(per_cent)} %)" if count else "0"
 
 
@@ -228,8 +207,7 @@ def _check_picture(path: Path, *, overwrite: bool) -> None:
 def urls_in(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, without the white space around them, and no empty ones.
 
-    Raises:
-        BloomError: it is no regular file, or cannot be read.
+    Raises BloomError if it is no regular file, or cannot be read.
     """
     try:
         if str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir()):
@@ -238,9 +216,7 @@ def urls_in(path: Path) -> Iterator[bytes]:
                 "and give its path"
             )
         with opened(path) as file:
-            for line in file:
-                if url := line.strip():
-                    yield url
+            yield from filter(None, map(bytes.strip, file))
     except UNREADABLE as error:
         raise BloomError(
             f"{path} can't be read: {reason(error)}; give a file of URLs, one a line"
@@ -248,15 +224,7 @@ def urls_in(path: Path) -> Iterator[bytes]:
 
 
 def count_urls(path: Path, advance: Callable[[int], None] = lambda _: None) -> int:
-    """Count the URLs in a file, repeated ones included; see `urls_in`.
-
-    Args:
-        path: the file.
-        advance: is told now and then how many were counted.
-
-    Raises:
-        BloomError: it can't be read, or has none.
-    """
+    """Count the URLs in a file, repeated ones included; raises BloomError, also if it has none."""
     count = 0
     for count, _ in enumerate(urls_in(path), start=1):
         if count % 100 == 0:

@@ -15,13 +15,13 @@ Examples:
 import argparse
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
+from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place, is_redis
 from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
 from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.places import Reader, opened_for_crawl
@@ -32,7 +32,6 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.reader import RedisReader
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -62,25 +61,19 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         _forgetting(options.place, reader) as forgotten_requests,
     ):
         while batch := list(islice(fingerprints, _BATCH)):
-            answers = reader.are_recorded(batch)
-            chosen = [each for each, is_recorded in zip(batch, answers, strict=True) if is_recorded]
-            if chosen:
+            if chosen := list(compress(batch, reader.are_recorded(batch))):
                 forgotten_requests.add(chosen)
             forgotten += len(chosen)
             unrecorded += len(batch) - len(chosen)
     if options.json:
         print_json({"forgotten": forgotten, "unrecorded": unrecorded})
     else:
-        _say(forgotten, unrecorded)
-    if urls is not None:
+        what = "request is" if forgotten == 1 else "requests are"
+        say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
+        if unrecorded:
+            say(f"Not recorded, and left out: {unrecorded:,}")
+    if urls:
         urls.check_skipped()
-
-
-def _say(forgotten: int, unrecorded: int) -> None:
-    what = "request is" if forgotten == 1 else "requests are"
-    say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
-    if unrecorded:
-        say(f"Not recorded, and left out: {unrecorded:,}")
 
 
 def _fingerprints(
@@ -93,15 +86,13 @@ def _fingerprints(
             yield project.url_fingerprint(url)
         except ValueError as error:
             raise BloomError(f"{url!r} is no URL: {error}") from None
-    if urls is not None:
-        for _, fingerprint in urls.pairs():
-            yield fingerprint
+    yield from urls or ()
 
 
 @contextmanager
 def _forgetting(place: str, reader: Reader) -> Iterator[RedisForgotten | ForgottenFile]:
     """Return the forgotten requests of a filter, to be added to."""
-    if isinstance(reader, RedisReader):
+    if is_redis(place):
         yield reader.forgotten
         return
     directory = filter_directory(Path(place))

@@ -22,27 +22,19 @@ Examples:
 """
 
 import argparse
-import contextlib
 import logging
-import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import (
-    add_filter_name,
-    add_json,
-    add_list,
-    error_rate,
-    is_redis,
-    requests,
-)
+from scrapy_bloom.commands.shared import arguments
+from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.commands.shared.import_source import (
     Source,
@@ -63,7 +55,6 @@ from scrapy_bloom.files.reader import filter_directory, found_files
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings.settings import BloomSettings
@@ -81,40 +72,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--expected-requests",
-        type=requests,
+        type=arguments.requests,
         metavar="N",
         help="of a new filter (default: BLOOM_EXPECTED_REQUESTS)",
     )
     parser.add_argument(
         "-p",
         "--error-rate",
-        type=error_rate,
+        type=arguments.error_rate,
         metavar="P",
         help="of a new filter (default: BLOOM_ERROR_RATE)",
     )
-    add_list(parser, "seen")
+    arguments.add_list(parser, "seen")
     parser.add_argument(
         "--source-key",
         metavar="NAME",
         help="the name of scrapy-redis's set (default: with --spider, NAME:dupefilter)",
     )
-    add_filter_name(parser)
-    add_json(parser)
+    arguments.add_filter_name(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record what a source holds."""
-    more: dict[str, Any] = {}
-    if options.expected_requests is not None:
-        more["BLOOM_EXPECTED_REQUESTS"] = options.expected_requests
-    if options.error_rate is not None:
-        more["BLOOM_ERROR_RATE"] = options.error_rate
-    project = load_project(settings, options.spider, options.dest, **more)
+    given = {
+        "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
+        "BLOOM_ERROR_RATE": options.error_rate,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    project = load_project(settings, options.spider, options.dest, **given)
     if not is_redis(options.source) and is_filter(Path(options.source)):
         _copy(options, Path(options.source))
         return
     with ExitStack() as stack:
-        source = open_source(options, settings, project, stack)
+        source = open_source(options, project, stack)
         begun = time.monotonic()
         read, added, status = _imported(options, project, source)
     seconds = time.monotonic() - begun
@@ -148,11 +139,9 @@ def _imported(
     backend.open()
     read = added = 0
     try:
-        with ExitStack() as stack:
-            stack.callback(_close, backend)
+        with _closed(backend), progress("Importing", total, "requests") as advance:
             backend.begin()
             at_once = max(1, min(_BATCH, backend.status().capacity // 20))
-            advance = stack.enter_context(progress("Importing", total, "requests"))
             fingerprints = chain(first, fingerprints)
             while batch := list(islice(fingerprints, at_once)):
                 added += backend.add_many(batch)
@@ -181,13 +170,16 @@ def _check_storage(backend: LocalBackend | RedisBackend) -> None:
         raise StorageError(failure)
 
 
-def _close(backend: LocalBackend | RedisBackend) -> None:
+@contextmanager
+def _closed(backend: LocalBackend | RedisBackend) -> Iterator[None]:
     """Close the filter; after an error, a second one is dropped: it mostly has the same cause."""
-    if sys.exc_info()[0] is None:
-        backend.close()
-    else:
-        with contextlib.suppress(BloomError):
+    try:
+        yield
+    except BaseException:
+        with suppress(BloomError):
             backend.close()
+        raise
+    backend.close()
 
 
 def _destination(
@@ -205,7 +197,7 @@ def _destination(
         )
     directory = _directory(options)
     check_free(directory)
-    is_there = bool(filter_files(directory))
+    is_there = bool(jobdir.filter_files(directory))
     if is_there:
         _check_window(found_files(directory)[-1].open_until, bloom)
     elif directory.name == "bloom":
@@ -247,7 +239,7 @@ def _directory(options: argparse.Namespace) -> Path:
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
     signs = (jobdir.SEEN, jobdir.QUEUE, jobdir.IN_USE)
-    if not filter_files(dest) and any((dest / name).exists() for name in signs):
+    if not jobdir.filter_files(dest) and any((dest / name).exists() for name in signs):
         return dest / "bloom"
     return filter_directory(dest)
 
@@ -256,7 +248,7 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     if is_redis(options.dest):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
     target = _directory(options)
-    status = merge_into(source, target) if filter_files(target) else merge([source], target)
+    status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(filter_directory(source))
     tell_changed(options, status, target, source=options.source)

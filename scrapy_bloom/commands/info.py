@@ -29,10 +29,9 @@ from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
 from scrapy_bloom.files.reader import FilterReader, filter_directory
-from scrapy_bloom.generations.policy import Generation, window_of
+from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.queues.sqlite import read_counts
 from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
 
@@ -41,6 +40,22 @@ HELP = "what a filter is, and how full"
 
 _Figures = dict[str, Any]
 _MASKED = "***"
+
+_COLUMNS = (
+    ("generation", "number", str),
+    ("created:", "created", lambda secs: time.strftime("%Y-%m-%d %H:%M", time.localtime(secs))),
+    ("recorded", "recorded", number_text),
+    ("capacity", "capacity", number_text),
+    ("size", "bytes", size_text),
+    ("hashes", "hashes", str),
+    ("fill", "fill_ratio", share_text),
+    ("error rate", "error_rate_now", rate_text),
+)
+_SCANNED = (
+    ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
+    ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
+    ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,29 +70,36 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
     path = None if is_redis(options.place) else Path(options.place)
     queue = _queue(path) if path else None
-    if path and queue and not filter_files(filter_directory(path)):
+    if path and queue and not jobdir.filter_files(filter_directory(path)):
         figures: _Figures = {"location": str(path), "queue": queue}  # its filter is elsewhere
     else:
         with opened_filter(options, settings) as reader:
             figures = _figures(reader, settings.get("BLOOM_ON_FULL", "grow"), queue)
             if options.scan:
-                _scan(figures, reader)
+                _scan(figures["generations"], reader)
         if not options.show_salt:
             figures["salt"] = _MASKED
     if options.json:
         print_json(figures)
-    else:
+    elif "generations" in figures:
         _print(figures)
+    else:
+        say(f"Job in {path}, without a filter")
+        say(f"  queue: {_queue_text(figures['queue'])}")
 
 
 def _queue(path: Path) -> _Figures | None:
     """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
     # A filter's directory may be in its job's. Any other path below a job says nothing about it.
-    for job_dir in (path, path.parent) if filter_files(path) else (path,):
+    for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
         if (database := job_dir / jobdir.DATABASE).exists():
             pending, in_flight = read_counts(database)
             return {"pending": pending, "in_flight": in_flight}
     return None
+
+
+def _queue_text(queue: _Figures) -> str:
+    return f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight"
 
 
 def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
@@ -95,8 +117,21 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
         "window_secs": window_of(live) or None,
         "expected_false_drops": status.expected_false_drops,
         "generations": [
-            _generation(figures, {"file": name} if is_local else {})
-            for figures, name in zip(status.generations, reader.names, strict=True)
+            {
+                "number": generation.number,
+                "recorded": generation.count,
+                "capacity": generation.capacity,
+                "bytes": generation.geometry.nbytes,
+                "blocks": generation.geometry.num_blocks,
+                "hashes": generation.geometry.num_hashes,
+                "fill_ratio": generation.fill_ratio,
+                "error_rate_now": generation.error_rate_now,
+                "error_rate_at_capacity": generation.error_rate,
+                **({"file": name} if is_local else {}),
+                "created": generation.created_at,
+                "open_until": generation.open_until or None,
+            }
+            for generation, name in zip(live, reader.names, strict=True)
         ],
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
@@ -108,85 +143,40 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
     }
 
 
-def _generation(figures: Generation, more: _Figures) -> _Figures:
-    return {
-        "number": figures.number,
-        "recorded": figures.count,
-        "capacity": figures.capacity,
-        "bytes": figures.geometry.nbytes,
-        "blocks": figures.geometry.num_blocks,
-        "hashes": figures.geometry.num_hashes,
-        "fill_ratio": figures.fill_ratio,
-        "error_rate_now": figures.error_rate_now,
-        "error_rate_at_capacity": figures.error_rate,
-        **more,
-        "created": figures.created_at,
-        "open_until": figures.open_until or None,
-    }
-
-
-def _scan(figures: _Figures, reader: Reader) -> None:
-    for row, each in zip(figures["generations"], measured(reader), strict=True):
-        row["scan"] = {
-            "fill_ratio": each.contents.fill_ratio,
-            "error_rate_now": each.contents.error_rate,
-            "recorded": each.contents.requests,
+def _scan(generations: list[_Figures], reader: Reader) -> None:
+    for generation, (_, contents, _) in zip(generations, measured(reader), strict=True):
+        generation["scan"] = {
+            "fill_ratio": contents.fill_ratio,
+            "error_rate_now": contents.error_rate,
+            "recorded": contents.requests,
         }
 
 
 def _print(figures: _Figures) -> None:
-    queue = figures.get("queue")
-    if queue and "generations" not in figures:
-        say(f"Job in {figures['location']}, without a filter")
-        say(f"  queue: {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
-        return
-    say(f"Filter in {figures['location']}")
     rates = (
         rate_text(figures["error_rate_now"]),
         f"when full {rate_text(figures['error_rate_at_capacity'])}",
         f"asked for {figures['error_rate_asked']:g}",
     )
-    for name, value in (
-        ("spider", figures["spider"]),
-        ("fingerprinter", figures["fingerprinter"]),
-        ("salt", figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else "")),
-        ("state", state_text(figures["closed"], figures["in_use"])),
-        ("window", duration_text(figures["window_secs"]) if figures["window_secs"] else "none"),
-        ("recorded", f"{figures['recorded']:,} of {figures['capacity']:,}"),
-        ("size", size_text(figures["bytes"])),
-        ("fill", f"{share_text(figures['fill_ratio'])} of the bits"),
-        ("error rate", "; ".join(rates)),
-        ("false drops", f"{number_text(figures['expected_false_drops'], 2)} expected so far"),
-    ):
-        say(f"  {name + ':':<15}{value}")
-    if queue:
-        say(f"  queue:         {queue['pending']:,} pending, {queue['in_flight']:,} in flight")
+    lines = {
+        "spider": figures["spider"],
+        "fingerprinter": figures["fingerprinter"],
+        "salt": figures["salt"] + (" (--show-salt)" if figures["salt"] == _MASKED else ""),
+        "state": state_text(figures["closed"], figures["in_use"]),
+        "window": duration_text(figures["window_secs"]) if figures["window_secs"] else "none",
+        "recorded": f"{figures['recorded']:,} of {figures['capacity']:,}",
+        "size": size_text(figures["bytes"]),
+        "fill": f"{share_text(figures['fill_ratio'])} of the bits",
+        "error rate": "; ".join(rates),
+        "false drops": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
+    }
+    if queue := figures.get("queue"):
+        lines["queue"] = _queue_text(queue)
     if figures["forgotten"]:
-        say(f"  forgotten:     {figures['forgotten']:,}, crawled again when met")
+        lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when met"
+    say(f"Filter in {figures['location']}")
+    for name, value in lines.items():
+        say(f"  {name + ':':<15}{value}")
     say("")
     is_scanned = "scan" in figures["generations"][0]
-    print_table(
-        ["generation", "created:", "recorded", "capacity", "size", "hashes", "fill", "error rate"]
-        + (["counted fill", "counted rate", "about recorded"] if is_scanned else []),
-        [_row(each) for each in figures["generations"]],
-    )
-
-
-def _row(generation: _Figures) -> list[str]:
-    row = [
-        str(generation["number"]),
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(generation["created"])),
-        number_text(generation["recorded"]),
-        number_text(generation["capacity"]),
-        size_text(generation["bytes"]),
-        str(generation["hashes"]),
-        share_text(generation["fill_ratio"]),
-        rate_text(generation["error_rate_now"]),
-    ]
-    if scan := generation.get("scan"):
-        row += [
-            share_text(scan["fill_ratio"]),
-            rate_text(scan["error_rate_now"]),
-            number_text(scan["recorded"]),
-        ]
-    return row
+    print_table(_COLUMNS + _SCANNED if is_scanned else _COLUMNS, figures["generations"])

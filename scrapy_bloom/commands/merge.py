@@ -12,7 +12,7 @@ import argparse
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, path_argument
+from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.reader import filter_directory
@@ -23,17 +23,17 @@ HELP = "make one filter of several that were made alike"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("first", type=path_argument, metavar="A", help="a filter")
-    parser.add_argument("others", type=path_argument, nargs="+", metavar="B", help="more of them")
+    parser.add_argument("first", type=arguments.path, metavar="A", help="a filter")
+    parser.add_argument("others", type=arguments.path, nargs="+", metavar="B", help="more of them")
     parser.add_argument(
         "-o",
         "--output",
-        type=path_argument,
+        type=arguments.path,
         required=True,
         metavar="DIRECTORY",
         help="where the new filter goes: a directory without one",
     )
-    add_json(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG001 - needs none

@@ -34,6 +34,21 @@ HELP = "how large a filter will be, for n requests at error rate p"
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
 
+_COLUMNS = (
+    ("requests", "requests", number_text),
+    ("error rate", "error_rate", "{:g}".format),
+    ("size", "bytes", size_text),
+    ("false drops", "expected_false_drops", number_text),
+    ("bits/request", "bits_per_request", "{:.1f}".format),
+    ("hashes", "hashes", str),
+)
+_INSTEAD = (
+    ("instead:", "name", str),
+    ("size", "bytes", size_text),
+    ("times ours", "times", "{:.1f}".format),
+    ("false drops", "expected_false_drops", number_text),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
@@ -53,17 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print a row for each number of requests at each error rate."""
     bloom = BloomSettings.from_settings(settings)
-    counts = [each for each in options.figures if isinstance(each, int)]
-    rates = [each for each in options.figures if isinstance(each, float)]
+    counts = [figure for figure in options.figures if isinstance(figure, int)]
+    rates = [figure for figure in options.figures if isinstance(figure, float)]
     policies = [
         Policy(expected=count, error_rate=rate, on_full=bloom.on_full)
         for count in counts or [bloom.expected_requests]
         for rate in rates or [bloom.error_rate]
     ]
-    plans = [_plan(policy) for policy in policies]
+    plans = [_plan(policy, with_others=options.vs) for policy in policies]
     if options.json:
-        for plan in plans if not options.vs else []:
-            del plan["instead"]
         print_json(plans)
         return
     if window := bloom.window_secs:
@@ -73,64 +86,40 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"{LIVE_QUARTERS} parts, here at most "
             + ", ".join(size_text(LIVE_QUARTERS * nbytes) for nbytes in parts)
         )
-    print_table(
-        ["requests", "error rate", "size", "false drops", "bits/request", "hashes"],
-        [
-            [
-                number_text(plan["requests"]),
-                f"{plan['error_rate']:g}",
-                size_text(plan["bytes"]),
-                number_text(plan["expected_false_drops"]),
-                f"{plan['bits_per_request']:.1f}",
-                str(plan["hashes"]),
-            ]
-            for plan in plans
-        ],
-        keys=2,
-    )
+    print_table(_COLUMNS, plans, keys=2)
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
         say(line)
     for plan in plans if options.vs else []:
         requests = number_text(plan["requests"])
         print_table(
-            ["instead:", "size", "times ours", "false drops"],
-            [
-                [
-                    other["name"],
-                    size_text(other["bytes"]),
-                    f"{other['bytes'] / plan['bytes']:.1f}",
-                    number_text(other["expected_false_drops"]),
-                ]
-                for other in plan["instead"]
-            ],
+            _INSTEAD,
+            [other | {"times": other["bytes"] / plan["bytes"]} for other in plan["instead"]],
             title=f"\nInstead, for {requests} requests at {plan['error_rate']:g}",
         )
 
 
-def _plan(policy: Policy) -> dict[str, Any]:
+def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
     geometry = policy.first().geometry
-    return {
+    plan = {
         **_cost(policy),
         "hashes": geometry.num_hashes,
-        "bits": geometry.nbytes * 8,
-        "bits_per_request": geometry.nbytes * 8 / policy.expected,
+        "bits": geometry.num_bits,
+        "bits_per_request": geometry.num_bits / policy.expected,
         "advice": _advice(policy),
-        "instead": [
-            alternative._asdict() for alternative in alternatives(policy.expected, geometry.nbytes)
-        ],
     }
+    if with_others:
+        plan["instead"] = alternatives(policy.expected, geometry.nbytes)
+    return plan
 
 
 def _cost(policy: Policy) -> dict[str, Any]:
     """Return what a filter takes, and how many pages it is expected to lose."""
-    geometry = policy.first().geometry
+    num_blocks, num_hashes, _ = geometry = policy.first().geometry
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,
         "bytes": geometry.nbytes,
-        "expected_false_drops": expected_false_drops(
-            geometry.num_blocks, geometry.num_hashes, policy.expected
-        ),
+        "expected_false_drops": expected_false_drops(num_blocks, num_hashes, policy.expected),
     }
 
 

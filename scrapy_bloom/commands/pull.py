@@ -14,12 +14,7 @@ from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import (
-    add_filter_name,
-    add_json,
-    path_argument,
-    redis_argument,
-)
+from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import say_where, tell_copied
 from scrapy_bloom.commands.shared.output import working
 from scrapy_bloom.commands.shared.places import connect
@@ -32,12 +27,10 @@ HELP = "copy a filter from Redis into files"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument(
-        "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
-    )
-    parser.add_argument("path", type=path_argument, metavar="DIRECTORY", help="where the files go")
-    add_filter_name(parser)
-    add_json(parser)
+    arguments.add_server(parser)
+    parser.add_argument("path", type=arguments.path, metavar="DIRECTORY", help="where the files go")
+    arguments.add_filter_name(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:

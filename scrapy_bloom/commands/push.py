@@ -13,12 +13,7 @@ from contextlib import closing
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import (
-    add_filter_name,
-    add_json,
-    path_argument,
-    redis_argument,
-)
+from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
 from scrapy_bloom.commands.shared.output import working
 from scrapy_bloom.commands.shared.places import connect
@@ -32,20 +27,19 @@ HELP = "copy a filter from files into Redis"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    parser.add_argument("path", type=path_argument, metavar="PATH", help="the filter's directory")
-    parser.add_argument(
-        "url", type=redis_argument, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL"
-    )
-    add_filter_name(parser)
-    add_json(parser)
+    parser.add_argument("path", type=arguments.path, metavar="PATH", help="the filter's directory")
+    arguments.add_server(parser)
+    arguments.add_filter_name(parser)
+    arguments.add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
     made_for = found_files(options.path)[-1].origin.spider
+    directory = filter_directory(options.path)
     project = load_project(settings, options.spider, options.url)
     store = connect(options, project, made_for=made_for)
     with closing(store.server), working(f"Copying to {store.server.address}"):
-        copied = upload(filter_directory(options.path), store.server, store.key)
-    warn_of_queue(filter_directory(options.path))
+        copied = upload(directory, store.server, store.key)
+    warn_of_queue(directory)
     tell_copied(options, copied, f"{store.server.address}, key {store.key}")

@@ -25,7 +25,6 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
@@ -48,12 +47,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 def _reset_files(path: Path, *, yes: bool) -> None:
     directory = filter_directory(path)
-    if path.is_file() or not filter_files(directory):
+    if path.is_file() or not jobdir.filter_files(directory):
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = lock_directory(directory)
     try:
         # What is in them does not matter: a damaged one is a reason to be here.
-        files = filter_files(directory)
+        files = jobdir.filter_files(directory)
         size = size_text(sum(file.stat().st_size for file in files))
         _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
         for file in [*reversed(files), *forgotten_file.files(directory)]:

@@ -1,6 +1,7 @@
 """Arguments of several subcommands: their options, and what their values may be.
 
-What converts a value raises argparse.ArgumentTypeError if it is not valid.
+What converts a value raises argparse.ArgumentTypeError if it is not valid. A password in it is
+masked where the error is told.
 """
 
 import argparse
@@ -10,7 +11,6 @@ from typing import Any
 
 from scrapy_bloom import text as amounts
 from scrapy_bloom.commands.shared.lists import FORMATS
-from scrapy_bloom.commands.shared.output import masked
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
@@ -59,34 +59,33 @@ def requests_or_rate(text: str) -> int | float:
     return requests(text)
 
 
-def path_argument(text: str) -> Path:
+def path(text: str) -> Path:
     """Return an argument that must be a path, and no URL."""
     if "://" in text:
-        raise argparse.ArgumentTypeError(f"{masked(text)} is a URL; a path is meant here")
+        raise argparse.ArgumentTypeError(f"{text} is a URL; a path is meant here")
     return Path(text)
 
 
 def is_redis(place: str) -> bool:
     """Return whether a place is the URL of a server, and no path.
 
-    Raises:
-        BloomError: it is another URL. A directory of that name would bear its password.
+    Raises BloomError if it is another URL: a directory of that name would bear its password.
     """
     if place.lower().startswith(REDIS_SCHEMES):
         return True
     if "://" in place:
         raise BloomError(
-            f"{masked(place)} is neither a path nor the URL of a Redis server, which begins with "
+            f"{place} is neither a path nor the URL of a Redis server, which begins with "
             "redis://, with rediss:// (for TLS) or with unix://"
         )
     return False
 
 
-def redis_argument(text: str) -> str:
+def server_url(text: str) -> str:
     """Return an argument that must be the URL of a Redis server."""
     if not text.lower().startswith(REDIS_SCHEMES):
         raise argparse.ArgumentTypeError(
-            f"{masked(text)} is no URL of a Redis server: redis://, rediss:// or unix://"
+            f"{text} is no URL of a Redis server: redis://, rediss:// or unix://"
         )
     return text
 
@@ -95,6 +94,11 @@ def add_place(parser: argparse.ArgumentParser) -> None:
     """Add what says where a filter is, in files or in Redis."""
     parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
     add_filter_name(parser)
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the URL of a Redis server."""
+    parser.add_argument("url", type=server_url, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL")
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
@@ -114,12 +118,7 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
 
 
 def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add the options of each subcommand that reads a list of URLs.
-
-    Args:
-        parser: of the subcommand.
-        others: what the list may be beside those.
-    """
+    """Add the options of each subcommand that reads a list of URLs, or of `others`."""
     parser.add_argument(
         "--format",
         choices=[*others, *FORMATS],

@@ -5,11 +5,11 @@ import codecs
 import io
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scrapy.exceptions import UsageError
-from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import (
@@ -28,7 +28,6 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.header import MAGIC
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.requests_seen import SeenFile, open_seen
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -38,44 +37,31 @@ _SCAN_COUNT = 1000  # members asked for at once
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 
+@dataclass(frozen=True)
 class RedisSet:
-    """The fingerprints in a set in Redis, as scrapy-redis keeps them: in hexadecimal digits.
+    """The fingerprints in a set in Redis, as scrapy-redis keeps them: in hexadecimal digits."""
 
-    Args:
-        server: the connection.
-        key: the name of the set.
-    """
-
-    def __init__(self, server: RedisServer, key: str) -> None:
-        self._server = server
-        self._key = key
+    server: RedisServer
+    key: str
 
     def count(self) -> int:
-        """Count its members.
-
-        Raises:
-            StorageError: there is no such set, or the server failed.
-        """
-        kind = self._server.call(lambda client: client.type(self._key))
+        """Count its members."""
+        kind = self.server.call(lambda client: client.type(self.key))
         if kind == b"none":
             raise StorageError(
-                f"{self._server.address} has no key {self._key!r}; give the name of scrapy-redis's "
+                f"{self.server.address} has no key {self.key!r}; give the name of scrapy-redis's "
                 "set with --source-key (its SCHEDULER_DUPEFILTER_KEY, by default "
                 "<spider>:dupefilter)"
             )
         if kind != b"set":
             raise StorageError(
-                f"the key {self._key!r} of {self._server.address} is a {kind.decode()}, not a set "
+                f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a set "
                 "of fingerprints"
             )
-        return int(self._server.call(lambda client: client.scard(self._key)))
+        return int(self.server.call(lambda client: client.scard(self.key)))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield each fingerprint at least once, also while others are added.
-
-        Raises:
-            StorageError: a member is no fingerprint, or the server failed.
-        """
+        """Yield each fingerprint at least once, also while others are added."""
         cursor = None
         while cursor != 0:
             cursor, members = self._scan(cursor or 0)
@@ -84,12 +70,12 @@ class RedisSet:
                     yield bytes.fromhex(member.decode())
                 except ValueError:
                     raise StorageError(
-                        f"the set {self._key!r} of {self._server.address} holds {member[:60]!r}, "
+                        f"the set {self.key!r} of {self.server.address} holds {member[:60]!r}, "
                         "which is no fingerprint in hexadecimal digits; it was left as it is"
                     ) from None
 
     def _scan(self, cursor: int) -> Any:
-        return self._server.call(lambda client: client.sscan(self._key, cursor, count=_SCAN_COUNT))
+        return self.server.call(lambda client: client.sscan(self.key, cursor, count=_SCAN_COUNT))
 
 
 Source = SeenFile | UrlList | RedisSet
@@ -100,26 +86,13 @@ def is_filter(path: Path) -> bool:
     if path.is_file():
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    return bool(filter_files(filter_directory(path)))
+    return bool(jobdir.filter_files(filter_directory(path)))
 
 
-def open_source(
-    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
-) -> Source:
-    """Open the source that SOURCE names.
-
-    Args:
-        options: SOURCE, with --format, --source-key, and DEST, into which it goes.
-        settings: as the command got them.
-        project: makes the fingerprints of URLs.
-        stack: closes what is opened.
-
-    Raises:
-        BloomError: it cannot be read, or holds what is still to be crawled.
-        UsageError: what it is was not said.
-    """
+def open_source(options: argparse.Namespace, project: Project, stack: ExitStack) -> Source:
+    """Open the source that SOURCE names; the stack closes it."""
     if is_redis(options.source):
-        return _set_in_redis(options, settings, project, stack)
+        return _set_in_redis(options, project, stack)
     if options.source == "-":
         if options.format == "seen":
             raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
@@ -182,9 +155,7 @@ def _check_queue(job_dir: Path, dest: str) -> None:
         )
 
 
-def _set_in_redis(
-    options: argparse.Namespace, settings: Settings, project: Project, stack: ExitStack
-) -> RedisSet:
+def _set_in_redis(options: argparse.Namespace, project: Project, stack: ExitStack) -> RedisSet:
     key = options.source_key
     if key is None:
         if not options.spider:
@@ -198,17 +169,13 @@ def _set_in_redis(
             "the set was filled with Scrapy's own, say so: "
             f"-s REQUEST_FINGERPRINTER_CLASS={project.fingerprinter}"
         )
-    server = answering_server(load_project(settings, place=options.source))
+    server = answering_server(load_project(project.settings, place=options.source))
     stack.enter_context(closing(server))
     return RedisSet(server, key)
 
 
 def tell_what_was_left_out(source: Source) -> None:
-    """Say which lines or requests of a source could not be read.
-
-    Raises:
-        BloomError: lines of a list were no URLs.
-    """
+    """Say which lines or requests of a source could not be read; lines raise a BloomError."""
     if isinstance(source, UrlList):
         source.check_skipped()
     if isinstance(source, SeenFile) and source.truncated:

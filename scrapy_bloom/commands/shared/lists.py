@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -38,8 +39,7 @@ def reason(error: Exception) -> str:
 def opened(path: Path | None) -> Iterator[io.BufferedReader]:
     """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
 
-    Raises:
-        UNREADABLE: it cannot be read (while reading, too).
+    Raises one of `UNREADABLE` if it cannot be read (while reading, too).
     """
     with ExitStack() as stack:
         file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
@@ -69,46 +69,29 @@ def begins_with_scheme(text: str) -> bool:
 _Entries = tuple[Iterator[tuple[int, Any]], Callable[[Any], str]]
 
 
+@dataclass
 class UrlList:
     """The URLs in a list, and their fingerprints; in constant memory.
 
     A URL begins with a scheme and "://". Other lines are left out and counted; if the first line is
     one of them, this is no list of URLs. White space around a URL does not count.
-
-    Args:
-        path: the file; None: the standard input.
-        fingerprint: of a URL; a ValueError says that it is none.
-        form: one of `FORMATS`; None: what the file looks like.
-        field: which field of a JSON object, or column of a table, has the URL.
-
-    Attributes:
-        skipped: lines so far that were no URL.
-        first_skipped: the first of them, for people: its number, and why.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        fingerprint: Callable[[str], bytes],
-        *,
-        form: str | None = None,
-        field: str = "url",
-    ) -> None:
-        self.skipped = 0
-        self.first_skipped = ""
-        self._path = path
-        self._name = str(path or "the standard input")
-        self._fingerprint = fingerprint
-        self._form = form
-        self._field = field
+    path: Path | None  # None: the standard input
+    fingerprint: Callable[[str], bytes]  # of a URL; a ValueError says that it is none
+    form: str | None = None  # one of FORMATS; None: what the file looks like
+    field: str = "url"  # which field of a JSON object, or column of a table, has the URL
+    skipped: int = 0  # lines so far that were no URL
+    first_skipped: str = ""  # the first of them, for people: its number, and why
+
+    @property
+    def name(self) -> str:
+        """What the list is called in messages."""
+        return str(self.path or "the standard input")
 
     def count(self) -> int | None:
-        """Count the lines or records, which reads all of the file; None if nobody knows before.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
-        if self._path is None or (self._path.exists() and not self._path.is_file()):
+        """Count the lines or records, which reads all of the file; None if nobody knows before."""
+        if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
         with self._read() as (entries, _):
             return sum(1 for _ in entries)
@@ -119,33 +102,25 @@ class UrlList:
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield each URL and its fingerprint.
 
-        Raises:
-            StorageError: the file cannot be read, or holds no URLs.
-            BloomError: the fingerprinter fails.
+        Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
-        is_first = True
         with self._read() as (entries, url_of):
-            for number, entry in entries:
+            for index, (number, entry) in enumerate(entries):
                 try:
                     url = url_of(entry).strip()
                     _check_scheme(url)
                     pair = url.encode(), self._fingerprinted(url, number)
                 except ValueError as error:
                     told = f"line {number:,}: {error}"
-                    if is_first:
-                        raise StorageError(f"{self._name}, {told}; {_WHAT_IS_READ}") from None
+                    if index == 0:
+                        raise StorageError(f"{self.name}, {told}; {_WHAT_IS_READ}") from None
                     self.skipped += 1
                     self.first_skipped = self.first_skipped or told
                 else:
                     yield pair
-                is_first = False
 
     def check_skipped(self) -> None:
-        """Check that nothing was left out.
-
-        Raises:
-            BloomError: some lines are no URLs. The others have been read.
-        """
+        """Raise a BloomError if lines were left out, since they are no URLs."""
         if self.skipped:
             raise BloomError(
                 f"{self.skipped:,} lines are no URLs and were left out; the first: "
@@ -155,20 +130,20 @@ class UrlList:
     @contextmanager
     def _read(self) -> Iterator[_Entries]:
         try:
-            with opened(self._path) as file:
-                form = self._form or format_of(self._path, file)
-                yield _read_list(file, form, self._field, self._name)
+            with opened(self.path) as file:
+                form = self.form or format_of(self.path, file)
+                yield _read_list(file, form, self.field, self.name)
         except UNREADABLE as error:
-            raise StorageError(f"{self._name} cannot be read: {reason(error)}") from error
+            raise StorageError(f"{self.name} cannot be read: {reason(error)}") from error
 
     def _fingerprinted(self, url: str, number: int) -> bytes:
         try:
-            fingerprint = self._fingerprint(url)
+            fingerprint = self.fingerprint(url)
         except ValueError:
             raise
         except Exception as error:
             raise BloomError(
-                f"{self._name}, line {number:,}: the project's request fingerprinter failed: "
+                f"{self.name}, line {number:,}: the project's request fingerprinter failed: "
                 f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(fingerprint, bytes):

@@ -11,8 +11,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,11 +40,7 @@ def _without_secrets(url: re.Match[str]) -> str:
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Check that a file may be written, before the work for it is done.
-
-    Raises:
-        BloomError: it exists, or its directory does not.
-    """
+    """Check that a file may be written, before the work for it is done."""
     if path.is_dir() or not path.parent.is_dir():
         raise BloomError(f"{path} can't be written: give a file in a directory that exists")
     if path.exists() and not overwrite:
@@ -77,23 +73,28 @@ def _room() -> int:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "", *, keys: int = 1
+    columns: Sequence[tuple[str, str, Callable[[Any], str]]],
+    rows: Sequence[Mapping[str, Any]],
+    title: str = "",
+    *,
+    keys: int = 1,
 ) -> None:
-    """Print rows of text under their names, as wide as the terminal at most.
+    """Print figures in columns, as wide as the terminal at most.
 
     Where the columns do not all fit, they come in several tables, one below the other. Nothing is
     ever cut off, or broken within a word. Where there is no terminal, a row is one line.
 
     Args:
-        columns: the names; one that ends with ":" is text, to the left, any other a figure.
-        rows: a text for each column.
+        columns: the name, the key of its figures, and what makes a text of one. A name that ends
+            with ":" is that of words, to the left, any other that of figures.
+        rows: figures by their keys, as --json prints them.
         title: what they are about.
         keys: that many of the first columns begin each table: they say what a row is about.
     """
     room = _room()
     if title:
         say(title)
-    aligned = [_aligned(*cells) for cells in zip(columns, *rows, strict=True)]
+    aligned = [_aligned(name, [text(row[key]) for row in rows]) for name, key, text in columns]
     left = aligned[keys:]
     while True:
         shown = aligned[:keys]
@@ -108,7 +109,7 @@ def print_table(
         say("")
 
 
-def _aligned(name: str, *cells: str) -> list[str]:
+def _aligned(name: str, cells: list[str]) -> list[str]:
     align = str.ljust if name.endswith(":") else str.rjust
     texts = [name.removesuffix(":"), *cells]
     width = max(map(len, texts))
@@ -120,16 +121,13 @@ def _is_lively(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str) -> AbstractContextManager[Any]:
     """Show that something of unknown length goes on, on the error output if it is a terminal."""
     if not _is_lively(sys.stderr):
-        yield
-        return
+        return nullcontext()
     from rich.console import Console  # noqa: PLC0415 - only for people
 
-    with Console(stderr=True).status(what):
-        yield
+    return Console(stderr=True).status(what)
 
 
 @contextmanager
@@ -142,14 +140,8 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left, on the error output if that is a terminal.
 
-    Args:
-        what: what goes on.
-        total: how many there are, or a function that counts them; None if nobody knows.
-        unit: of what.
-        shown: whether to show it at all.
-
-    Returns:
-        A function to be told how many are done.
+    A function that counts the total is called only if the bar is shown; None: nobody knows it.
+    The block gets a function to be told how many are done.
     """
     if not (shown and _is_lively(sys.stderr)):
         yield lambda done: None  # noqa: ARG005 - nobody looks

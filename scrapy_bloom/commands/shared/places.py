@@ -27,14 +27,7 @@ _FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the 
 def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> RedisStore:
     """Return where a filter is in Redis, once the server has answered.
 
-    Args:
-        options: --key and --spider.
-        project: loaded with the URL of the server.
-        made_for: the spider's name if --spider says none.
-
-    Raises:
-        UsageError: which filter is not said.
-        StorageError: the server is out of reach, or refuses.
+    The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
     """
     key, name = options.key, options.spider or made_for
     if key is not None and ("{" in key or "}" in key):
@@ -53,9 +46,6 @@ def answering_server(project: Project) -> RedisServer:
     """Return the server of a project that was loaded with its URL, once it has answered.
 
     The wait is short, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
-
-    Raises:
-        StorageError: the server is out of reach, or refuses.
     """
     bloom, secs = project.bloom, project.bloom.redis_deadline_secs
     if project.settings.getpriority(_DEADLINE) != SETTINGS_PRIORITIES["cmdline"]:
@@ -71,10 +61,7 @@ def opened_filter(
 ) -> Iterator[Reader]:
     """Open a filter, wherever it is, to be looked at: see `FilterReader` and `RedisReader`.
 
-    Args:
-        options: PATH|REDIS-URL, --key and --spider.
-        settings: as the command got them.
-        project: of its crawls, loaded with that place, if the command needs it anyway.
+    The project is that of its crawls, loaded with the place, if the command needs it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
     if not is_redis(options.place):
@@ -88,11 +75,7 @@ def opened_filter(
 
 @contextmanager
 def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open a filter to see what a crawl of the project would find in it; see `opened_filter`.
-
-    Raises:
-        FingerprinterMismatchError: it was recorded with other fingerprints than this project's.
-    """
+    """Open a filter to see what a crawl of the project would find in it; see `opened_filter`."""
     with opened_filter(options, project.settings, project) as reader:
         if reader.fingerprinter != project.fingerprinter:
             raise FingerprinterMismatchError(

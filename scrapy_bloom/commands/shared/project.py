@@ -13,7 +13,6 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import masked
 from scrapy_bloom.crawl.fingerprinting import Fingerprint, fingerprint_function
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.settings.scrapy_redis import redis_params
@@ -22,30 +21,17 @@ from scrapy_bloom.settings.settings import BloomSettings
 
 @dataclass(frozen=True)
 class Project:
-    """The settings and the fingerprinter of a crawl.
+    """The settings and the fingerprinter of a crawl."""
 
-    Attributes:
-        settings: as the command got them.
-        bloom: the BLOOM_* settings.
-        fingerprint: makes the fingerprint of a request.
-        fingerprinter: import path of what makes it.
-        is_chosen: whether somebody chose that fingerprinter; else it is Scrapy's default.
-        spider: the spider's name; empty if none was said.
-    """
-
-    settings: Settings
+    settings: Settings  # as the command got them
     bloom: BloomSettings
     fingerprint: Fingerprint
-    fingerprinter: str
-    is_chosen: bool
-    spider: str
+    fingerprinter: str  # import path of what makes it
+    is_chosen: bool  # whether somebody chose that fingerprinter; else it is Scrapy's default
+    spider: str  # its name; empty if none was said
 
     def url_fingerprint(self, url: str) -> bytes:
-        """Return the fingerprint of a plain request for a URL.
-
-        Raises:
-            ValueError: it is no URL.
-        """
+        """Return the fingerprint of a plain request for a URL; raises ValueError if it is none."""
         return self.fingerprint(Request(url))
 
 
@@ -60,10 +46,6 @@ def load_project(
         place: of a filter; if it is the URL of a server, the crawl uses that one. As in a crawl,
             REDIS_PARAMS then counts unless there is a BLOOM_REDIS_URL.
         more: settings that the command sets itself.
-
-    Raises:
-        SettingError: a setting is not valid.
-        BloomError: there is no such spider, or the fingerprinter cannot be made.
     """
     has_url = is_redis(place)
     if has_url:
@@ -107,13 +89,9 @@ def load_project(
 
 
 def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
-    """Return the URLs in a list: at a path, or on the standard input if that is "-".
-
-    Raises:
-        BloomError: it is a URL.
-    """
+    """Return the URLs in a list: at a path, or on the standard input if that is "-"."""
     if "://" in argument:
-        raise BloomError(f"{masked(argument)} is a URL; a file with URLs is meant here")
+        raise BloomError(f"{argument} is a URL; a file with URLs is meant here")
     return UrlList(
         None if argument == "-" else Path(argument),
         project.url_fingerprint,
