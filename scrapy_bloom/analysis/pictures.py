@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.report import Point, Spread
 from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.text import in_short, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
@@ -62,14 +64,13 @@ def import_pyplot() -> Any:
     return plt
 
 
-def error_chart(
-    course: Sequence[Point], *, now: int, capacity: int, asked: float, narrow: bool = False
-) -> str:
+def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool = False) -> str:
     """Draw the error rate against the requests recorded; return an SVG element.
 
-    The course goes on to the requests that are looked ahead to; `now` of them are recorded, and
-    there is room for `capacity`. On a narrow page, letters must be larger.
+    The course goes on to the requests that are looked ahead to. On a narrow page, letters must be
+    larger.
     """
+    now, asked = status.count, status.error_rate
     so_far = [point for point in course if 0 < point.requests <= now]
     ahead = [point for point in course if point.requests >= max(now, 1)]
     with _axes(*((430, 350) if narrow else (920, 350))) as (figure, axes):
@@ -103,8 +104,9 @@ def error_chart(
             ha="right",
             color=LIMIT,
         )
-        _draw_line_at(axes, capacity, f"capacity: {in_short(capacity)}", row=0, color=THIRD)
-        are_near = abs(now - capacity) < (0.36 if narrow else 0.18) * course[-1].requests
+        room = status.capacity
+        _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
+        are_near = abs(now - room) < (0.36 if narrow else 0.18) * course[-1].requests
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=int(are_near), color=INK)
         if rate >= lowest:
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
@@ -113,14 +115,15 @@ def error_chart(
         return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate")
 
 
-def memory_chart(course: Sequence[Point], *, now: int, set_bytes: int) -> str:
-    """Draw the filter's size and that of a set of so many bytes a request; see `error_chart`."""
-    most = max(course[-1].nbytes, course[-1].requests * set_bytes)
-    unit = max(each for each in _UNITS if each <= max(most, 1024))
+def memory_chart(course: Sequence[Point], now: int) -> str:
+    """Draw the filter's size, and that of Scrapy's set, against the requests recorded."""
     requests = [point.requests for point in course]
+    set_sizes = [count * SCRAPY_SET_BYTES for count in requests]
+    most = max(course[-1].nbytes, set_sizes[-1])
+    unit = max(size for size in _UNITS if size <= max(most, 1024))
     with _axes(430, 310) as (figure, axes):
         for sizes, color, name in (
-            ([point.requests * set_bytes for point in course], OTHER, "Scrapy's set"),
+            (set_sizes, OTHER, "Scrapy's set"),
             ([point.nbytes for point in course], OURS, "this filter"),
         ):
             values = [size / unit for size in sizes]

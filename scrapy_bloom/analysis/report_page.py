@@ -30,16 +30,6 @@ def report_page(report: Report) -> str:
     """Return the page, as HTML; raises BloomError if matplotlib is missing."""
     status, later = report.status, report.forecast()
     points = course(later)
-    wide, narrow = (
-        error_chart(
-            points,
-            now=status.count,
-            capacity=status.capacity,
-            asked=status.error_rate,
-            narrow=is_narrow,
-        )
-        for is_narrow in (False, True)
-    )
     mood, verdict, advice = _verdict(report)
     template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
     return Template(template).substitute(
@@ -55,10 +45,10 @@ def report_page(report: Report) -> str:
             for name, generation in zip(report.names, report.generations, strict=True)
         ),
         window=escape(_WINDOW) if report.policy.window else "",
-        error_wide=wide,
-        error_narrow=narrow,
+        error_wide=error_chart(points, status),
+        error_narrow=error_chart(points, status, narrow=True),
         forecast=escape(_forecast(report, len(later))),
-        memory=memory_chart(points, now=status.count, set_bytes=SCRAPY_SET_BYTES),
+        memory=memory_chart(points, status.count),
         memory_text=escape(_memory(status)),
         loads="\n".join(_loads(report)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
@@ -110,14 +100,13 @@ def _lost(drops: float) -> str:
 
 def _way_out(report: Report) -> str:
     if report.policy.on_full == "grow":
-        return (
-            "The next run of the crawl goes on in a further generation, so that the rate rises no "
-            "more; to get it down, start with a new filter."
+        now = "The next run of the crawl goes on in a further generation, so that the rate rises no more"
+    else:
+        now = (
+            'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise '
+            "BLOOM_EXPECTED_REQUESTS, and start the crawl again"
         )
-    return (
-        'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
-        "and start the crawl again; to get it down, start with a new filter."
-    )
+    return f"{now}; to get it down, start with a new filter."
 
 
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:

@@ -9,8 +9,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
 from scrapy.commands import ScrapyCommand
@@ -51,7 +50,7 @@ class BloomCommand(ScrapyCommand):
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
         super().add_options(parser)
         subparsers = parser.add_subparsers(
-            title="subcommands", dest="subcommand", metavar="SUBCOMMAND"
+            title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
         parser.set_defaults(run=_list_subcommands, parser=parser)
         for name, module in _subcommands():
@@ -68,11 +67,10 @@ class BloomCommand(ScrapyCommand):
             _keep_what_stands_before(sub)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run, parser=sub)
-            sub.error = _without_passwords(sub.error)  # type: ignore[assignment,method-assign]
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
-        if hasattr(opts, "rest") and not any(each.startswith("-") for each in args):
+        if hasattr(opts, "rest") and not any(argument.startswith("-") for argument in args):
             # argparse takes them only if no option stands before them.
             opts.rest, args = [*opts.rest, *args], []
         if args:
@@ -85,10 +83,12 @@ class BloomCommand(ScrapyCommand):
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
+        from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
+
         _mend_streams()
+        _show_warnings()
         try:
-            with _warnings_told():
-                opts.run(opts, self.settings)
+            opts.run(opts, self.settings)
             sys.stdout.flush()
         except UsageError as error:
             opts.parser.error(str(error))
@@ -99,22 +99,33 @@ class BloomCommand(ScrapyCommand):
             # once more when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exitcode = 1
-        except (_bloom_error(), OSError) as error:
+        except (BloomError, OSError) as error:
             self._fail(str(error))
         except MemoryError:
             self._fail("there is not enough memory for that")
 
     def _fail(self, why: str) -> None:
-        from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
-
         sys.stdout.flush()
-        sys.stderr.write(f"scrapy bloom: error: {masked(why)}\n")
+        sys.stderr.write(f"scrapy bloom: error: {_masked(why)}\n")
         self.exitcode = 1
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser of a subcommand's arguments: its errors repeat them, but for passwords."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_masked(message))
+
+
+def _masked(text: str) -> str:
+    from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
+
+    return masked(text)
+
+
 def _subcommands() -> Iterator[tuple[str, Any]]:
-    for each in SUBCOMMANDS:  # one that is a word of Python's has an underscore
-        yield each.removesuffix("_"), importlib.import_module(f"{__name__}.{each}")
+    for name in SUBCOMMANDS:  # one that is a word of Python's has an underscore
+        yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
 
 
 def _list_subcommands(options: argparse.Namespace, settings: Any) -> None:  # noqa: ARG001
@@ -133,17 +144,6 @@ def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
         action.default = argparse.SUPPRESS
 
 
-def _without_passwords(error: Callable[[str], NoReturn]) -> Callable[[str], NoReturn]:
-    """Mask argparse's error about an argument, which repeats the argument."""
-
-    def masked_error(message: str) -> NoReturn:
-        from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
-
-        error(masked(message))
-
-    return masked_error
-
-
 def _mend_streams() -> None:
     """Replace streams that came closed, and escape what a terminal cannot show."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -154,26 +154,14 @@ def _mend_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _bloom_error() -> type[Exception]:
-    from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
-
-    return BloomError
-
-
-@contextmanager
-def _warnings_told() -> Iterator[None]:
+def _show_warnings() -> None:
     """Print on the error output what the package would warn of in a crawl's log."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_OneLine())
     logger = logging.getLogger("scrapy_bloom")
     logger.addHandler(handler)
-    propagates, logger.propagate = logger.propagate, False
-    try:
-        yield
-    finally:
-        logger.propagate = propagates
-        logger.removeHandler(handler)
+    logger.propagate = False
 
 
 class _OneLine(logging.Formatter):

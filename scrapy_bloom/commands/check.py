@@ -25,8 +25,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
-from scrapy_bloom.commands.shared.places import opened_for_crawl
-from scrapy_bloom.commands.shared.project import load_project, url_list
+from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"

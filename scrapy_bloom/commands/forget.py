@@ -24,8 +24,13 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place, is_redis
 from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
 from scrapy_bloom.commands.shared.output import print_json, say
-from scrapy_bloom.commands.shared.places import Reader, opened_for_crawl
-from scrapy_bloom.commands.shared.project import Project, load_project, url_list
+from scrapy_bloom.commands.shared.project import (
+    Project,
+    Reader,
+    load_project,
+    opened_for_crawl,
+    url_list,
+)
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.forgotten import ForgottenFile

@@ -44,8 +44,7 @@ from scrapy_bloom.commands.shared.import_source import (
 )
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.output import masked, note, progress, say
-from scrapy_bloom.commands.shared.places import connect
-from scrapy_bloom.commands.shared.project import Project, load_project
+from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.exceptions import BloomError, StorageError

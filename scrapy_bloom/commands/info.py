@@ -27,7 +27,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.report import measured
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
-from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
+from scrapy_bloom.commands.shared.project import Reader, opened_filter, state_text
 from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus

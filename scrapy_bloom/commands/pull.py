@@ -17,8 +17,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import say_where, tell_copied
 from scrapy_bloom.commands.shared.output import working
-from scrapy_bloom.commands.shared.places import connect
-from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import download
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"

@@ -16,8 +16,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
 from scrapy_bloom.commands.shared.output import working
-from scrapy_bloom.commands.shared.places import connect
-from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.reader import filter_directory, found_files
 

@@ -27,8 +27,7 @@ from scrapy_bloom.analysis.report import Measured, Report, measure
 from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
 from scrapy_bloom.commands.shared.output import check_output, progress, say
-from scrapy_bloom.commands.shared.places import Reader, opened_filter, state_text
-from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.commands.shared.project import Reader, load_project, opened_filter, state_text
 from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.text import size_text

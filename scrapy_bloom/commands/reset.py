@@ -18,8 +18,7 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place, is_redis
 from scrapy_bloom.commands.shared.output import note, say
-from scrapy_bloom.commands.shared.places import connect
-from scrapy_bloom.commands.shared.project import load_project
+from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import filter_directory

@@ -22,8 +22,7 @@ from scrapy_bloom.commands.shared.lists import (
     reason,
 )
 from scrapy_bloom.commands.shared.output import note
-from scrapy_bloom.commands.shared.places import answering_server
-from scrapy_bloom.commands.shared.project import Project, load_project, url_list
+from scrapy_bloom.commands.shared.project import Project, answering_server, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.header import MAGIC
 from scrapy_bloom.files.reader import filter_directory

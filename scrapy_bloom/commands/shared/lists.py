@@ -51,12 +51,9 @@ def opened(path: Path | None) -> Iterator[io.BufferedReader]:
 
 def format_of(path: Path | None, file: io.BufferedReader) -> str:
     """Return the format of a list, by the ending of its name or else by its beginning."""
-    endings = [each.lower() for each in path.suffixes] if path else []
-    if endings[-1:] == [".gz"]:
-        del endings[-1]
-    if endings and endings[-1] in _ENDINGS:
-        return _ENDINGS[endings[-1]]
-    return "jl" if file.peek(1).lstrip().startswith(b"{") else "urls"
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
+    begins_with_object = file.peek(1).lstrip().startswith(b"{")
+    return _ENDINGS.get(ending) or ("jl" if begins_with_object else "urls")
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -131,10 +128,66 @@ class UrlList:
     def _read(self) -> Iterator[_Entries]:
         try:
             with opened(self.path) as file:
-                form = self.form or format_of(self.path, file)
-                yield _read_list(file, form, self.field, self.name)
+                form, lines = self.form or format_of(self.path, file), self._lines(file)
+                if form == "csv":
+                    yield self._table(lines)
+                    return
+                # Empty lines and comments are none of the list's.
+                full = ((n, line) for n, raw in lines if (line := raw.strip()) and line[:1] != b"#")
+                yield full, self._url_in_object if form == "jl" else _decoded
         except UNREADABLE as error:
             raise StorageError(f"{self.name} cannot be read: {reason(error)}") from error
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES), b""), 1):
+            if len(line) == _MAX_LINE_BYTES:
+                raise StorageError(
+                    f"{self.name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
+                    "a list with a URL, or an object with one, on each line"
+                )
+            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+
+    def _table(self, lines: Iterator[tuple[int, bytes]]) -> _Entries:
+        names: list[str] = []
+        reader = csv.reader(line.decode(errors="surrogateescape") for _, line in lines)
+
+        def rows() -> Iterator[tuple[int, list[str]]]:
+            try:
+                for row in reader:
+                    if row and row != names:  # Scrapy appends a table to a table, with its names
+                        yield reader.line_num, row
+            except csv.Error as error:
+                raise StorageError(f"{self.name}: line {reader.line_num:,}: {error}") from error
+
+        entries = rows()
+        _, names = next(entries, (0, [self.field]))
+        if self.field not in names:
+            columns = ", ".join(map(repr, names[:20]))[:200]
+            raise StorageError(
+                f"{self.name} has no column {self.field!r} (--field); its columns: {columns}"
+            )
+        column = names.index(self.field)
+
+        def url(row: list[str]) -> str:
+            if len(row) <= column:
+                raise ValueError(f"it has no column {self.field!r}")
+            return row[column]
+
+        return entries, url
+
+    def _url_in_object(self, line: bytes) -> str:
+        try:
+            found = json.loads(_decoded(line))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"it is no JSON: {error.msg}") from None
+        except RecursionError:
+            raise ValueError("its JSON is nested too deeply") from None
+        url = found.get(self.field) if isinstance(found, dict) else None
+        if not isinstance(url, str):
+            fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
+            message = f"it has no text in {self.field!r} (--field); its fields: {fields or 'none'}"
+            raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
+        return url
 
     def _fingerprinted(self, url: str, number: int) -> bytes:
         try:
@@ -162,69 +215,8 @@ def _check_scheme(url: str) -> None:
         raise ValueError("there is a line break in it")
 
 
-def _read_list(file: BinaryIO, form: str, field: str, name: str) -> _Entries:
-    lines = _lines(file, name)
-    if form == "csv":
-        return _table(lines, field, name)
-    # Empty lines and comments are none of the list's.
-    entries = ((n, line) for n, each in lines if (line := each.strip()) and line[:1] != b"#")
-    return entries, partial(_url_in_object, field=field) if form == "jl" else _decoded
-
-
-def _lines(file: BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES), b""), 1):
-        if len(line) == _MAX_LINE_BYTES:
-            raise StorageError(
-                f"{name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give a list "
-                "with a URL, or an object with one, on each line"
-            )
-        yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-
-
 def _decoded(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8") from None
-
-
-def _url_in_object(line: bytes, *, field: str) -> str:
-    try:
-        found = json.loads(_decoded(line))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
-    url = found.get(field) if isinstance(found, dict) else None
-    if not isinstance(url, str):
-        fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
-        message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
-        raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
-    return url
-
-
-def _table(lines: Iterator[tuple[int, bytes]], field: str, name: str) -> _Entries:
-    names: list[str] = []
-    reader = csv.reader(line.decode(errors="surrogateescape") for _, line in lines)
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for row in reader:
-                if row and row != names:  # Scrapy appends a table to a table, with its names
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
-
-    entries = rows()
-    _, names = next(entries, (0, [field]))
-    if field not in names:
-        columns = ", ".join(map(repr, names[:20]))[:200]
-        raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
-    column = names.index(field)
-
-    def url(row: list[str]) -> str:
-        if len(row) <= column:
-            raise ValueError(f"it has no column {field!r}")
-        return row[column]
-
-    return entries, url

@@ -1,22 +1,35 @@
-"""The project's settings and request fingerprinter, as a crawl would use them."""
+"""What a command line names: the crawls of a project, their filter in files or Redis, a list."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
+from scrapy.exceptions import UsageError
 from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.fingerprinting import Fingerprint, fingerprint_function
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
+from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.settings.scrapy_redis import redis_params
 from scrapy_bloom.settings.settings import BloomSettings
+
+Reader = FilterReader | RedisReader
+
+_DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
+_FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
 
 
 @dataclass(frozen=True)
@@ -54,14 +67,12 @@ def load_project(
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters ask for them.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
-        # Before the add-ons: ours checks the settings.
-        highest = max(SETTINGS_PRIORITIES.values())
-        # No command schedules anything; what it fills may be for a crawl that does it otherwise.
         has_own_url = bool(crawler.settings.get("BLOOM_REDIS_URL"))
+        # No command schedules anything; what it fills may be for a crawl that does it otherwise.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
-        for key, value in more.items():
-            crawler.settings.set(key, value, priority=highest)
+        # Before the add-ons: ours checks the settings.
+        crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
         BloomSettings.from_settings(crawler.settings)  # our add-on would tell of an error, too
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
@@ -92,12 +103,8 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
     """Return the URLs in a list: at a path, or on the standard input if that is "-"."""
     if "://" in argument:
         raise BloomError(f"{argument} is a URL; a file with URLs is meant here")
-    return UrlList(
-        None if argument == "-" else Path(argument),
-        project.url_fingerprint,
-        form=options.format,
-        field=options.field,
-    )
+    path = None if argument == "-" else Path(argument)
+    return UrlList(path, project.url_fingerprint, form=options.format, field=options.field)
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
@@ -112,3 +119,79 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
             f"--spider {spider}: this project has no such spider; it has: {known}"
         ) from None
     return found
+
+
+def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> RedisStore:
+    """Return where a filter is in Redis, once the server has answered.
+
+    The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
+    """
+    key, name = options.key, options.spider or made_for
+    if key is not None and ("{" in key or "}" in key):
+        raise UsageError(f"--key is {key!r}; allowed is a name without braces")
+    if key is None:
+        if "%(spider)s" in project.bloom.redis_key and not name:
+            raise UsageError(
+                f"which filter? Say it with --key, or the spider with --spider (BLOOM_REDIS_KEY is "
+                f"{project.bloom.redis_key!r})"
+            )
+        key = project.bloom.redis_key % {"spider": name}
+    return RedisStore(answering_server(project), key)
+
+
+def answering_server(project: Project) -> RedisServer:
+    """Return the server of a project that was loaded with its URL, once it has answered.
+
+    The wait is short, unless the command line says BLOOM_REDIS_DEADLINE_SECS.
+    """
+    bloom, secs = project.bloom, project.bloom.redis_deadline_secs
+    if project.settings.getpriority(_DEADLINE) != SETTINGS_PRIORITIES["cmdline"]:
+        secs = min(secs, _FIRST_ANSWER_SECS)
+    with closing(redis_server(replace(bloom, redis_deadline_secs=secs))) as first:
+        first.now()
+    return redis_server(bloom)
+
+
+@contextmanager
+def opened_filter(
+    options: argparse.Namespace, settings: Settings, project: Project | None = None
+) -> Iterator[Reader]:
+    """Open a filter, wherever it is, to be looked at: see `FilterReader` and `RedisReader`.
+
+    The project is that of its crawls, loaded with the place, if the command needs it anyway.
+    """
+    window = project.bloom.window_secs if project else 0.0
+    if not is_redis(options.place):
+        with closing(FilterReader(Path(options.place), window=window)) as reader:
+            yield reader
+        return
+    store = connect(options, project or load_project(settings, options.spider, options.place))
+    with closing(store.server):
+        yield RedisReader(store.server, store.key, window=window)
+
+
+@contextmanager
+def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
+    """Open a filter to see what a crawl of the project would find in it; see `opened_filter`."""
+    with opened_filter(options, project.settings, project) as reader:
+        if reader.fingerprinter != project.fingerprinter:
+            raise FingerprinterMismatchError(
+                "the filter was recorded with REQUEST_FINGERPRINTER_CLASS = "
+                f"{reader.fingerprinter!r}, and this project has {project.fingerprinter!r}, which "
+                "would find nothing in it; run the command in the filter's project, or with "
+                f"-s REQUEST_FINGERPRINTER_CLASS={reader.fingerprinter}"
+            )
+        yield reader
+
+
+def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it
+    """Return whether a crawl uses a filter, for people; one in Redis is neither closed nor not."""
+    if is_in_use:
+        return "in use by a running crawl"
+    if is_closed is None:
+        return "shared"
+    if is_closed:
+        return "closed"
+    if is_in_use is None:
+        return "not closed: in use, or its crawl was killed"
+    return "not closed: its crawl was killed, or runs on another machine or in another container"
