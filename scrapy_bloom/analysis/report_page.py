@@ -20,10 +20,6 @@ _TOLERANCE = 1.1  # what is counted scatters around what was asked for
 _WINDOW = (
     "This filter forgets: a window of time after its end, a generation expires with all it holds."
 )
-_COLUMNS = (  # one that ends with ":" is text
-    *("Generation:", "Created (UTC):", "Recorded", "Capacity", "Size", "Hashes"),
-    *("Fill:", "Error rate", "State:"),
-)
 
 
 def report_page(report: Report) -> str:
@@ -31,6 +27,10 @@ def report_page(report: Report) -> str:
     status, later = report.status, report.forecast()
     points = course(later)
     mood, verdict, advice = _verdict(report)
+    rows = [
+        _cells(name, generation, is_newest=generation is report.generations[-1])
+        for name, generation in zip(report.names, report.generations, strict=True)
+    ]
     template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(f"Bloom filter of {report.spider}" if report.spider else "Bloom filter"),
@@ -39,11 +39,8 @@ def report_page(report: Report) -> str:
         verdict=escape(verdict),
         advice=escape(advice),
         cards="\n".join(starmap(_card, _cards(report))),
-        columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in _COLUMNS),
-        rows="\n".join(
-            _row(name, generation, is_newest=generation is report.generations[-1])
-            for name, generation in zip(report.names, report.generations, strict=True)
-        ),
+        columns="".join(f"<th{_kind(name)}>{name.strip(':')}</th>" for name in rows[0]),
+        rows="\n".join(map(_row, rows)),
         window=escape(_WINDOW) if report.policy.window else "",
         error_wide=error_chart(points, status),
         error_narrow=error_chart(points, status, narrow=True),
@@ -100,13 +97,14 @@ def _lost(drops: float) -> str:
 
 def _way_out(report: Report) -> str:
     if report.policy.on_full == "grow":
-        now = "The next run of the crawl goes on in a further generation, so that the rate rises no more"
-    else:
-        now = (
-            'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise '
-            "BLOOM_EXPECTED_REQUESTS, and start the crawl again"
+        return (
+            "The next run of the crawl goes on in a further generation, so that the rate rises no "
+            "more; to get it down, start with a new filter."
         )
-    return f"{now}; to get it down, start with a new filter."
+    return (
+        'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
+        "and start the crawl again; to get it down, start with a new filter."
+    )
 
 
 def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -141,7 +139,8 @@ def _card(name: str, value: str, more: str) -> str:
     )
 
 
-def _row(name: str, generation: Measured, *, is_newest: bool) -> str:
+def _cells(name: str, generation: Measured, *, is_newest: bool) -> dict[str, str]:
+    """Return a row of the table by its columns; one that ends with ":" is text."""
     figures = generation.figures
     state = "open" if is_newest else "complete"
     if is_newest and figures.open_until:
@@ -152,20 +151,23 @@ def _row(name: str, generation: Measured, *, is_newest: bool) -> str:
         f'<u style="left:{100 * generation.fill_when_full:.2f}%"></u></span>'
         f'<span class="share">{share_text(fill)}</span></span>'
     )
-    cells = (
-        f"{figures.number}<small>{escape(name)}</small>",
-        _time(figures.created_at),
-        f"{figures.count:,}",
-        f"{figures.capacity:,}",
-        size_text(figures.geometry.nbytes),
-        str(figures.geometry.num_hashes),
-        bar,
-        _rate(generation.contents.error_rate),
-        state,
-    )
+    return {
+        "Generation:": f"{figures.number}<small>{escape(name)}</small>",
+        "Created (UTC):": _time(figures.created_at),
+        "Recorded": f"{figures.count:,}",
+        "Capacity": f"{figures.capacity:,}",
+        "Size": size_text(figures.geometry.nbytes),
+        "Hashes": str(figures.geometry.num_hashes),
+        "Fill:": bar,
+        "Error rate": _rate(generation.contents.error_rate),
+        "State:": state,
+    }
+
+
+def _row(cells: dict[str, str]) -> str:
     row = [
         f'<td{_kind(name)} data-name="{name.strip(":")}">{cell}</td>'
-        for name, cell in zip(_COLUMNS, cells, strict=True)
+        for name, cell in cells.items()
     ]
     return f"<tr>{''.join(row)}</tr>"
 
