@@ -38,15 +38,8 @@ from scrapy_bloom.analysis import experiment
 from scrapy_bloom.analysis.experiment import Contestant, Row
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.commands.shared import arguments
+from scrapy_bloom.commands.shared import arguments, output
 from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
-from scrapy_bloom.commands.shared.output import (
-    check_output,
-    note,
-    print_json,
-    print_table,
-    progress,
-)
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.counting import CountingBloomFilter
@@ -89,11 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--bloom-hashes", hashes, experiment.BLOOM_HASHES, "K", "its hashes"),
     ):
         parser.add_argument(
-            flag,
-            type=kind,
-            default=default,
-            metavar=metavar,
-            help=f"{what} (default: {default:,})",
+            flag, type=kind, default=default, metavar=metavar, help=f"{what} (default: {default:,})"
         )
     arguments.add_output(parser, "--plot", what="a picture of it, PNG or SVG by its ending")
     parser.add_argument(
@@ -110,7 +99,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         _check_picture(options.plot, overwrite=options.overwrite)
     bloom = BloomSettings.from_settings(settings)
     rate = options.error_rate or bloom.error_rate
-    with progress("Counting the URLs", None, "URLs") as advance:
+    with output.progress("Counting the URLs", None, "URLs") as advance:
         total = count_urls(options.urls, advance)
     # As a crawl would make it that expects so many requests.
     size = Policy(expected=total, error_rate=rate, on_full=bloom.on_full).first()
@@ -121,18 +110,18 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         bloom_bits=options.bloom_bits,
         bloom_hashes=options.bloom_hashes,
     )
-    with progress("Comparing", total, "URLs") as advance:
+    with output.progress("Comparing", total, "URLs") as advance:
         memories = [contestant.memory for contestant in compared]
         rows = list(experiment.compare(urls_in(options.urls), total, memories, advance))
     figures = _figures(compared, rows, rate)
     if options.json:
-        print_json(figures)
+        output.print_json(figures)
     else:
         _print(figures)
     if options.plot:
         # Drawn before the file is opened: a failure must leave no half of a picture.
         options.plot.write_bytes(comparison(compared, rows, options.plot.suffix.lower()[1:]))
-        note(f"The picture is in {options.plot}")
+        output.note(f"The picture is in {options.plot}")
 
 
 def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -> dict[str, Any]:
@@ -172,7 +161,7 @@ def _figures(compared: Sequence[Contestant], rows: Sequence[Row], rate: float) -
 
 def _print(figures: dict[str, Any]) -> None:
     names = [contestant["name"] for contestant in figures["contestants"]]
-    print_table(
+    output.print_table(
         [
             ("URLs read", "read", number_text),
             ("different", "different", number_text),
@@ -188,7 +177,7 @@ def _print(figures: dict[str, Any]) -> None:
         ],
         title="New URLs taken for seen ones, so far",
     )
-    print_table(_COLUMNS, figures["contestants"], title="\nIn the end")
+    output.print_table(_COLUMNS, figures["contestants"], title="\nIn the end")
 
 
 def _wrong_text(count: int, per_cent: float) -> str:
@@ -200,7 +189,7 @@ def _check_picture(path: Path, *, overwrite: bool) -> None:
     if path.suffix.lower() not in _FORMATS:
         allowed = " or ".join(_FORMATS)
         raise UsageError(f"--plot is {path}; allowed are names that end with {allowed}")
-    check_output(path, overwrite=overwrite)
+    output.check_output(path, overwrite=overwrite)
     import_pyplot()
 
 

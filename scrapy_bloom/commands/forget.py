@@ -13,24 +13,18 @@ Examples:
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place, is_redis
-from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
+from scrapy_bloom.commands.shared.lists import begins_with_scheme
 from scrapy_bloom.commands.shared.output import print_json, say
-from scrapy_bloom.commands.shared.project import (
-    Project,
-    Reader,
-    load_project,
-    opened_for_crawl,
-    url_list,
-)
+from scrapy_bloom.commands.shared.project import Reader, load_project, opened_for_crawl, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.forgotten import ForgottenFile
@@ -60,7 +54,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     forgotten = unrecorded = 0
     urls = url_list(options.file, project, options) if options.file is not None else None
-    fingerprints = _fingerprints(options.rest, urls, project)
+    fingerprints = chain(_fingerprints(options.rest, project.url_fingerprint), urls or ())
     with (
         opened_for_crawl(options, project) as reader,
         _forgetting(options.place, reader) as forgotten_requests,
@@ -81,17 +75,14 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         urls.check_skipped()
 
 
-def _fingerprints(
-    arguments: Iterable[str], urls: UrlList | None, project: Project
-) -> Iterator[bytes]:
-    for url in arguments:
+def _fingerprints(urls: Iterable[str], fingerprint: Callable[[str], bytes]) -> Iterator[bytes]:
+    for url in urls:
         if not begins_with_scheme(url):
             raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
         try:
-            yield project.url_fingerprint(url)
+            yield fingerprint(url)
         except ValueError as error:
             raise BloomError(f"{url!r} is no URL: {error}") from None
-    yield from urls or ()
 
 
 @contextmanager

@@ -249,5 +249,5 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     target = _directory(options)
     status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
     warn_of_overfull(status)
-    warn_of_queue(filter_directory(source))
+    warn_of_queue(source)
     tell_changed(options, status, target, source=options.source)

@@ -15,7 +15,6 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
-from scrapy_bloom.files.reader import filter_directory
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
 HELP = "make one filter of several that were made alike"
@@ -41,6 +40,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG00
     sources = [options.first, *options.others]
     status = merge(sources, options.output)
     for source in sources:
-        warn_of_queue(filter_directory(source))
+        warn_of_queue(source)
     tell_changed(options, status, options.output)
     warn_of_overfull(status)

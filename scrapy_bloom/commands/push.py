@@ -35,10 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
     made_for = found_files(options.path)[-1].origin.spider
-    directory = filter_directory(options.path)
     project = load_project(settings, options.spider, options.url)
     store = connect(options, project, made_for=made_for)
     with closing(store.server), working(f"Copying to {store.server.address}"):
-        copied = upload(directory, store.server, store.key)
-    warn_of_queue(directory)
+        copied = upload(filter_directory(options.path), store.server, store.key)
+    warn_of_queue(options.path)
     tell_copied(options, copied, f"{store.server.address}, key {store.key}")

@@ -6,6 +6,7 @@ from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_json, say
 from scrapy_bloom.copying.transfer import Copied
+from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.text import number_text, size_text
@@ -69,8 +70,9 @@ def say_where(directory: Path) -> None:
         )
 
 
-def warn_of_queue(directory: Path) -> None:
+def warn_of_queue(path: Path) -> None:
     """Say so if requests that a filter holds wait in its job's queue."""
+    directory = filter_directory(path)
     job_dir = directory.parent
     if directory.name == "bloom" and has_waiting(job_dir):
         note(
