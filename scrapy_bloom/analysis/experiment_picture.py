@@ -35,42 +35,22 @@ def _draw_errors(axes: Any, contestants: Sequence[Contestant], rows: Sequence[Ro
     last = rows[-1].different
     steps = sorted({max(1, last * step // _THEORY_STEPS) for step in range(1, _THEORY_STEPS + 1)})
     ends = []
-    for index, (each, colour) in enumerate(zip(contestants, _COLOURS, strict=True)):
+    different = [row.different for row in rows]
+    for index, (contestant, colour) in enumerate(zip(contestants, _COLOURS, strict=True)):
         found = [100 * row.wrong[index] / row.different for row in rows]
-        axes.plot(
-            [0, *(row.different for row in rows)],
-            [0, *found],
-            color=colour,
-            linewidth=2.5,
-            marker="o",
-            markersize=5,
-            clip_on=False,
-            zorder=3 + index,
-        )
-        axes.plot(
-            [0, *steps],
-            [0, *(100 * each.theory(step) / step for step in steps)],
-            color=INK,
-            linewidth=0.9,
-            linestyle=(0, (5, 4)),
-            zorder=10,
-            label=None if index else "theory",
-        )
-        ends.append((found[-1], f"{each.name}  {per_cent_text(found[-1])} %", colour))
+        dots = {"linewidth": 2.5, "marker": "o", "markersize": 5, "clip_on": False}
+        axes.plot([0, *different], [0, *found], color=colour, zorder=3 + index, **dots)
+        expected = [100 * contestant.theory(step) / step for step in steps]
+        dashes = {"linewidth": 0.9, "linestyle": (0, (5, 4)), "label": None if index else "theory"}
+        axes.plot([0, *steps], [0, *expected], color=INK, zorder=10, **dashes)
+        ends.append((found[-1], f"{contestant.name}  {per_cent_text(found[-1])} %", colour))
     highest = max(axes.get_ylim()[1], 0.01)
     axes.set_ylim(0, highest)
     axes.set_xlim(0, last)
     heights = _apart([value for value, _, _ in ends], 0.055 * highest)
     for height, (value, text, colour) in zip(heights, ends, strict=True):
-        axes.annotate(
-            text,
-            (last, value),
-            xytext=(last * 1.035, height),
-            color=colour,
-            va="center",
-            annotation_clip=False,
-            fontweight="bold",
-        )
+        style = {"va": "center", "annotation_clip": False, "fontweight": "bold"}
+        axes.annotate(text, (last, value), (last * 1.035, height), color=colour, **style)
     axes.set_title("New URLs taken for seen ones")
     axes.set_xlabel("different URLs so far")
     axes.set_ylabel("per cent of them")

@@ -78,14 +78,9 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
             (so_far, "-", 2.2, "so far"),
             (ahead, (0, (4, 2.5)), 1.8, "forecast"),
         ):
-            axes.plot(
-                [point.requests for point in points],
-                [max(point.error_rate, 1e-300) for point in points],
-                color=OURS,
-                label=name,
-                linestyle=line,
-                linewidth=width,
-            )
+            requests = [point.requests for point in points]
+            rates = [max(point.error_rate, 1e-300) for point in points]
+            axes.plot(requests, rates, color=OURS, label=name, linestyle=line, linewidth=width)
         rate = so_far[-1].error_rate if so_far else 0.0
         highest = max(asked, course[-1].error_rate)
         lowest = min(asked * 1e-3, max(rate / 30, asked * 1e-14))
@@ -95,15 +90,8 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
         axes.yaxis.set_major_formatter(_power_of_ten)
         axes.minorticks_off()
         axes.axhline(asked, color=LIMIT, linewidth=1.5)
-        axes.annotate(
-            f"asked for: {asked:.2g}".replace("e-0", "e-"),
-            (1, asked),
-            (-4, 4),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            color=LIMIT,
-        )
+        text = f"asked for: {asked:.2g}".replace("e-0", "e-")
+        _write(axes, text, (1, asked), (-4, 4), ("axes fraction", "data"), color=LIMIT)
         room = status.capacity
         _draw_line_at(axes, room, f"capacity: {in_short(room)}", row=0, color=THIRD)
         are_near = abs(now - room) < (0.36 if narrow else 0.18) * course[-1].requests
@@ -129,15 +117,8 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
             values = [size / unit for size in sizes]
             axes.plot(requests, values, color=color, linewidth=2.2)
             axes.fill_between(requests, values, color=color, alpha=0.12, linewidth=0)
-            axes.annotate(
-                f"{name}: {size_text(sizes[-1])}",
-                (requests[-1], values[-1]),
-                (-4, 5),
-                textcoords="offset points",
-                ha="right",
-                color=color,
-                fontweight="bold",
-            )
+            text, end = f"{name}: {size_text(sizes[-1])}", (requests[-1], values[-1])
+            _write(axes, text, end, (-4, 5), "data", color=color, fontweight="bold")
         axes.set_xlim(0, requests[-1])
         axes.set_ylim(0, most / unit * 1.12)
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
@@ -161,14 +142,9 @@ def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
     middles = [start + (width - 1) / 2 for start in starts]
     with _axes(430, 310) as (figure, axes):
         axes.bar(middles, blocks, width=0.86 * width, color=OURS, alpha=0.75, label="blocks")
-        axes.plot(
-            middles,
-            [high - low for low, high in pairwise(edges)],
-            color=OTHER,
-            linewidth=2.2,
-            marker="o" if len(starts) < 15 else "",
-            label="an even hash",
-        )
+        even = [high - low for low, high in pairwise(edges)]
+        marker = "o" if len(starts) < 15 else ""
+        axes.plot(middles, even, color=OTHER, linewidth=2.2, marker=marker, label="an even hash")
         axes.set_xlim(middles[0] - width, middles[-1] + width)
         axes.set_ylim(0, 1.22 * axes.get_ylim()[1])
         axes.locator_params(integer=True, nbins=6)
@@ -198,17 +174,18 @@ def _axes(width: int, height: int) -> Iterator[tuple[Any, Any]]:
 
 def _draw_line_at(axes: Any, requests: int, text: str, *, row: int, color: str) -> None:
     """Draw a vertical line, with its text in a row of its own above the axes."""
-    is_right = requests > 0.6 * axes.get_xlim()[1]
+    side = -1 if requests > 0.6 * axes.get_xlim()[1] else 1
     axes.axvline(requests, color=color, linewidth=1.2, linestyle=(0, (1, 2)))
-    axes.annotate(
-        text,
-        (requests, 1),
-        (4 if not is_right else -4, 3 + 16 * row),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right" if is_right else "left",
-        color=color,
-    )
+    offset = (4 * side, 3 + 16 * row)
+    _write(axes, text, (requests, 1), offset, ("data", "axes fraction"), color=color)
+
+
+def _write(
+    axes: Any, text: str, at: Any, offset: tuple[int, int], coords: Any, **style: Any
+) -> None:
+    """Write a text beside a point: to the left of it if it is moved to the left."""
+    side = "right" if offset[0] < 0 else "left"
+    axes.annotate(text, at, offset, xycoords=coords, textcoords="offset points", ha=side, **style)
 
 
 def _power_of_ten(value: float, _: int) -> str:
