@@ -66,14 +66,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def measured(reader: Reader) -> list[Measured]:
     """Count the bits of a filter, generation by generation, with a bar."""
     blocks = [each.geometry.num_blocks for each in reader.generations]
+    done = accumulate(blocks[:-1], initial=0)
+    all_three = zip(reader.generations, reader.block_fills(), done, strict=True)
     with progress("Counting bits", sum(blocks), "blocks") as advance:
-        done = accumulate(blocks[:-1], initial=0)
-        return [
-            measure(figures, each, advance, before)
-            for figures, each, before in zip(
-                reader.generations, reader.block_fills(), done, strict=True
-            )
-        ]
+        return [measure(figures, fills, advance, before) for figures, fills, before in all_three]
 
 
 def _write(path: Path, text: str) -> None:

@@ -148,26 +148,18 @@ def progress(
         return
     if callable(total):
         total = total()
-    from rich.console import Console  # noqa: PLC0415 - only for people
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress as rich  # noqa: PLC0415 - only for people
+    from rich.console import Console  # noqa: PLC0415
 
     console = Console(stderr=True)
-    columns: list[ProgressColumn] = [TextColumn("{task.completed:,.0f} " + unit)]
+    columns: list[rich.ProgressColumn] = [rich.TextColumn("{task.completed:,.0f} " + unit)]
     if console.width >= 60:  # with less, rich would cut off digits
-        columns = [TextColumn("{task.description}"), *columns, TimeRemainingColumn()]
+        columns = [rich.TextColumn("{task.description}"), *columns, rich.TimeRemainingColumn()]
     if console.width >= 100:
-        columns[1:1] = [BarColumn(bar_width=None)]
-        columns[-1:-1] = [TextColumn("{task.fields[rate]}"), TimeElapsedColumn()]
-    bar = Progress(*columns, console=console, transient=True)
+        columns[1:1] = [rich.BarColumn(bar_width=None)]
+        columns[-1:-1] = [rich.TextColumn("{task.fields[rate]}"), rich.TimeElapsedColumn()]
     begun = last = time.monotonic()
-    with bar:
+    with rich.Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total, rate="")
 
         def advance(done: int) -> None:
