@@ -211,14 +211,14 @@ def _loads(report: Report) -> Iterator[str]:
         for generation in report.generations[-_HISTOGRAMS:]
         if generation.figures.geometry.num_blocks > 1 and generation.contents.requests
     ]
-    for each in shown:
-        name, blocks = str(each.figures.number), each.figures.geometry.num_blocks
-        spread = Spread(each.contents.requests, each.figures.geometry)
-        squares = sum(there * (load - spread.mean) ** 2 for load, there in each.loads.items())
+    for figures, contents, loads in shown:
+        name, blocks = str(figures.number), figures.geometry.num_blocks
+        spread = Spread(contents.requests, figures.geometry)
+        squares = sum(there * (load - spread.mean) ** 2 for load, there in loads.items())
         mean, here = number_text(spread.mean), number_text(math.sqrt(squares / blocks))
         yield (
             f'<figure class="panel"><h3>Requests in each block, generation {name}</h3>'
-            f"{load_chart(each.loads, spread, name)}<figcaption>"
+            f"{load_chart(loads, spread, name)}<figcaption>"
             f"{blocks:,} blocks hold {mean} ±\u00a0{here} each; a hash "
             f"that prefers none gives ±\u00a0{number_text(spread.deviation)}.</figcaption></figure>"
         )

@@ -112,7 +112,7 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
         "bytes": status.nbytes,
         "fill_ratio": status.fill_ratio,
         "error_rate_now": status.error_rate_now,
-        "error_rate_at_capacity": math.fsum(each.error_rate for each in live),
+        "error_rate_at_capacity": math.fsum(generation.error_rate for generation in live),
         "error_rate_asked": status.error_rate,
         "window_secs": window_of(live) or None,
         "expected_false_drops": status.expected_false_drops,
