@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from scrapy import Request
@@ -107,8 +108,10 @@ def _fingerprint(number: int) -> bytes:
 
 @contextmanager
 def _filter(backend: Any, recorded: int, *, forget_failed: bool) -> Iterator[BloomDupeFilter]:
-    stats = samples.crawler(Path()).stats
-    assert stats is not None
+    crawler = samples.crawler(Path())
+    methods = ("enqueue_scrape", "call_spider_async", "handle_spider_error")
+    engine: Any = SimpleNamespace(scraper=SimpleNamespace(**dict.fromkeys(methods)))
+    crawler.engine = engine  # nothing is downloaded
     backend.open()
     backend.begin()
     asked = min(recorded, ASKED)
@@ -119,12 +122,7 @@ def _filter(backend: Any, recorded: int, *, forget_failed: bool) -> Iterator[Blo
     else:
         for each in fingerprints:
             backend.add(each)
-    dupefilter = BloomDupeFilter(
-        backend,
-        RequestFingerprinter(),
-        stats=stats,
-        settings=BloomSettings(forget_failed=forget_failed),
-    )
+    dupefilter = BloomDupeFilter(crawler, backend, BloomSettings(forget_failed=forget_failed))
     yield dupefilter
     dupefilter.close("finished")
 

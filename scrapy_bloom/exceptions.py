@@ -16,20 +16,6 @@ Each message is one line that names the setting or file, says what is wrong with
 to do next.
 """
 
-__all__ = [
-    "BloomError",
-    "FilterFileError",
-    "FingerprinterMismatchError",
-    "GeometryMismatchError",
-    "LockedError",
-    "OutageError",
-    "RefusedError",
-    "SeenFileError",
-    "SettingError",
-    "StorageError",
-    "UncleanShutdownError",
-]
-
 # Of a filter with counters in place of bits, whose blocks are four times as large.
 WITH_COUNTERS = (
     "has counters (BLOOM_COUNTING), which scrapy_bloom 0.1.0 can read and this version cannot; it "

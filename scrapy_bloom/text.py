@@ -1,5 +1,6 @@
 """Amounts as people write and read them: 5M requests, 7 days, 3.4 MiB, practically 0."""
 
+import contextlib
 import math
 import re
 
@@ -38,15 +39,11 @@ def _amount(text: str, units: dict[str, int]) -> float:
         if not _THOUSANDS.fullmatch(digits):
             return math.nan
         digits = digits.replace(",", "")
-    try:
-        # Not by floats where that can be spared: 1_000_000_000_001 is a number, too.
-        return int(digits) * (unit or 1)
-    except ValueError:
-        pass
-    try:
-        return float(digits) * (unit or 1)
-    except ValueError:
-        return math.nan
+    # Not by floats where that can be spared: 1_000_000_000_001 is a number, too.
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(digits) * (unit or 1)
+    return math.nan
 
 
 def number_text(value: float, digits: int = 3) -> str:

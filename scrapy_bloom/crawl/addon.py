@@ -5,7 +5,7 @@ import logging
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
 
-from scrapy_bloom.crawl.start_errors import fail_at_the_start
+from scrapy_bloom.crawl.engine import fail_at_the_start
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.settings.settings import BloomSettings
 

@@ -1,116 +1,44 @@
 """The filter that the settings of a crawl ask for, and where it is kept."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from scrapy.crawler import Crawler
 from scrapy.utils.job import job_dir
 from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.crawl.engine import close_spider_soon, command_without_crawl
-from scrapy_bloom.crawl.outcomes.observer import OutcomeObserver
-from scrapy_bloom.crawl.queue_fate import QueueFate
-from scrapy_bloom.crawl.record_crawled import RecordCrawled
-from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
-from scrapy_bloom.redis.connection.url import without_secrets
-from scrapy_bloom.settings.scrapy_redis import url_of_queue
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
-    from scrapy.crawler import Crawler
-
     from scrapy_bloom.redis.connection.server import RedisServer
 
 
-def filter_arguments(crawler: "Crawler", *, queue_is_shared: bool = False) -> dict[str, Any]:
-    """Return the arguments of the `BloomDupeFilter` that a crawl's settings ask for.
-
-    Args:
-        crawler: the crawler that is being built.
-        queue_is_shared: the queue is in Redis, too: see `RedisBackend`.
-
-    Raises:
-        BloomError: a setting is wrong, or they do not go together.
-    """
-    fingerprinter = crawler.request_fingerprinter
-    assert fingerprinter is not None
-    assert crawler.stats is not None
-    extra = {"spider": crawler.spider}
-    queue, this_run = QueueFate(), ThisRun()
-    settings = BloomSettings.from_settings(crawler.settings)
-    job = job_dir(crawler.settings)
-    if command := command_without_crawl(crawler):
-        settings = BloomSettings()
-        backend = backend_without_crawl(command, job)
-    else:
-        settings.warn_of_unused(extra=extra)
-        if queue_is_shared:
-            queue = QueueFate(shared_at=without_secrets(url_of_queue(crawler.settings)[0]))
-        else:
-            queue = QueueFate.of(settings, job)
-            this_run = ThisRun(
-                start_requests=settings.outlives_the_run and not job,
-                window=settings.window_secs,
-                from_start=settings.backend == "redis" and not settings.redis_mirror,
-                extra=extra,
-            )
-        scheduler = load_object(crawler.settings["SCHEDULER"])
-        backend = create_backend(
-            settings,
-            job_dir=job,
-            spider=getattr(crawler.spider or crawler.spidercls, "name", ""),
-            fingerprinter=global_object_name(type(fingerprinter)),
-            crash_safe=getattr(scheduler, "is_crash_safe", False),
-            queue_is_shared=queue_is_shared,
-        )
-    return {
-        "backend": backend,
-        "fingerprinter": fingerprinter,
-        "stats": crawler.stats,
-        "settings": settings,
-        "queue": queue,
-        "this_run": this_run,
-        "watch": partial(OutcomeObserver, crawler, done_statuses=settings.done_statuses),
-        "close_spider": partial(close_spider_soon, crawler),
-        "debug": crawler.settings.getbool("DUPEFILTER_DEBUG"),
-        "spider": crawler.spider,
-    }
-
-
 def create_backend(
-    settings: BloomSettings,
-    *,
-    job_dir: str | None,
-    spider: str,
-    fingerprinter: str,
-    crash_safe: bool = False,
-    queue_is_shared: bool = False,
+    crawler: Crawler, settings: BloomSettings, *, queue_is_shared: bool = False
 ) -> Backend:
-    """Make the backend that the settings ask for, not yet opened.
+    """Make the backend that a crawl's settings ask for, not yet opened.
 
-    Args:
-        settings: the BLOOM_* settings.
-        job_dir: Scrapy's job directory, None without one.
-        spider: the spider's name.
-        fingerprinter: import path of the request fingerprinter's class.
-        crash_safe: the scheduler is CrashSafeScheduler.
-        queue_is_shared: the queue is in Redis, too: see `RedisBackend`.
-
-    Raises:
-        StorageError: the job directory is one of another scheduler.
+    Raises a StorageError if the job directory is one of another scheduler. A queue that is shared
+    is in Redis, too: see `RedisBackend`.
     """
+    path = job_dir(crawler.settings)
+    spider = getattr(crawler.spider or crawler.spidercls, "name", "")
+    fingerprinter = global_object_name(type(crawler.request_fingerprinter))
+    scheduler = load_object(crawler.settings["SCHEDULER"])
+    crash_safe = getattr(scheduler, "is_crash_safe", False)
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     only_crawled = settings.record_on == "crawled"
     job = Job(
-        Path(job_dir).absolute() if job_dir else None,
+        Path(path).absolute() if path else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
         crash_safe=crash_safe,
@@ -135,7 +63,7 @@ def create_backend(
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
     stored = LocalBackend(
-        settings.directory(job_dir, spider),
+        settings.directory(path, spider),
         policy,
         origin,
         job=job,
@@ -172,20 +100,68 @@ def policy_of(settings: BloomSettings) -> Policy:
     )
 
 
-def backend_without_crawl(command: str, job_dir: str | None) -> Backend:
+def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
     """Make a filter in memory, not yet opened: what is tried by hand is not part of any crawl.
 
-    Args:
-        command: of Scrapy, for example "shell".
-        job_dir: Scrapy's job directory, None without one.
-
-    Raises:
-        StorageError: there is a JOBDIR. The command would take a paused job's requests. Scrapy's
-            shell then waits for ever for its page, too (its callback gets lost in the disk queue).
+    Raises a StorageError if there is a JOBDIR. The command (of Scrapy) would take a paused job's
+    requests. Scrapy's shell then waits for ever for its page, too: its callback gets lost in the
+    disk queue.
     """
-    if job_dir:
+    if path := job_dir(crawler.settings):
         raise StorageError(
             f"scrapy {command} does not work with a job directory, whose requests it would take, "
-            f"and this project has JOBDIR = {job_dir!r}; start it with -s JOBDIR="
+            f"and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
         )
     return LocalBackend(None, Policy(expected=100_000, error_rate=1e-9))
+
+
+class RecordCrawled:
+    """Two backends in one: new requests go into memory, crawled ones are kept for later runs.
+
+    So neither a killed run nor a failed page leaves anything for later runs to see
+    (BLOOM_RECORD_ON).
+
+    Attributes:
+        stored: what later runs will see.
+        scheduled: how many requests were new in this run.
+        record: records a fingerprint for later runs; True if it was not yet.
+    """
+
+    def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
+        self.scheduled = 0
+        self.stored = stored
+        self._volatile = volatile
+        self.forgotten = stored.forgotten
+        self.begin, self.record = stored.begin, stored.add
+
+    def open(self) -> None:
+        """Open both."""
+        self._volatile.open()
+        self.stored.open()
+
+    def add(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
+        if self.forgotten.take(fingerprint):
+            self._volatile.add(fingerprint)  # if it is not there
+        elif fingerprint in self.stored or not self._volatile.add(fingerprint):
+            return False
+        self.scheduled += 1
+        return True
+
+    def __contains__(self, fingerprint: bytes) -> bool:
+        is_recorded = fingerprint in self.stored or fingerprint in self._volatile
+        return is_recorded and fingerprint not in self.forgotten
+
+    def status(self) -> FilterStatus:
+        """Return the figures of what is stored, with the error rate of both."""
+        stored, volatile = self.stored.status(), self._volatile.status()
+        return replace(
+            stored,
+            volatile=[*stored.volatile, *volatile.volatile, *volatile.generations],
+            error_rate=stored.error_rate + volatile.error_rate,
+        )
+
+    def close(self) -> None:
+        """Close both; raises BloomError."""
+        self._volatile.close()
+        self.stored.close()

@@ -6,19 +6,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
-from scrapy.dupefilters import BaseDupeFilter
-from scrapy.utils.python import global_object_name
-from scrapy.utils.request import RequestFingerprinterProtocol, referer_str
+from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+from scrapy.utils.job import job_dir
 
-from scrapy_bloom.crawl.backends import filter_arguments
-from scrapy_bloom.crawl.decision import Decision
-from scrapy_bloom.crawl.engine import command_without_crawl
+from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
+from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.lost_by_server import IsSeen, LostByServer
-from scrapy_bloom.crawl.outcomes.actions import OutcomeActions, Watch
+from scrapy_bloom.crawl.lost_by_server import LostByServer
+from scrapy_bloom.crawl.outcomes.actions import OutcomeActions
+from scrapy_bloom.crawl.outcomes.observer import TRAIL
 from scrapy_bloom.crawl.queue_fate import QueueFate
-from scrapy_bloom.crawl.start_errors import fail_at_the_start
-from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
+from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
@@ -26,7 +24,6 @@ from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
-    from scrapy.statscollectors import StatsCollector
 
     from scrapy_bloom.redis.backend import RedisBackend
 
@@ -41,54 +38,42 @@ class BloomDupeFilter(BaseDupeFilter):
     recorded. If the filter itself fails, requests are crawled (again) rather than dropped.
 
     Args:
-        backend: an opened backend.
-        fingerprinter: the crawler's request fingerprinter.
-        stats: the crawler's stats, for the bloom/* and dupefilter/* values.
+        crawler: whose requests are filtered.
+        backend: keeps the filter; to be opened before the first request.
         settings: the BLOOM_* settings.
-        queue: what becomes of the crawl's queue.
-        this_run: what is filtered within this run only.
-        watch: has a function called at the end of each request: see `OutcomeObserver`.
-        close_spider: closes the spider with the reason given.
-        debug: log every filtered request, not only the first (DUPEFILTER_DEBUG).
-        spider: the spider, for the log records.
+        queue_is_shared: the queue is in Redis, and may lose what the filter loses.
     """
 
     def __init__(
         self,
+        crawler: "Crawler",
         backend: Backend,
-        fingerprinter: RequestFingerprinterProtocol,
+        settings: BloomSettings,
         *,
-        stats: "StatsCollector",
-        settings: BloomSettings | None = None,
-        queue: QueueFate = QueueFate(),  # noqa: B008 - it cannot be changed
-        this_run: ThisRun | None = None,
-        watch: Watch = lambda _: None,
-        close_spider: Callable[[str], None] = lambda _: None,
-        debug: bool = False,
-        spider: Spider | None = None,
+        queue_is_shared: bool = False,
     ) -> None:
-        settings = settings or BloomSettings()
+        assert crawler.request_fingerprinter is not None
+        has_lasting_queue = queue_is_shared or job_dir(crawler.settings)
         self.backend = backend
-        self.debug = debug
-        self._fingerprint = fingerprint_function(fingerprinter)
-        self._queue = queue
-        this_run = this_run or ThisRun()
-        self._telemetry = Telemetry(
-            backend,
-            settings,
-            this_run,
-            stats=stats,
-            extra={"spider": spider},
-            close_spider=close_spider,
-            fingerprinter=global_object_name(type(fingerprinter)),
+        self._scrapys = RFPDupeFilter(debug=crawler.settings.getbool("DUPEFILTER_DEBUG"))
+        self._scrapys.logger = logger
+        self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        self._this_run = ThisRun(
+            start_requests=settings.outlives_the_run and not has_lasting_queue,
+            window=0.0 if queue_is_shared else settings.window_secs,
+            from_start=settings.backend == "redis" and not settings.redis_mirror,
+            extra={"spider": crawler.spider},
         )
-        self._actions = OutcomeActions(
-            backend, self._telemetry, watch, forget_failed=settings.forget_failed
-        )
-        decision = Decision(backend, this_run, self._actions, forget_failed=settings.forget_failed)
-        self._is_seen: IsSeen = decision.is_seen
+        self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
+        self._failures = self._telemetry.failures
+        self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
+        self._actions = OutcomeActions(crawler, backend, settings, self._telemetry)
+        self._lost: LostByServer | None = None
+        if queue_is_shared:
+            self._lost = LostByServer(crawler, cast("RedisBackend", backend), self._failures)
+        self._add = backend.add
+        self._may_be_over = settings.forget_failed or self._this_run.has_window
         self._any_passed = False
-        self._logged_duplicate = False
         self._closed = False
 
     @classmethod
@@ -128,22 +113,20 @@ class BloomDupeFilter(BaseDupeFilter):
     @classmethod
     def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         try:
-            new = cls(**filter_arguments(crawler, queue_is_shared=queue_is_shared))
-            new._connect(crawler)
+            settings = BloomSettings.from_settings(crawler.settings)
+            if command := command_without_crawl(crawler):
+                new = cls(crawler, backend_without_crawl(crawler, command), BloomSettings())
+            else:
+                settings.warn_of_unused(extra={"spider": crawler.spider})
+                backend = create_backend(crawler, settings, queue_is_shared=queue_is_shared)
+                new = cls(crawler, backend, settings, queue_is_shared=queue_is_shared)
+                new._telemetry.log_regularly()
+            new.backend.open()
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
-        return new
-
-    def _connect(self, crawler: "Crawler") -> None:
-        """Do what the filter needs a crawler for, and open the backend; raises BloomError."""
-        if not command_without_crawl(crawler):
-            self._telemetry.log_regularly(crawler)
-        self.backend.open()
-        if self._queue.shared_at:
-            lost = LostByServer(crawler, cast("RedisBackend", self.backend), self._telemetry)
-            self._is_seen = lost.watched(self._is_seen)
-        if idle := getattr(self.backend, "idle", None):
+        if idle := getattr(new.backend, "idle", None):
             crawler.signals.connect(idle, signals.spider_idle)
+        return new
 
     def clear(self) -> None:
         """Forget all requests, for all crawlers that share the filter: scrapy-redis's flush.
@@ -158,7 +141,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def open(self) -> None:
         """Begin the crawl: note that the filter is in use, and say what it is."""
         self.backend.begin()
-        self._queue.log_risk(self._telemetry.log_opened(), self._telemetry)
+        self._queue.log_risk(self._telemetry.log_opened())
         self._telemetry.show()
 
     def request_seen(
@@ -182,21 +165,66 @@ class BloomDupeFilter(BaseDupeFilter):
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            if self._is_seen(request, fingerprint, before_recording):
+            is_seen = self._is_seen(request, fingerprint, before_recording)
+            if self._lost is not None:
+                self._lost.note(request, fingerprint, is_seen=is_seen)
+            if is_seen:
                 return True
             self._any_passed = True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._log_failure(request, fingerprint, error)
         return False
 
+    def _is_seen(
+        self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
+    ) -> bool:
+        meta = request.meta
+        this_run = self._this_run
+        asks = this_run.is_asked(meta)
+        is_first = asks and this_run.begins_with(fingerprint)
+        is_filtered = not is_first and bool(meta.get("bloom_filter", True))
+        if self._may_be_over and self._is_over(fingerprint, is_filtered):
+            return self._filtered(request, fingerprint)
+        if "bloom_record" in meta and not meta["bloom_record"]:
+            return is_filtered and (asks or fingerprint in self.backend)
+        if before_recording is not None and fingerprint not in self.backend:
+            self._actions.extend_trail(request, fingerprint)  # it goes into the queue, too
+            if not before_recording():
+                return True
+        if self._add(fingerprint):
+            self._actions.was_new()
+        elif is_filtered:
+            return TRAIL not in meta or self._filtered(request, fingerprint)
+        this_run.scheduled(fingerprint)
+        self._actions.extend_trail(request, fingerprint)
+        return False
+
+    def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
+        """Return whether this run shall not schedule a request again, whatever the filter says."""
+        if self._actions.is_dead(fingerprint):
+            return True
+        return (
+            is_filtered
+            and self._this_run.outlasts_the_window()
+            and fingerprint in self._this_run
+            and fingerprint not in self.backend.forgotten
+        )
+
+    def _filtered(self, request: Request, fingerprint: bytes) -> bool:
+        """Filter a request, unless its meta forbids that; return whether it is filtered."""
+        if not request.meta.get("bloom_filter", True):
+            return False
+        self._actions.filtered(request, fingerprint)
+        return True
+
     def _log_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
-        self._telemetry.failed(request, error)
+        self._failures.add(request, error)
         if isinstance(fingerprint, bytes):
             with contextlib.suppress(Exception):  # a server may have recorded it all the same
                 self._actions.extend_trail(request, fingerprint)
         else:
             any_worked = self._any_passed or self._telemetry.filtered > 0
-            self._telemetry.failed_to_fingerprint(any_worked=any_worked)
+            self._failures.add_unfingerprinted(any_worked=any_worked)
 
     def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and close it."""
@@ -204,31 +232,17 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._closed = True
         is_finished = reason == "finished"
-        any_new = self._any_passed or self._telemetry.failures or self._queue.shared_at
+        any_new = self._any_passed or self._failures.number or self._lost
         self._actions.close(is_finished=is_finished)
         try:
             self.backend.close()
         except StorageError as error:
-            self._telemetry.failed_at_the_close(error)
+            self._failures.add_at_the_close(error)
         location = self._telemetry.close(all_seen=is_finished and not any_new)
         if not is_finished:
-            self._queue.log_early_end(reason, location, self._telemetry)
+            self._queue.log_early_end(reason, location)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
-        if self.debug:
-            logger.debug(
-                "Filtered duplicate request: %(request)s (referer: %(referer)s)",
-                {"request": request, "referer": referer_str(request)},
-                extra={"spider": spider},
-            )
-        elif not self._logged_duplicate:
-            logger.debug(
-                "Filtered duplicate request: %(request)s - no more duplicates will be shown (see "
-                "DUPEFILTER_DEBUG to show all duplicates)",
-                {"request": request},
-                extra={"spider": spider},
-            )
-            self._logged_duplicate = True
+        self._scrapys.log(request, spider)
         self._telemetry.filtered += 1
-        self._telemetry.stats.inc_value("dupefilter/filtered")

@@ -1,5 +1,7 @@
 """Scrapy's engine, across the versions of Scrapy: only this module touches its internals.
 
+An error that ends a crawl before it begins is one line, the last one of the log.
+
 No signal of Scrapy says how a request ended, nor when all that it led to is stored: a download that
 failed for good ends silently in an errback, or in a line of the log, and so does a response that
 HttpErrorMiddleware has refused. But all that is not retried or redirected goes through three
@@ -9,27 +11,23 @@ in this crawl only. Middlewares would see the same, but would have to be put int
 each project, and could not tell when the item pipelines are done.
 """
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import Any, cast
+import functools
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NoReturn
 
 import scrapy
-from scrapy import Request, signals
+from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro
-from scrapy.utils.reactor import is_reactor_installed
+from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
+from twisted.logger import globalLogBeginner
 from twisted.python.failure import Failure
 
-from scrapy_bloom.exceptions import SettingError
-
-try:
-    from scrapy.utils.asyncio import create_looping_call
-except ImportError:  # Scrapy 2.13, which always has a reactor
-    from twisted.internet import task
-
-    create_looping_call = task.LoopingCall  # type: ignore[assignment]
+from scrapy_bloom.exceptions import BloomError, SettingError
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -105,8 +103,8 @@ def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
 
 async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
     with hook.errors_told(request):
-        async for each in output:
-            yield each
+        async for item in output:
+            yield item
 
 
 def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
@@ -134,7 +132,7 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
 
     Args:
         engine: the crawler's, before the first request.
-        feature: what does not work without, for the message.
+        feature: what does not work with another version of Scrapy, for the SettingError.
         way_out: what to do then.
         **listeners: any of these.
             scraping(request, result): a response or failure is about to be handled. Returns a
@@ -144,9 +142,6 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
                 callback or errback; perhaps more than once.
             fetching(request, fetched): the downloader was given a request. The Deferred fires with
                 a response, or with a request that is scheduled in its place (a retry, a redirect).
-
-    Raises:
-        SettingError: this version of Scrapy works in another way.
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -166,27 +161,17 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
     """Close the spider once the request under way is in the queue, so that none is lost."""
-
-    def close() -> None:
-        if not is_open(crawler):
-            return
-        engine: Any = crawler.engine
-        if hasattr(engine, "close_spider_async"):
-            deferred_from_coro(engine.close_spider_async(reason=reason))
-        else:  # Scrapy 2.13
-            engine.close_spider(crawler.spider, reason)
-
-    call_soon(close)
+    CallLaterOnce(_close_spider, crawler, reason).schedule()
 
 
-def take_spider_away(crawler: Crawler) -> None:
-    """Let a crawl that cannot begin end without its spider, whose closing would fail.
-
-    Older Scrapy ends with exit status 0 unless the crawler has none.
-    """
-    crawler.spider = None
-    if (engine := _engine(crawler)) is not None:
-        engine.spider = None
+def _close_spider(crawler: Crawler, reason: str) -> None:
+    if not is_open(crawler):
+        return
+    engine: Any = crawler.engine
+    if hasattr(engine, "close_spider_async"):
+        deferred_from_coro(engine.close_spider_async(reason=reason))
+    else:  # Scrapy 2.13
+        engine.close_spider(crawler.spider, reason)
 
 
 def is_open(crawler: Crawler) -> bool:
@@ -195,54 +180,48 @@ def is_open(crawler: Crawler) -> bool:
     return engine is not None and crawler.spider is not None and engine.spider is not None
 
 
-def schedule(crawler: Crawler, requests: Iterable[Request]) -> None:
-    """Give requests to the scheduler."""
-    for request in requests:
-        crawler.engine.crawl(request)
+def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:
+    """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
 
-
-def slots(crawler: Crawler) -> tuple[Callable[[Request], str], Callable[[str], int]]:
-    """Return functions: the downloader's slot of a request, and how many downloads a slot has."""
-    downloader: Any = crawler.engine.downloader
-    running = downloader.slots
-
-    def active(slot: str) -> int:
-        return len(running[slot].active) if slot in running else 0
-
-    return downloader.get_slot_key, active
-
-
-def call_soon(function: Callable[[], object]) -> None:
-    """Call a function from the event loop, with or without a Twisted reactor."""
-    if is_reactor_installed():
-        from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one
-
-        cast("Any", reactor).callLater(0, function)
-    else:
-        asyncio.get_running_loop().call_soon(function)
-
-
-class Ticker:
-    """Calls a function every so many seconds while the spider is open, with or without a reactor.
-
-    Args:
-        crawler: before its spider is opened. Its signals keep no reference to the ticker.
-        secs: time between the calls, and before the first one; more than 0.
-        function: it must not raise, or it is not called again.
+    Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
+    The event loop would log a traceback. The logger is that of the component that cannot be built.
     """
+    logger.error("%s", error, extra={"spider": crawler.spider})
+    if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
+        sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
+    # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
+    crawler.spider = None
+    if (engine := _engine(crawler)) is not None:
+        engine.spider = None
+    error.is_logged = True
+    _log_only_news()
+    raise error.with_traceback(None) from None
 
-    def __init__(self, crawler: Crawler, secs: float, function: Callable[[], None]) -> None:
-        self._secs = secs
-        self._function = function
-        self._loop: Any = None
-        crawler.signals.connect(self._start, signals.spider_opened)
-        crawler.signals.connect(self._stop, signals.spider_closed)
 
-    def _start(self) -> None:
-        # Not earlier: what it is made of depends on the event loop that is running.
-        self._loop = create_looping_call(self._function)
-        self._loop.start(self._secs, now=False)
+@functools.cache
+def _log_only_news() -> None:
+    """Keep the event loops of this process from logging an error again that `is_logged`."""
+    for name in ("asyncio", "twisted"):
+        logging.getLogger(name).addFilter(_OnlyNews())
+    # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
+    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
 
-    def _stop(self) -> None:
-        if self._loop is not None and self._loop.running:
-            self._loop.stop()
+
+class _OnlyNews(logging.Filter):
+    """Drops log records that say no more than the error that was logged at the start."""
+
+    _headline: logging.LogRecord | None = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        headline, self._headline = self._headline, None
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, BloomError) and error.is_logged:
+            return False
+        message = record.getMessage()
+        if message.startswith("Unhandled error in Deferred"):
+            self._headline = record  # of the next record: dropped or logged with it
+            return False
+        if headline is not None:
+            logging.getLogger(headline.name).callHandlers(headline)
+        # What an engine leaves that was built and never started.
+        return not message.startswith("Unclosed client session")

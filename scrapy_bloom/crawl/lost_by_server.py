@@ -3,24 +3,19 @@
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scrapy import Request, signals
+from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider
+from scrapy.utils.reactor import CallLaterOnce
 
-from scrapy_bloom.crawl.engine import call_soon, is_open, schedule
-from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.engine import is_open
+from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.exceptions import StorageError
 
 if TYPE_CHECKING:
-    from scrapy.crawler import Crawler
-
     from scrapy_bloom.redis.backend import RedisBackend
-
-logger = logging.getLogger(__name__)
-
-IsSeen = Callable[..., bool]  # of a request, its fingerprint, and others
 
 _KEPT = 500  # new requests, until there are newer ones
 # Of those that the filter still has: where exactly the server was cut off is not known.
@@ -36,42 +31,37 @@ class LostByServer:
     one, it may still be recorded.
     """
 
-    def __init__(self, crawler: "Crawler", backend: "RedisBackend", telemetry: Failures) -> None:
+    def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
         self._crawler = crawler
         self._backend = backend
-        self._telemetry = telemetry
+        self._failures = failures
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), failures.extra)
         self._voided = backend.voided
         self._filtered: list[Request] = []  # the backend asks the server before there are many
         self._to_schedule: list[Request] = []
         self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT)
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
-    def watched(self, is_seen: IsSeen) -> IsSeen:
-        """Return a function that notes the filter's answer to each request."""
-
-        def watched(request: Request, fingerprint: bytes, *args: Any) -> bool:
-            seen = is_seen(request, fingerprint, *args)
-            self._add(request, fingerprint, is_seen=seen)
-            return seen
-
-        return watched
-
-    def _add(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
-        if self._backend.voided != self._voided:
-            self._take_void()
+    def note(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
+        """Note the filter's answer to a request."""
+        if self._is_void():
             if self._to_schedule:
-                call_soon(self._schedule)  # not now: the scheduler is at work
+                CallLaterOnce(self._schedule).schedule()  # not now: the scheduler is at work
         elif not self._backend.unconfirmed:
             self._filtered.clear()
-        if is_seen and self._backend.unconfirmed:
-            self._filtered.append(request)
-        elif not is_seen:
+        if not is_seen:
             self._new.append((fingerprint, request))
+        elif self._backend.unconfirmed:
+            self._filtered.append(request)
 
-    def _take_void(self) -> None:
+    def _is_void(self) -> bool:
+        """Return whether what the mirror said turns out to be void, and note what is lost then."""
+        if self._backend.voided == self._voided:
+            return False
         self._voided = self._backend.voided
         self._to_schedule += self._filtered + self._lost()
         self._filtered = []
+        return True
 
     def _lost(self) -> list[Request]:
         """Return the last new requests that the server may have lost."""
@@ -91,12 +81,12 @@ class LostByServer:
         requests, self._to_schedule = self._to_schedule, []
         if not requests or not is_open(self._crawler):
             return False
-        logger.info(
+        self._logger.info(
             "%d requests from just before the server was lost or replaced are scheduled again",
             len(requests),
-            extra=self._telemetry.extra,
         )
-        schedule(self._crawler, requests)
+        for request in requests:
+            self._crawler.engine.crawl(request)
         return True
 
     def _confirm_when_idle(self) -> None:
@@ -104,12 +94,10 @@ class LostByServer:
             try:
                 self._backend.confirm()
             except Exception as error:  # noqa: BLE001 - the spider must end all the same
-                self._telemetry.failed(
+                self._failures.add(
                     "requests that its mirror took for seen", error, "they are not crawled"
                 )
-            if self._backend.voided != self._voided:
-                self._take_void()
-            else:
+            if not self._is_void():
                 self._filtered.clear()
         if self._schedule():
             raise DontCloseSpider

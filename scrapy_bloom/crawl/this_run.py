@@ -9,8 +9,6 @@ from typing import Any
 from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.generations.policy import Generation
 
-logger = logging.getLogger(__name__)
-
 
 class ThisRun:
     """Remembers in memory what this run has scheduled, from when that is needed.
@@ -37,12 +35,12 @@ class ThisRun:
         from_start: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        self._start_requests = start_requests
-        self._extra = extra
         self.has_window = window > 0
+        self._start_requests = start_requests
         self._window = window
         self._over_at = time.monotonic() + window if window else math.inf
-        self._has_told = False
+        self._is_over = False
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), extra or {})
         self._scheduled = notes_in_memory() if window and from_start else None
 
     def is_asked(self, meta: Mapping[str, Any]) -> bool:
@@ -60,19 +58,16 @@ class ThisRun:
 
     def outlasts_the_window(self) -> bool:
         """Return whether this run has lasted for longer than the window, and warn at first."""
-        if not self.has_window or time.monotonic() < self._over_at:
-            return False
-        if not self._has_told:
-            self._has_told = True
-            logger.warning(
+        if not self._is_over and time.monotonic() >= self._over_at:
+            self._is_over = True
+            self._logger.warning(
                 "This crawl has lasted for longer than BLOOM_WINDOW_SECS (%g seconds). What it "
                 "records is filtered to its end, and from now on remembered in memory, too: 10 MB "
                 "for a million requests. Set a window that is longer than any crawl",
                 self._window,
-                extra=self._extra,
             )
             self._scheduled = self._scheduled or notes_in_memory()
-        return True
+        return self._is_over
 
     def __contains__(self, fingerprint: bytes) -> bool:
         return self._scheduled is not None and fingerprint in self._scheduled

@@ -51,15 +51,21 @@ seconds = _number(
 )
 
 
-def choice(*choices: str) -> Check:
-    """Return a check that a value is one of these."""
-
+def _text(allowed: str, is_allowed: Callable[[str], object]) -> Check:
     def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise _error(name, value, "one of " + ", ".join(f'"{each}"' for each in choices))
+        if not isinstance(value, str) or not is_allowed(value):
+            raise _error(name, value, allowed)
         return value
 
     return check
+
+
+def choice(*choices: str) -> Check:
+    """Return a check that a value is one of these."""
+    return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
+
+
+service = _text("the name of the service that a Sentinel watches", bool)
 
 
 def directory(name: str, value: Any) -> str:
@@ -73,39 +79,11 @@ def directory(name: str, value: Any) -> str:
             f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
             'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
         )
-    _check_template(name, path, allowed)
     try:
-        os.fsencode(path)
+        os.fsencode(_template(name, path, allowed))
     except UnicodeEncodeError:  # a lone surrogate: no file system takes it
         raise _error(name, value, allowed) from None
     return path
-
-
-def _check_template(name: str, value: str, allowed: str) -> None:
-    """Check that nothing but the spider's name is to be put in."""
-    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
-        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
-
-
-def flag(name: str, value: Any) -> bool:
-    """Check a True or False, also as a text."""
-    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
-    if text in {"true", "1", "false", "0"}:
-        return text in {"true", "1"}
-    raise _error(name, value, "True or False")
-
-
-def statuses(name: str, value: Any) -> frozenset[int]:
-    """Check a list of HTTP statuses."""
-    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
-    if isinstance(value, str):
-        value = [each for each in value.split(",") if each.strip()]
-    if not isinstance(value, (list, tuple, set, frozenset)):
-        raise _error(name, value, allowed)
-    statuses = {int(each) if isinstance(each, str) else each for each in value}
-    if not all(type(each) is int and 100 <= each <= 999 for each in statuses):
-        raise _error(name, value, allowed)
-    return frozenset(statuses)
 
 
 def redis_key(name: str, value: Any) -> str:
@@ -114,15 +92,34 @@ def redis_key(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or "{" in value or "}" in value:
         # Braces would put all keys on one node of a Cluster.
         raise _error(name, value, allowed)
-    _check_template(name, value, allowed)
+    return _template(name, value, allowed)
+
+
+def _template(name: str, value: str, allowed: str) -> str:
+    """Check that nothing but the spider's name is to be put in."""
+    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
+        raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
     return value
 
 
-def service(name: str, value: Any) -> str:
-    """Check the name of a service that a Sentinel watches."""
-    if isinstance(value, str) and value:
-        return value
-    raise _error(name, value, "the name of the service that a Sentinel watches")
+def flag(name: str, value: Any) -> bool:
+    """Check a True or False, also as a text."""
+    text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
+    if text not in {"true", "1", "false", "0"}:
+        raise _error(name, value, "True or False")
+    return text in {"true", "1"}
+
+
+def statuses(name: str, value: Any) -> frozenset[int]:
+    """Check a list of HTTP statuses."""
+    if isinstance(value, str):
+        value = [text for text in value.split(",") if text.strip()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        statuses = {int(status) if isinstance(status, str) else status for status in value}
+        if all(type(status) is int and 100 <= status <= 999 for status in statuses):
+            return frozenset(statuses)
+    allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
+    raise _error(name, value, allowed)
 
 
 def salt(name: str, value: Any) -> bytes:
@@ -152,4 +149,4 @@ def shown(value: Any) -> str:
         text = f"an object of type {type(value).__name__}"
     text = text if len(text) <= 100 else text[:97] + "..."
     # One line, whatever a repr() of somebody's own looks like.
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

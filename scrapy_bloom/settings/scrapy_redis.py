@@ -25,10 +25,8 @@ def checked_url(name: str, value: Any) -> str:
 def url_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
     """Return the URL of scrapy-redis's server, and options of redis-py for what it does not say.
 
-    They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS.
-
-    Raises:
-        SettingError: they are not valid.
+    They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
+    SettingError if these are not valid.
     """
     params = _params(settings)
     for name in ("url", "host", "port", "db"):

@@ -56,15 +56,11 @@ class BloomSettings:
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
-        """Read and check the BLOOM_* settings of a crawler.
+        """Read and check the BLOOM_* settings of a crawler; the command line gives strings.
 
-        Args:
-            settings: Scrapy's settings; values from the command line come as strings.
-
-        Raises:
-            SettingError: (a ValueError) names the setting, the value and what is allowed. A name
-                that does not exist is an error too: a typo must not pass for a default. So are
-                settings that do not go together.
+        A SettingError names the setting, the value and what is allowed. A name that does not exist
+        is an error, too: a typo must not pass for a default. So are settings that do not go
+        together.
         """
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
@@ -80,8 +76,8 @@ class BloomSettings:
         """Warn of settings that count for a filter in Redis only, if the filter is elsewhere."""
         unused = [
             name
-            for name, each in _SETTINGS.items()
-            if each.name.startswith("redis_") and getattr(self, each.name) != each.default
+            for name, setting in _SETTINGS.items()
+            if name.startswith("BLOOM_REDIS_") and getattr(self, setting.name) != setting.default
         ]
         if self.backend == "local" and unused:
             logger.warning(
@@ -125,10 +121,8 @@ class BloomSettings:
         """Return the directory of the filter's files: BLOOM_DIR, else `bloom` in the job directory.
 
         None if there is neither: the filter stays in memory. It is absolute, so that a spider may
-        change the working directory.
-
-        Raises:
-            SettingError: BLOOM_DIR begins with "~name", and there is no such user.
+        change the working directory. Raises a SettingError if BLOOM_DIR begins with "~name", and
+        there is no such user.
         """
         if self.dir is not None:
             path = self.dir % {"spider": spider}
@@ -144,7 +138,9 @@ class BloomSettings:
 
 
 _SETTINGS = {
-    PREFIX + each.name.upper(): each for each in fields(BloomSettings) if "check" in each.metadata
+    PREFIX + setting.name.upper(): setting
+    for setting in fields(BloomSettings)
+    if "check" in setting.metadata
 }
 
 

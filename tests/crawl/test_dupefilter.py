@@ -15,6 +15,7 @@ from scrapy.utils.test import get_crawler
 
 import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
+from scrapy_bloom.crawl import telemetry
 from scrapy_bloom.crawl.outcomes.observer import Outcome
 
 pytestmark = pytest.mark.usefixtures("reactor")
@@ -350,8 +351,12 @@ def test_a_refusal_is_told_of_also_after_another_failure(
         assert bloom_stats(scheduler)["bloom/errors"] == 4
 
 
-def close_into(closed: list[str], scheduler: Scheduler) -> None:
-    scheduler.df._telemetry.close_spider = closed.append
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The reasons for which the telemetry closes the spider."""
+    reasons: list[str] = []
+    monkeypatch.setattr(telemetry, "close_spider_soon", lambda _, reason: reasons.append(reason))
+    return reasons
 
 
 def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
@@ -359,13 +364,11 @@ def crawled(tmp_path: Path, **settings: object) -> dict[str, object]:
 
 
 def test_only_crawled_requests_make_a_filter_full(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    closed: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    closed: list[str] = []
     settings = {"BLOOM_EXPECTED_REQUESTS": 50, "BLOOM_ON_FULL": "close"}
     with opened(**crawled(tmp_path, **settings)) as scheduler:
-        close_into(closed, scheduler)
         pages = requests(range(200))
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
@@ -424,12 +427,10 @@ def test_growth_shows_in_the_stats() -> None:
 
 
 def test_a_full_filter_is_told_of_once_when_the_spider_closes(
-    caplog: pytest.LogCaptureFixture,
+    closed: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests under way are recorded meanwhile: none of them may be lost."""
-    closed: list[str] = []
     with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
-        close_into(closed, scheduler)
         for request in requests(range(400)):
             scheduler.enqueue_request(request)
     assert closed == ["bloom_full"]

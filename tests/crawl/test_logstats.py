@@ -304,7 +304,7 @@ def show(record):
     return True
 
 
-logging.getLogger("scrapy_bloom.crawl.telemetry.telemetry").addFilter(show)
+logging.getLogger("scrapy_bloom.crawl.telemetry").addFilter(show)
 settings = {
     "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
     "LOGSTATS_INTERVAL": 0.2,

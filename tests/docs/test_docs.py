@@ -18,8 +18,7 @@ import workspace
 from backends import local_backend
 from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom.commands import SUBCOMMANDS
-from scrapy_bloom.crawl import dupefilter
-from scrapy_bloom.crawl.telemetry import failures, telemetry
+from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
 from scrapy_bloom.redis import backend as redis_backend
@@ -362,7 +361,7 @@ def strings(path: Path) -> Iterator[tuple[str, str]]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and ast.unparse(node.func.value) == "logger"
+        and ast.unparse(node.func.value) in {"logger", "self._logger"}
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):

@@ -16,7 +16,6 @@ from functools import lru_cache
 
 import pytest
 from scrapy import Request, Spider
-from scrapy.settings import Settings
 from scrapy.statscollectors import DummyStatsCollector
 from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
@@ -78,16 +77,12 @@ def crafted_into(block: int, salt: bytes) -> list[int]:
 def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
     """A filter that has seen honest pages, and the attacker's URLs of these numbers."""
     settings = SETTINGS | ({"BLOOM_SALT": salt.hex()} if salt else {})
-    backend = create_backend(
-        BloomSettings.from_settings(Settings(settings)),
-        job_dir=None,
-        spider="shop",
-        fingerprinter="scrapy.utils.request.RequestFingerprinter",
-    )
+    crawler = get_crawler(Spider, settings)
+    crawler.stats = DummyStatsCollector(crawler)
+    backend = create_backend(crawler, BloomSettings.from_settings(crawler.settings))
     backend.open()
     assert backend.status().generations[0].geometry == GEOMETRY
-    stats = DummyStatsCollector(get_crawler(Spider))
-    dupefilter = BloomDupeFilter(backend, RequestFingerprinter(), stats=stats)
+    dupefilter = BloomDupeFilter(crawler, backend, BloomSettings())
     dupefilter.open()
     for fingerprint in fingerprints("honest", EXPECTED - CRAFTED):
         backend.add(fingerprint)

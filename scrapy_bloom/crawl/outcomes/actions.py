@@ -4,17 +4,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from scrapy import Request
+from scrapy.crawler import Crawler
 
+from scrapy_bloom.crawl.backends import RecordCrawled
 from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
-from scrapy_bloom.crawl.outcomes.observer import Outcome
-from scrapy_bloom.crawl.outcomes.trail import extend_trail, trail_of
-from scrapy_bloom.crawl.record_crawled import RecordCrawled
-from scrapy_bloom.crawl.telemetry.telemetry import Telemetry
+from scrapy_bloom.crawl.outcomes.observer import Outcome, OutcomeObserver, extend_trail, trail_of
+from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.generations.backend import Backend
-
-logger = logging.getLogger(__name__)
-
-Watch = Callable[[Callable[[Request, Outcome], None]], object]
+from scrapy_bloom.settings.settings import BloomSettings
 
 
 class OutcomeActions:
@@ -23,42 +20,45 @@ class OutcomeActions:
     BLOOM_FORGET_FAILED and BLOOM_RECORD_ON ask for it, and so do forgotten requests that are
     crawled again in a run whose queue dies with it.
 
-    If the backend is a `RecordCrawled`, what was crawled is recorded in it. `watch` has a function
-    called at the end of each request: see `OutcomeObserver`.
-
     Attributes:
         is_dead: tells whether a request has failed so often that this run shall not crawl it again.
         was_new: counts a request that was recorded as new, unless it is recorded at its end.
     """
 
     def __init__(
-        self, backend: Backend, telemetry: Telemetry, watch: Watch, *, forget_failed: bool
+        self, crawler: Crawler, backend: Backend, settings: BloomSettings, telemetry: Telemetry
     ) -> None:
-        self._forgotten = forgotten = backend.forgotten
-        self._recorder = backend if isinstance(backend, RecordCrawled) else None
+        self._crawler = crawler
+        self._forgotten = backend.forgotten
+        self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
-        self._watch = watch
-        self._is_watching = False
-        self._forgetting = ForgetFailed(self._forget, forgotten.remove) if forget_failed else None
-        self._settle = self._forgetting.ended if self._forgetting else forgotten.remove
+        self._failures = telemetry.failures
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), telemetry.extra)
+        self._recorder = backend if isinstance(backend, RecordCrawled) else None
+        self._forgetting: ForgetFailed | None = None
+        self._settle = self._forgotten.remove
         # Not methods: they are asked with each request.
-        self.is_dead = self._forgetting.is_dead if self._forgetting else lambda _: False
+        self.is_dead: Callable[[bytes], bool] = lambda _: False
         self.was_new = telemetry.count_added if self._recorder is None else lambda: None
-        if forget_failed or self._recorder is not None:
-            self._begin()
+        if settings.forget_failed:
+            self._forgetting = ForgetFailed(self._forget, self._forgotten.remove)
+            self._settle = self._forgetting.ended
+            self.is_dead = self._forgetting.is_dead
+        self._is_watching = False
+        if self._forgetting or self._recorder:
+            self._watch()
 
-    def _begin(self) -> None:
+    def _watch(self) -> None:
         self._is_watching = True
-        self._watch(self.ended)
+        OutcomeObserver(self._crawler, self.ended, self._done_statuses)  # the engine keeps it
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
-        """Note in a request, once, that it stands for a recorded fingerprint."""
+        """Note in a request that it was recorded, if anything is to be done at its end."""
         if not self._is_watching:
             if not self._forgotten.has_claims:
                 return
-            self._begin()
-        if fingerprint not in trail_of(request)[-1:]:
-            extend_trail(request, fingerprint)
+            self._watch()
+        extend_trail(request, fingerprint)
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
         """Note that a request was filtered: what was redirected to it has ended."""
@@ -69,7 +69,7 @@ class OutcomeActions:
             self._forgetting.followed(fingerprint, redirected)
         else:
             self._settle(redirected)
-        if self._recorder is not None and fingerprint in self._recorder.stored:
+        if self._recorder and fingerprint in self._recorder.stored:
             self._record(redirected)
 
     def ended(self, request: Request, outcome: Outcome) -> None:
@@ -83,34 +83,31 @@ class OutcomeActions:
             elif self._forgetting:
                 self._forgetting.failed(fingerprints)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
-            self._telemetry.failed(request, error, "what is recorded of it could not be changed")
+            self._failures.add(request, error, "what is recorded of it could not be changed")
 
     def close(self, *, is_finished: bool) -> None:
         """Do what is left to do, and tell what could not be done; see `ForgetFailed.close`."""
         if self._forgetting and (number := self._forgetting.close(is_finished=is_finished)):
-            self._telemetry.failures += 1
-            logger.error(
+            self._failures.number += 1
+            self._logger.error(
                 "%s failed requests could not be forgotten, since the filter is out of reach: they "
                 "look seen, and later runs will not crawl them",
                 f"{number:,}",
-                extra=self._telemetry.extra,
             )
-        if self._recorder is not None:
-            logger.info(
+        if self._recorder:
+            self._logger.info(
                 "%s of %s new requests were crawled without an error, and are recorded. The others "
                 "are crawled by the next run that finds a link to them: list pages should be "
                 'requested with meta={"bloom_filter": "run"}',
                 f"{self._telemetry.added:,}",
                 f"{self._recorder.scheduled:,}",
-                extra=self._telemetry.extra,
             )
 
     def _forget(self, fingerprints: Sequence[bytes]) -> None:
         self._forgotten.add(fingerprints)
-        self._telemetry.count_forgotten(len(fingerprints))
+        self._telemetry.forgotten += len(fingerprints)
 
     def _record(self, fingerprints: Sequence[bytes]) -> None:
-        if self._recorder is not None:
-            for fingerprint in fingerprints:
-                if self._recorder.record(fingerprint):
-                    self._telemetry.count_added()
+        if self._recorder:
+            for _ in filter(self._recorder.record, fingerprints):
+                self._telemetry.count_added()

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import notes_in_memory
@@ -18,12 +19,8 @@ class ForgetFailed:
     A page that always fails would be crawled in a loop. So a page that was forgotten three times is
     not crawled any more in this run. The next run tries again.
 
-    Args:
-        forget: makes the filter forget fingerprints; see `Forgotten.add`.
-        settle: tells it what ended in another way; see `Forgotten.remove`.
-
-    Attributes:
-        forgotten: how many times a request was forgotten.
+    The functions are `add` and `remove` of `Forgotten`, or call them. `forgotten` counts how many
+    times a request was forgotten.
     """
 
     def __init__(
@@ -44,11 +41,7 @@ class ForgetFailed:
         self._waiting: list[bytes] = []  # to be forgotten when the server is back
 
     def failed(self, fingerprints: Sequence[bytes]) -> None:
-        """Forget all that was recorded for a request that failed for good.
-
-        Raises:
-            StorageError: the filter is out of reach. It is tried again.
-        """
+        """Forget what was recorded for a failed request; after a StorageError it is tried again."""
         self._waiting += self._with_followers(fingerprints)
         self._forget()
 
@@ -93,12 +86,10 @@ class ForgetFailed:
     def close(self, *, is_finished: bool) -> int:
         """Forget what was redirected to a request whose end this run does not see.
 
-        If the run is finished, nothing is queued any more: an earlier run has seen that end.
-
-        Returns:
-            How many requests could not be forgotten, because the filter is out of reach.
+        If the run is finished, nothing is queued any more: an earlier run has seen that end. Return
+        how many requests could not be forgotten, because the filter is out of reach.
         """
-        rest = [each for followers in self._followers.values() for each in followers]
+        rest = list(chain.from_iterable(self._followers.values()))
         with contextlib.suppress(StorageError):
             if is_finished:
                 self._settle(rest)

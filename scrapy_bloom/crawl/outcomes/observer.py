@@ -1,4 +1,10 @@
-"""Outcomes of a crawl's requests: crawled without an error, failed for good, or otherwise."""
+"""How each request of a crawl ended, and its trail: which recorded requests it stands for.
+
+The request that fails is not always the one that was recorded: that may have been redirected,
+replaced by a downloader middleware, and retried. Scrapy copies the meta to each request that is
+made of another, and into its disk queue. So the trail is in the meta: the recorded fingerprints.
+Spiders copy it, too, to new requests. These are told apart when they are scheduled.
+"""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -13,9 +19,21 @@ from scrapy.spidermiddlewares.httperror import HttpError
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
-from scrapy_bloom.crawl.outcomes.trail import KEY
 
+TRAIL = "bloom_recorded"  # a meta key
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
+
+
+def extend_trail(request: Request, fingerprint: bytes) -> None:
+    """Note in a request, once, that it was recorded, beside what was recorded on the way to it."""
+    if fingerprint not in trail_of(request)[-1:]:
+        # As text: a queue may be in JSON. A new list: the old one is that of the request before.
+        request.meta[TRAIL] = [*request.meta.get(TRAIL, []), fingerprint.hex()]
+
+
+def trail_of(request: Request) -> list[bytes]:
+    """Return the fingerprints recorded for a request: its own, after those that became it."""
+    return [bytes.fromhex(name) for name in request.meta.get(TRAIL, [])]
 
 
 class Outcome(Enum):
@@ -44,24 +62,17 @@ class _Handling:
 
 
 class OutcomeObserver:
-    """Watches a crawl, and tells how each request ended.
+    """Watches a crawl from before its first request, and tells how each request ended.
 
-    Args:
-        crawler: with its engine, before the first request.
-        ended: called with each request, after the last retry or redirect, and how it ended. It
-            must not raise.
-        done_statuses: BLOOM_DONE_STATUSES: statuses that are answers, though not allowed.
-
-    Raises:
-        SettingError: this version of Scrapy works in another way.
+    `ended` is called after the last retry or redirect, and must not raise. The constructor raises
+    a SettingError if this version of Scrapy works in another way.
     """
 
     def __init__(
         self,
         crawler: Crawler,
         ended: Callable[[Request, Outcome], None],
-        *,
-        done_statuses: Container[int] = (),
+        done_statuses: Container[int],
     ) -> None:
         self._ended = ended
         self._done_statuses = done_statuses
@@ -108,14 +119,14 @@ class OutcomeObserver:
         goes on with it. One from a callback is a request of its own, even if it has the meta of the
         response. But the same request once more counts in place of this one.
         """
-        trail = request.meta.get(KEY)
+        trail = request.meta.get(TRAIL)
         if trail is None and not request.dont_filter:
             return
         for handling in self._under_way.values():
             if _is_the_same(request, handling.request):
                 handling.again = handling.again or request.dont_filter
-            elif trail is not None and trail == handling.request.meta.get(KEY):
-                del request.meta[KEY]
+            elif trail is not None and trail == handling.request.meta.get(TRAIL):
+                del request.meta[TRAIL]
                 return
 
 

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from scrapy import Request
+from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from scrapy_bloom.crawl.engine import call_soon, listen
+from scrapy_bloom.crawl.engine import listen
 
 
 class InFlight:
     """Watches requests until they are done, and has `done` called with the row of each.
 
-    Raises:
-        SettingError: this version of Scrapy works in another way.
+    Raises a SettingError if this version of Scrapy works in another way.
     """
 
     def __init__(self, engine: Any, done: Callable[[int], None]) -> None:
@@ -58,7 +58,7 @@ class InFlight:
         if isinstance(result, Request):
             # Not now: the engine schedules the other one right after this.
             self._replaced.append(request)
-            call_soon(self.settle)
+            CallLaterOnce(self.settle).schedule()
         return result
 
     def __len__(self) -> int:

@@ -10,25 +10,22 @@ import scrapy
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
-from scrapy.pqueues import ScrapyPriorityQueue
+from scrapy.pqueues import DownloaderInterface, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
 from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
-from scrapy_bloom.crawl.engine import close_spider_soon, slots
+from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
 
-logger = logging.getLogger(__name__)
-
 # Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
 # order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
 _FEW_IN_FLIGHT = 8
-
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -72,14 +69,11 @@ def _start_rank(crawler: Crawler) -> int:
 class SafeQueue:
     """Requests of a job, pending or in flight, in a SQLite database that no other crawl uses.
 
-    With `by_slot`, the least busy slot of the downloader is served first.
+    With `by_slot`, the least busy slot of the downloader is served first. Raises a BloomError if
+    the database cannot be used, or this version of Scrapy works in another way.
 
     Attributes:
         has_failed: the disk has failed, and the spider is closed. What is in the queue stays.
-
-    Raises:
-        StorageError: the database cannot be used, or another crawl uses it.
-        SettingError: this version of Scrapy works in another way.
     """
 
     def __init__(
@@ -88,6 +82,7 @@ class SafeQueue:
         self.has_failed = False
         self._crawler = crawler
         self._spider = spider
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": spider})
         self._order = order
         settings = crawler.settings
         self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
@@ -96,10 +91,7 @@ class SafeQueue:
             self._most_in_flight = _FEW_IN_FLIGHT
         if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
             self._most_in_flight *= 2
-        self._slot_of: Callable[[Request], str] = lambda _: ""
-        self._active: Callable[[str], int] = lambda _: 0
-        if by_slot:
-            self._slot_of, self._active = slots(crawler)
+        self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._in_flight = InFlight(crawler.engine, self._done)
         path = job / jobdir.DATABASE
         self._lock = lock_file(Path(f"{path}.lock"), path, "JOBDIR")
@@ -110,11 +102,10 @@ class SafeQueue:
             raise
         if self._database.resumed:
             killed = self._database.were_in_flight
-            logger.info(
+            self._logger.info(
                 "Resuming crawl (%d requests scheduled%s)",
                 self._database.resumed,
                 f", {killed:,} of them in flight when the last run was killed" if killed else "",
-                extra={"spider": spider},
             )
 
     def __len__(self) -> int:
@@ -129,22 +120,22 @@ class SafeQueue:
         except Exception:  # noqa: BLE001 - it will be told of when it is taken
             return None
 
-    def push(self, request: Request) -> int | None:
-        """Store a request, and return its row: None if it cannot be serialized, or stored."""
+    def push(self, request: Request) -> int:
+        """Store a request, and return its row: 0 if it cannot be serialized, or stored."""
         rank, newest_first = self._order(request)
+        row: int | None = None
         try:
-            row: int | None = self._attempt(
+            row = self._attempt(
                 self._database.push,
                 request.to_dict(spider=self._spider),
-                slot=self._slot_of(request),
+                slot=self._downloader.get_slot_key(request) if self._downloader else "",
                 priority=request.priority,
                 rank=rank,
                 newest_first=newest_first,
             )
         except ValueError as error:
             self._log_unserializable(request, error)
-            return None
-        return row
+        return row or 0
 
     def take_back(self, row: int) -> None:
         """Remove a request that was stored just now."""
@@ -158,18 +149,17 @@ class SafeQueue:
         if 0 < self._most_in_flight <= len(self._in_flight):
             return None
         while len(self):
-            taken = self._attempt(self._database.take, self._active)
+            taken = self._attempt(self._database.take, self._downloads)
             if taken is None:
                 return None
             try:
                 request = self._unpacked(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-                logger.error(  # noqa: TRY400 - one line
+                self._logger.error(  # noqa: TRY400 - one line
                     "A request of the job cannot be made again, and is left in %s: %s: %s",
                     self._database.path,
                     type(error).__name__,
                     error,
-                    extra={"spider": self._spider},
                 )
                 continue
             self._in_flight.add(request, taken.id)
@@ -181,6 +171,9 @@ class SafeQueue:
         self._in_flight.settle()
         self._database.close()
         self._lock.release()
+
+    def _downloads(self, slot: str) -> int:
+        return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
     def _unpacked(self, data: bytes) -> Request:
         return request_from_dict(dict(unpacked(data)), spider=self._spider)
@@ -197,25 +190,23 @@ class SafeQueue:
             return function(*args, **options)
         except sqlite3.Error as error:
             self.has_failed = True
-            logger.error(  # noqa: TRY400 - one line
+            self._logger.error(  # noqa: TRY400 - one line
                 "The queue in %s cannot be written or read: %s. The spider is closed (reason "
                 "bloom_queue_failed), and nothing is lost: make room, or repair the disk, and "
                 "start the crawl again",
                 self._database.path,
                 error,
-                extra={"spider": self._spider},
             )
             close_spider_soon(self._crawler, "bloom_queue_failed")
             return None
 
     def _log_unserializable(self, request: Request, error: ValueError) -> None:
         if self._logs_unserializable:
-            logger.warning(
+            self._logger.warning(
                 "Unable to serialize request: %(request)s - reason: %(reason)s - no more "
                 "unserializable requests will be logged (stats being collected)",
                 {"request": request, "reason": error},
                 exc_info=error,
-                extra={"spider": self._spider},
             )
             self._logs_unserializable = False
         assert self._crawler.stats is not None

@@ -16,9 +16,8 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl
-from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
-from scrapy_bloom.crawl.start_errors import fail_at_the_start
+from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue, order_of
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 
@@ -39,7 +38,9 @@ class CrashSafeScheduler(BaseScheduler):
 
     is_crash_safe = True
 
-    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
+    def __init__(
+        self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None, order: Order
+    ) -> None:
         assert crawler.stats is not None
         self.df = dupefilter
         self.crawler = crawler
@@ -47,7 +48,7 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._job = job
         self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._order = order_of(crawler)
+        self._order = order
         self._memory: Any = None
         self._queue: SafeQueue | None = None
 
@@ -64,12 +65,12 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 check_no_disk_queue(job)
-            order_of(crawler)  # sooner than the filter is made
+            order = order_of(crawler)  # sooner than the filter is made
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        new = cls(crawler, build_from_crawler(dupefilter, crawler), job)
+        new = cls(crawler, build_from_crawler(dupefilter, crawler), job, order)
         if is_crawl and job is None:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
@@ -85,7 +86,15 @@ class CrashSafeScheduler(BaseScheduler):
             StorageError: the database cannot be used.
         """
         self.spider = spider
-        self._memory = self._memory_queue()
+        settings = self.crawler.settings
+        start = settings["SCHEDULER_START_MEMORY_QUEUE"]
+        self._memory = build_from_crawler(
+            self._pqclass,
+            self.crawler,
+            downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
+            key="",
+            start_queue_cls=load_object(start) if start else None,
+        )
         if self._job is not None:
             by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
             try:
@@ -129,24 +138,25 @@ class CrashSafeScheduler(BaseScheduler):
         """
         if self._has_failed():
             return False  # what led to it is in flight for ever, that is, until the next run
-        rows: list[int | None] = []
+        row: int | None = None  # 0: it is kept in memory
 
         def store() -> bool:
-            if not rows:
-                rows.append(self._queue.push(request) if self._queue is not None else None)
+            nonlocal row
+            if row is None:
+                row = self._queue.push(request) if self._queue is not None else 0
             return not self._has_failed()
 
         if not request.dont_filter and self._is_seen(request, store):
-            if self._queue is not None and rows and rows[0] is not None:
-                self._queue.take_back(rows[0])
+            if self._queue is not None and row:
+                self._queue.take_back(row)
             if not self._has_failed():
                 self.df.log(request, self.spider)
             return False
         if not store():
             return False
-        if rows[0] is None:
+        if not row:
             self._memory.push(request)
-        kind = "memory" if rows[0] is None else "disk"
+        kind = "disk" if row else "memory"
         self.stats.inc_value(f"scheduler/enqueued/{kind}")
         self.stats.inc_value("scheduler/enqueued")
         return True
@@ -175,14 +185,3 @@ class CrashSafeScheduler(BaseScheduler):
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")
         return request
-
-    def _memory_queue(self) -> Any:
-        settings = self.crawler.settings
-        start = settings["SCHEDULER_START_MEMORY_QUEUE"]
-        return build_from_crawler(
-            self._pqclass,
-            self.crawler,
-            downstream_queue_cls=load_object(settings["SCHEDULER_MEMORY_QUEUE"]),
-            key="",
-            start_queue_cls=load_object(start) if start else None,
-        )

@@ -1,88 +1,91 @@
-"""What a crawl tells of its filter: the bloom/* stats, lines in the log, failures."""
+"""What a crawl tells of its filter: the bloom/* stats, and lines in the log."""
 
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from scrapy import signals
 from scrapy.crawler import Crawler
-from scrapy.statscollectors import StatsCollector
 
-from scrapy_bloom.crawl.engine import Ticker
-from scrapy_bloom.crawl.telemetry.failures import Failures
+from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import size_text
 
-logger = logging.getLogger(__name__)
+try:
+    from scrapy.utils.asyncio import create_looping_call
+except ImportError:  # Scrapy 2.13, which always has a reactor
+    from twisted.internet import task
+
+    create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
 # too seldom to cost anything.
 _STATS_EVERY = 1000
 
 
-class Telemetry(Failures):
+class Telemetry:
     """Counts what becomes of a run's requests, and shows it with the figures of the filter.
 
     Attributes:
         added: requests recorded.
         filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
-        forgotten: how many times a request was forgotten; None without BLOOM_FORGET_FAILED.
+        forgotten: how many times a request was forgotten; shown with BLOOM_FORGET_FAILED only.
+        stats: the crawler's.
+        extra: for log records.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        settings: BloomSettings,
-        this_run: ThisRun,
-        *,
-        stats: StatsCollector,
-        extra: Mapping[str, Any],
-        close_spider: Callable[[str], None],
-        fingerprinter: str,
+        self, crawler: Crawler, backend: Backend, settings: BloomSettings, this_run: ThisRun
     ) -> None:
-        super().__init__(
-            stats,
-            extra,
-            close_spider,
-            on_outage=settings.redis_on_outage,
-            fingerprinter=fingerprinter,
-        )
-        self.added = self.filtered = 0
-        self.forgotten = 0 if settings.forget_failed else None
+        self.added = self.filtered = self.forgotten = 0
+        self.failures = Failures(crawler, on_outage=settings.redis_on_outage)
+        self.stats, self.extra = self.failures.stats, self.failures.extra
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
+        self._crawler = crawler
         self._backend = backend
+        self._settings = settings
         self._this_run = this_run
-        self._on_full = settings.on_full
         # Soon, but not now: no spider can be closed before it runs.
-        self._look_at = _STATS_EVERY if self._on_full == "grow" else 1
+        self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
         self._full_number = 0  # of the generation that was last told to be full
         self._full_at = 1.0  # at this load of it, tell again; infinite: never
-        self._logged = (0, 0, self.forgotten)
-        self._ticker: Ticker | None = None
+        self._logged = (0, 0, 0)
+        self._interval = 0.0
+        self._loop: Any = None
 
-    def log_regularly(self, crawler: Crawler) -> None:
-        """Log a line every LOGSTATS_INTERVAL, if there is anything new."""
-        secs = 0.0
+    def log_regularly(self) -> None:
+        """Log a line every LOGSTATS_INTERVAL while the spider is open, if there is anything new."""
         with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
-            secs = crawler.settings.getfloat("LOGSTATS_INTERVAL")
-        if secs > 0:
-            self._ticker = Ticker(crawler, secs, self._log)
+            self._interval = self._crawler.settings.getfloat("LOGSTATS_INTERVAL")
+        if self._interval > 0:
+            self._crawler.signals.connect(self._start, signals.spider_opened)
+            self._crawler.signals.connect(self._stop, signals.spider_closed)
+
+    def _start(self) -> None:
+        # Not earlier: what it is made of depends on the event loop that is running.
+        self._loop = create_looping_call(self._log)
+        self._loop.start(self._interval, now=False)
+
+    def _stop(self) -> None:
+        if self._loop is not None and self._loop.running:
+            self._loop.stop()
 
     def log_opened(self) -> str:
         """Log what the filter is, and return where."""
         status = self._backend.status()
-        logger.info(
+        self._logger.info(
             "Bloom filter in %s: %s requests at error rate %g, %s; %s already recorded",
             status.location,
             f"{status.capacity:,}",
             status.error_rate,
             size_text(status.nbytes),
             f"{status.count:,}",
-            extra=self.extra,
         )
         return status.location
 
@@ -91,10 +94,6 @@ class Telemetry(Failures):
         self.added += 1
         if self.added >= self._look_at:
             self._look()
-
-    def count_forgotten(self, number: int) -> None:
-        """Count requests that were forgotten."""
-        self.forgotten = (self.forgotten or 0) + number
 
     def show(self) -> FilterStatus:
         """Bring the stats up to date; return the figures of the filter now."""
@@ -109,13 +108,13 @@ class Telemetry(Failures):
             ("error_rate", status.error_rate_now),
             ("bytes", status.nbytes),
             ("generations", len(status.generations)),
-            ("forgotten", self.forgotten),
+            ("forgotten", self.forgotten if self._settings.forget_failed else None),
             ("expired", status.expired or None),
             *status.more.items(),
         ):
             if value is not None:
                 self.stats.set_value(f"bloom/{name}", value)
-        self.show_errors(status.errors)
+        self.failures.show(status.errors)
         return status
 
     def close(self, *, all_seen: bool) -> str:
@@ -123,7 +122,7 @@ class Telemetry(Failures):
         status = self.show()
         self._logged = self._counts()  # no regular line any more
         self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
-        logger.info(
+        self._logger.info(
             "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",
             f"{self.added:,}",
@@ -131,12 +130,11 @@ class Telemetry(Failures):
             100 * status.fill_ratio,
             status.error_rate_now,
             status.expected_false_drops,
-            extra=self.extra,
         )
         if all_seen and self.filtered:
             # If no start page that is never filtered was crawled either, somebody should know.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
-            logger.log(
+            self._logger.log(
                 logging.WARNING if was_idle else logging.INFO,
                 "Nothing new was crawled: each of the %s requests that came to the filter was "
                 "recorded in %s before. Pages that lead to new ones are crawled once in each run "
@@ -145,7 +143,6 @@ class Telemetry(Failures):
                 "BLOOM_REDIS_KEY, or `scrapy bloom reset`",
                 f"{self.filtered:,}",
                 status.location,
-                extra=self.extra,
             )
         return status.location
 
@@ -155,31 +152,30 @@ class Telemetry(Failures):
             return
         try:
             status = self._look()
-            logger.info(
+            self._logger.info(
                 "Bloom filter: %s requests recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
                 "of the bits set, error rate now %.2g",
                 f"{added:,}",
                 f"{added - self._logged[0]:+,}",
                 f"{status.count:,}",
-                "" if forgotten is None else f"{forgotten:,} forgotten, ",
+                f"{forgotten:,} forgotten, " if self._settings.forget_failed else "",
                 f"{filtered:,}",
                 f"{filtered - self._logged[1]:+,}",
                 100 * status.fill_ratio,
                 status.error_rate_now,
-                extra=self.extra,
             )
             self._logged = counts
         except Exception as error:  # noqa: BLE001 - it would never be called again
-            self.failed("its figures", error, "they are left out of the log")
+            self.failures.add("its figures", error, "they are left out of the log")
 
-    def _counts(self) -> tuple[int, int, int | None]:
+    def _counts(self) -> tuple[int, int, int]:
         return self.added, self.filtered, self.forgotten
 
     def _look(self) -> FilterStatus:
         """Update the stats, tell if the filter is full, and say when to look again."""
         status = self.show()
         ahead: float = _STATS_EVERY
-        if self._on_full != "grow":
+        if self._settings.on_full != "grow":
             newest = status.generations[-1]
             if newest.number != self._full_number and self._full_at < math.inf:
                 self._full_number, self._full_at = newest.number, 1.0
@@ -195,17 +191,17 @@ class Telemetry(Failures):
         """Warn at the capacity, and at each doubling of it; or close the spider."""
         while self._full_at <= status.load:
             self._full_at *= 2
-        if self._on_full == "close":
+        if self._settings.on_full == "close":
             self._full_at = math.inf  # what is under way may still add to it: say this once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
-            self.close_spider("bloom_full")
+            close_spider_soon(self._crawler, "bloom_full")
         else:
             what = (
                 "It rises with each further request, so that more and more new pages are taken "
                 'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
                 "start the crawl again"
             )
-        logger.warning(
+        self._logger.warning(
             "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
             "(asked for: %g). %s",
             f"{status.count:,}",
@@ -213,5 +209,4 @@ class Telemetry(Failures):
             status.error_rate_now,
             status.error_rate,
             what,
-            extra=self.extra,
         )

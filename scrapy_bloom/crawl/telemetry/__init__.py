@@ -1,1 +1,0 @@
-"""Stats, log lines and failures: news of the filter from a crawl."""
