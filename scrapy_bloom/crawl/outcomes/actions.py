@@ -36,7 +36,7 @@ class OutcomeActions:
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), telemetry.extra)
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._forgetting: ForgetFailed | None = None
-        self._settle = self._forgotten.remove
+        self._settle: Callable[[Sequence[bytes]], None] = self._forgotten.remove
         # Not methods: they are asked with each request.
         self.is_dead: Callable[[bytes], bool] = lambda _: False
         self.was_new = telemetry.count_added if self._recorder is None else lambda: None
