@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sqlite3
 from collections import Counter
@@ -18,6 +19,7 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.processes import name_this_process, process_lives
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
@@ -191,6 +193,27 @@ def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     backend.clear()
     backend.close()
     assert not [each for each in left(key) if b":forgotten:" in each]
+
+
+def test_it_goes_to_the_new_filter_also_if_the_job_cannot_be_told_of_that(
+    key: str, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    job.mkdir()
+    one, other = shared(key, job=Job(job), trust_secs=0), shared(key, trust_secs=0)
+    one.add(b"page")
+    other.clear()
+    other.close()
+    shutil.rmtree(job)
+    with pytest.raises(FileNotFoundError):
+        one.add(b"page")
+    one.add(b"page")
+    one.forgotten.add([b"page"])
+    one.close()
+    later = shared(key)
+    assert later.add(b"page")
+    assert not later.add(b"page")
+    later.close()
 
 
 def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
