@@ -165,9 +165,11 @@ class RedisBackend:
 
     def _changed(self) -> None:
         """Note that the list of generations has changed."""
-        self._job.goes_on_with(self._shared.view.info.epoch)
-        self._life.plan()
-        self._enter_epoch()
+        try:
+            self._job.goes_on_with(self._shared.view.info.epoch)
+        finally:  # also if the disk is full
+            self._life.plan()
+            self._enter_epoch()
 
     def _enter_epoch(self) -> None:
         """Go on to the forgotten requests of another filter, if it is another one."""
