@@ -11,7 +11,8 @@ from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_has
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them for each filter (those of its first 512 MB). A counting filter has four of them for a block.
+# them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
+# filter has four of them for a block.
 _MAX_VIEWS = 65_536
 
 
@@ -60,8 +61,16 @@ class BloomFilter:
     ) -> "BloomFilter":
         """Make a filter whose bits are somebody else's writable buffer, taken as it is.
 
-        Capacity and error rate are for information: it was sized for them. Raises ValueError if the
-        buffer does not fit the geometry, or that is of the other kind of filter.
+        Args:
+            buffer: exactly `geometry.nbytes` bytes; changes go straight into it.
+            geometry: blocks and hashes, as they were when the buffer was first filled.
+            capacity: fingerprints it was sized for, for information.
+            error_rate: p it was sized for, for information.
+            salt: the 16 bytes it was filled under.
+
+        Raises:
+            ValueError: the buffer's length does not fit the geometry, or the geometry is of the
+                other kind of filter.
         """
         if geometry.is_counting != cls._is_counting:
             raise ValueError(f"{geometry} is not that of a {cls.__name__}")
@@ -113,7 +122,12 @@ class BloomFilter:
         return self.has_hashed(block_hash, positions)
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Add a fingerprint hashed already (`make_hasher`), with exactly `num_hashes` positions."""
+        """Add a fingerprint hashed already, under this filter's salt; see `add`.
+
+        Args:
+            block_hash: as a hasher of `make_hasher` returns it.
+            positions: exactly `num_hashes` of them.
+        """
         # block_of(), spelled out here and below: a call takes as long again.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
@@ -126,7 +140,12 @@ class BloomFilter:
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Check for a fingerprint hashed already, with at least `num_hashes` positions."""
+        """Check for a fingerprint hashed already, under this filter's salt.
+
+        Args:
+            block_hash: as a hasher of `make_hasher` returns it.
+            positions: at least `num_hashes` of them; the first ones count.
+        """
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
         if bits is None:
@@ -230,7 +249,15 @@ class BloomFilter:
         return self._buffer[start * size : stop * size]
 
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
-        """Add whole blocks of another filter, made alike; raises ValueError if they do not fit."""
+        """Add everything that some blocks of another filter, made alike, hold.
+
+        Args:
+            start: the first of the blocks.
+            data: whole blocks.
+
+        Raises:
+            ValueError: it is not whole blocks, or more than there are.
+        """
         number, rest = divmod(len(data), self.geometry.block_bytes)
         if rest or not 0 <= start <= self.num_blocks - number:
             raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")

@@ -8,7 +8,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS
 
 
 class Contents(NamedTuple):
-    """What the bits of a filter tell of it, all from one look at them.
+    """Holds what the bits of a filter tell of it, all from one look at them.
 
     Attributes:
         fill_ratio: share of bits that are set, 0 to 1.
@@ -27,7 +27,12 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """Sum over all blocks, of which each has that share of set bits."""
+        """Sum over all blocks.
+
+        Args:
+            block_fills: the share of set bits of each, at least one.
+            num_hashes: k.
+        """
         blocks = 0
         fill = rate = load = 0.0
         for each in block_fills:

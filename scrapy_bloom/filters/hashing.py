@@ -48,7 +48,8 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     Returns:
         A function from fingerprint bytes to the block hash, 0 to 2**48 - 1 (see `block_of`), and
         a list of `num_hashes` bit positions in the block, each 0 to 65,535 (two may coincide).
-        It raises TypeError for anything but bytes.
+        A filter with fewer hashes takes the first ones. It raises TypeError for anything but
+        bytes, and says what to pass.
     """
     words = _BLOCK_HASH_WORDS + num_hashes
     rounds = -(-words // _WORDS_PER_DIGEST)

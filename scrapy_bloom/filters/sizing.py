@@ -66,7 +66,13 @@ class Geometry(NamedTuple):
 
 
 def bits_per_element(error_rate: float) -> float:
-    """Return m/n of a classic Bloom filter with the best k: ln(1/p) / (ln 2)^2.
+    """Return the bits that a classic Bloom filter of the best k spends on one element.
+
+    Args:
+        error_rate: p, 0 < p < 1.
+
+    Returns:
+        ln(1/p) / (ln 2)^2.
 
     >>> round(bits_per_element(0.01), 1), round(bits_per_element(0.001), 1)
     (9.6, 14.4)
@@ -75,7 +81,14 @@ def bits_per_element(error_rate: float) -> float:
 
 
 def optimal_num_bits(capacity: int, error_rate: float) -> int:
-    """Return m of a classic Bloom filter, rounded up; not in blocks.
+    """Return the bits of a classic Bloom filter for n elements at error rate p, not in blocks.
+
+    Args:
+        capacity: n, at least 1.
+        error_rate: p, 0 < p < 1.
+
+    Returns:
+        m, rounded up.
 
     >>> optimal_num_bits(1_000_000, 0.0001)
     19170117
@@ -85,6 +98,11 @@ def optimal_num_bits(capacity: int, error_rate: float) -> int:
 
 def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
     """Return the expected share of set bits after `count` elements: 1 - e^(-kn/m), 0 to 1.
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        count: elements recorded, at least 0.
 
     >>> classic_fill_ratio(19_170_117, 13, 0)
     0.0
@@ -96,6 +114,8 @@ def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
 
 def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
     """Return the error rate of a classic Bloom filter: (1 - e^(-kn/m))^k, 0 to 1.
+
+    The arguments are those of `classic_fill_ratio`.
 
     >>> round(classic_error_rate(20_000_000, 10, 1_000_000), 7)
     8.89e-05
@@ -109,6 +129,14 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
 
     A block's load is binomial, since a fingerprint falls into each block with equal chance. This is
     the mean of the one-block error rate over that distribution.
+
+    Args:
+        num_blocks: blocks of 65,536 bits, at least 1.
+        num_hashes: k, bits set per fingerprint, at least 1.
+        count: fingerprints recorded, at least 0.
+
+    Returns:
+        The expected false-positive rate now, from 0 to 1.
 
     >>> block_error_rate(1, 1, 0)
     0.0
@@ -147,6 +175,8 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     The filter starts empty, so the early requests risk next to nothing. The result is the sum of
     the error rate over the crawl, well below `count` times the final error rate.
 
+    The arguments are those of `block_error_rate`.
+
     >>> geometry = choose_geometry(1_000_000, 1e-6)
     >>> 0.05 < expected_false_drops(*geometry[:2], 1_000_000) < 0.1
     True
@@ -154,7 +184,8 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     if count <= 0:
         return 0.0
     # Simpson's rule: the rate is smooth in the count, close to a power of it.
-    step = count / 64
+    intervals = 64
+    step = count / intervals
     rates = [block_error_rate(num_blocks, num_hashes, round(i * step)) for i in range(65)]
     inner = 4 * sum(rates[1:-1:2]) + 2 * sum(rates[2:-1:2])
     return (rates[0] + inner + rates[-1]) * step / 3
@@ -168,6 +199,14 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
     make no difference; far beyond the capacity they are most of all. A request that is taken for
     seen would have set no new bit. So the fill follows from all that came, and is higher than the
     recorded ones tell. With n that came, r recorded and p(n) the error rate, dn/dr = 1/(1 - p(n)).
+
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        recorded: r, at least 0.
+
+    Returns:
+        n, at least r.
 
     >>> expected_offered(65_536, 3, 2000)  # far from full
     2000
@@ -191,9 +230,20 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
 
 
 def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False) -> Geometry:
-    """Choose the fewest blocks, and for these the fewest hashes, that keep p up to n fingerprints.
+    """Choose the smallest block filter that keeps the error rate up to its capacity.
 
-    That is by `block_error_rate`. Raises as `check_size`.
+    Args:
+        capacity: n, different fingerprints to hold, 1 to 10**12.
+        error_rate: p, 1e-19 <= p < 1.
+        counting: with counters in place of bits, and otherwise alike.
+
+    Returns:
+        The geometry with the fewest blocks, and of those the fewest hashes, whose
+        `block_error_rate` at `capacity` is at most `error_rate`.
+
+    Raises:
+        TypeError: capacity is no int, or error_rate no number.
+        ValueError: capacity or error_rate is out of range.
 
     >>> choose_geometry(1_000_000, 1e-6)
     Geometry(num_blocks=440, num_hashes=20, counter_bits=1)
@@ -214,6 +264,7 @@ def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False)
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
+    """Return the fewest blocks that hold `capacity` at `error_rate` with `num_hashes`."""
     high = max(1, optimal_num_bits(capacity, error_rate) // BLOCK_BITS)
     low = 1
     while block_error_rate(high, num_hashes, capacity) > error_rate:
@@ -227,7 +278,12 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
 
 
 def check_size(capacity: int, error_rate: float) -> None:
-    """Check that a filter can be made for these figures, or raise TypeError or ValueError."""
+    """Check that a filter can be made for such figures.
+
+    Raises:
+        TypeError: capacity is no int, or error_rate no number.
+        ValueError: one of them is out of range.
+    """
     if isinstance(capacity, bool) or not isinstance(capacity, int):
         raise TypeError(
             f"capacity is {capacity!r}; it must be a whole number (int) of fingerprints"
