@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
-from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
+from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
@@ -55,8 +56,7 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.request_fingerprinter is not None
         has_lasting_queue = queue_is_shared or job_dir(crawler.settings)
         self.backend = backend
-        self._scrapys = RFPDupeFilter(debug=crawler.settings.getbool("DUPEFILTER_DEBUG"))
-        self._scrapys.logger = logger
+        self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         self._this_run = ThisRun(
             start_requests=settings.outlives_the_run and not has_lasting_queue,
@@ -74,6 +74,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._add = backend.add
         self._may_be_over = settings.forget_failed or self._this_run.has_window
         self._any_passed = False
+        self._logged_duplicate = False
         self._closed = False
 
     @classmethod
@@ -244,5 +245,20 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""
-        self._scrapys.log(request, spider)
+        # Not by Scrapy's own filter: that asks the spider for its crawler, and not all know it.
+        if self.debug:
+            logger.debug(
+                "Filtered duplicate request: %(request)s (referer: %(referer)s)",
+                {"request": request, "referer": referer_str(request)},
+                extra={"spider": spider},
+            )
+        elif not self._logged_duplicate:
+            logger.debug(
+                "Filtered duplicate request: %(request)s - no more duplicates will be shown (see "
+                "DUPEFILTER_DEBUG to show all duplicates)",
+                {"request": request},
+                extra={"spider": spider},
+            )
+            self._logged_duplicate = True
         self._telemetry.filtered += 1
+        self._telemetry.stats.inc_value("dupefilter/filtered")

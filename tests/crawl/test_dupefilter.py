@@ -135,6 +135,30 @@ def test_duplicates_are_all_logged_on_demand(caplog: pytest.LogCaptureFixture) -
     ]
 
 
+def test_duplicates_of_a_spider_that_was_made_without_its_crawler() -> None:
+    """As a `from_crawler` makes one that only calls the constructor."""
+    with opened() as scheduler:
+        del scheduler.spider.crawler
+        for _ in range(3):
+            scheduler.enqueue_request(Request("https://example.com/"))
+    assert bloom_stats(scheduler)["dupefilter/filtered"] == 2
+
+
+def test_a_subclass_that_logs_duplicates_itself() -> None:
+    """As one of Scrapy's own does, which has that attribute."""
+    told = []
+
+    class Mine(BloomDupeFilter):
+        def log(self, request: Request, spider: Spider) -> None:
+            if self.debug:
+                told.append(request.url)
+
+    with opened(DUPEFILTER_CLASS=Mine, DUPEFILTER_DEBUG=True) as scheduler:
+        for _ in range(3):
+            scheduler.enqueue_request(Request("https://example.com/"))
+    assert told == ["https://example.com/"] * 2
+
+
 def test_everything_is_seen_after_reopening(tmp_path: Path) -> None:
     for run in range(3):
         with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
