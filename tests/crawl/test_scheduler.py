@@ -437,3 +437,19 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     assert crawl.finish() == 0
     assert len(tree.hits) == PAGES
     assert not (tmp_path / "job/bloom.in-use").exists()
+
+
+def test_a_subclass_with_a_constructor_of_its_own(tree: Site, tmp_path: Path) -> None:
+    spider = tmp_path / "spider.py"
+    spider.write_text(
+        SPIDER.read_text() + "\n"
+        "from scrapy_bloom import CrashSafeScheduler\n"
+        "class Mine(CrashSafeScheduler):\n"
+        "    def __init__(self, crawler, dupefilter, job):\n"
+        "        super().__init__(crawler, dupefilter, job)\n"
+        "LinkSpider.custom_settings = {'SCHEDULER': Mine}\n"
+    )
+    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"}, spider=spider)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.lines("ERROR")
+    assert len(tree.hits) == PAGES

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
-from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue, order_of
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 
@@ -38,9 +38,7 @@ class CrashSafeScheduler(BaseScheduler):
 
     is_crash_safe = True
 
-    def __init__(
-        self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None, order: Order
-    ) -> None:
+    def __init__(self, crawler: Crawler, dupefilter: BaseDupeFilter, job: Path | None) -> None:
         assert crawler.stats is not None
         self.df = dupefilter
         self.crawler = crawler
@@ -48,7 +46,7 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._job = job
         self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._order = order
+        self._order = order_of(crawler)
         self._memory: Any = None
         self._queue: SafeQueue | None = None
 
@@ -65,12 +63,12 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if job is not None:
                 check_no_disk_queue(job)
-            order = order_of(crawler)  # sooner than the filter is made
+            order_of(crawler)  # sooner than the filter is made
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        new = cls(crawler, build_from_crawler(dupefilter, crawler), job, order)
+        new = cls(crawler, build_from_crawler(dupefilter, crawler), job)
         if is_crawl and job is None:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
