@@ -115,12 +115,19 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         try:
             settings = BloomSettings.from_settings(crawler.settings)
+            # By name: the constructor of a subclass may take just what comes.
             if command := command_without_crawl(crawler):
-                new = cls(crawler, backend_without_crawl(crawler, command), BloomSettings())
+                backend = backend_without_crawl(crawler, command)
+                new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
                 backend = create_backend(crawler, settings, queue_is_shared=queue_is_shared)
-                new = cls(crawler, backend, settings, queue_is_shared=queue_is_shared)
+                new = cls(
+                    crawler=crawler,
+                    backend=backend,
+                    settings=settings,
+                    queue_is_shared=queue_is_shared,
+                )
                 new._telemetry.log_regularly()
             new.backend.open()
         except BloomError as error:

@@ -159,6 +159,18 @@ def test_a_subclass_that_logs_duplicates_itself() -> None:
     assert told == ["https://example.com/"] * 2
 
 
+def test_a_subclass_with_a_constructor_of_its_own() -> None:
+    """All arguments come by name, whatever they are in this version."""
+
+    class Mine(BloomDupeFilter):
+        def __init__(self, **options: object) -> None:
+            super().__init__(**options)
+            self.mine = True
+
+    with opened(DUPEFILTER_CLASS=Mine) as scheduler:
+        assert scheduler.df.mine
+
+
 def test_everything_is_seen_after_reopening(tmp_path: Path) -> None:
     for run in range(3):
         with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
