@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
 
+from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
@@ -110,7 +111,7 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(ScrapyArgumentParser):
     """A parser of a subcommand's arguments: its errors repeat them, but for passwords."""
 
     def error(self, message: str) -> NoReturn:

@@ -132,6 +132,13 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
     assert "secret" not in ran.err
 
 
+def test_a_value_that_begins_with_a_dash_and_a_colon(tmp_path: Path) -> None:
+    """All commands of Scrapy take it for a value, as in `-o -:json`."""
+    (tmp_path / "-:urls").write_text("https://example.com/\n")
+    ran = bloom("compare", "-:urls", cwd=tmp_path)
+    assert ran.status == 0, ran
+
+
 def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:
     before = ("-s", "BLOOM_EXPECTED_REQUESTS=5000")
     ran = bloom(*before, "plan", "--json", "-s", "BLOOM_ERROR_RATE=0.5", cwd=tmp_path)
