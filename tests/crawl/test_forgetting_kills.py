@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import scrapy
 
 import servers
 from cli import bloom
@@ -19,6 +20,8 @@ CONCURRENT = 4
 # docs/jobs.md: CrashSafeScheduler has at most max(CONCURRENT_REQUESTS, 8) in flight. With Scrapy's
 # scheduler, as many answers may be with the spider as are downloaded meanwhile.
 IN_FLIGHT = 2 * CONCURRENT
+# Scrapy 2.13 keeps each answer for 0.1 seconds more, whatever comes in meanwhile.
+SLOWLY = {"DOWNLOAD_DELAY": 0.05} if scrapy.version_info < (2, 14) else {}
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 
 
@@ -49,6 +52,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
         "RETRY_ENABLED": False,
         "ROBOTSTXT_OBEY": False,
         "CONCURRENT_REQUESTS": CONCURRENT,
+        **SLOWLY,
     }
 
 
