@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crawls import SPIDER, Crawl
+from crawls import Crawl, spider_with
 from machine import REAL_SITES
 from sites import Site, python_doc_site, tree_site
 
@@ -142,8 +142,7 @@ LinkSpider.parse = parse
 def test_a_spider_may_change_the_working_directory(
     settings: dict[str, str], tree: Site, tmp_path: Path
 ) -> None:
-    spider = tmp_path / "spider.py"
-    spider.write_text(SPIDER.read_text() + CHANGES_DIRECTORY)
+    spider = spider_with(tmp_path, CHANGES_DIRECTORY)
     settings["BLOOM_EXPECTED_REQUESTS"] = "20"  # it has to grow there
     for _ in range(2):
         crawl = Crawl(tree.url, tmp_path, settings, spider=spider)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli import bloom
-from crawls import SPIDER, Crawl
+from crawls import SPIDER, Crawl, spider_with
 from sites import ScriptedSite, Site
 from workspace import in_redis
 
@@ -106,14 +106,13 @@ def test_nothing_is_told_where_the_next_run_crawls_it(
 def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> None:
     """The next run crawls all start requests again."""
     site = ScriptedSite({f"/{number}": [()] for number in range(50)})
-    spider = tmp_path / "spider.py"
-    spider.write_text(
-        SPIDER.read_text() + "\n"
+    spider = spider_with(
+        tmp_path,
         "def __init__(self, url, **kwargs):\n"
         "    scrapy.Spider.__init__(self, **kwargs)\n"
         "    self.start_urls = [f'{url}{number}' for number in range(50)]\n"
         "    self.host, self.extractor = urlsplit(url).netloc, LinkExtractor()\n"
-        "LinkSpider.__init__ = __init__\n"
+        "LinkSpider.__init__ = __init__\n",
     )
     settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1, "CONCURRENT_REQUESTS": 1}
     crawl = Crawl(site.url, tmp_path, settings, spider=spider)

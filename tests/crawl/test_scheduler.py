@@ -10,11 +10,16 @@ import scrapy
 from scrapy.settings import default_settings
 
 from cli import bloom
-from crawls import SPIDER, Crawl
+from crawls import SPIDER, Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import read_counts
 from sites import LIMIT, ScriptedSite, Site, tree_site
 from workspace import in_redis
+
+may_have_no_reactor = pytest.mark.skipif(
+    not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
+    reason="this version of Scrapy always has a reactor",
+)
 
 PAGES = 150
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
@@ -111,9 +116,8 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
     assert crawled_twice(tree) == 0
 
 
+@may_have_no_reactor
 def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
-    if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
-        pytest.skip("this version of Scrapy always has a reactor")
     settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
     crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
@@ -122,10 +126,9 @@ def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     assert crawled_twice(tree) <= CONCURRENT
 
 
+@may_have_no_reactor
 def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     """Python cancels what is being downloaded: that is no failure of it."""
-    if not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
-        pytest.skip("this version of Scrapy always has a reactor")
     settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
     crawl = Crawl.held(tree, 5, tmp_path, settings)
     end(crawl, "SIGTERM twice", tree)
@@ -390,14 +393,13 @@ def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
 
 def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
     """As Scrapy has it: with a request, and nothing else."""
-    spider = tmp_path / "spider.py"
-    spider.write_text(
-        SPIDER.read_text() + "\n"
+    spider = spider_with(
+        tmp_path,
         "from scrapy_bloom import BloomDupeFilter\n"
         "class Mine(BloomDupeFilter):\n"
         "    def request_seen(self, request):\n"
         "        return super().request_seen(request)\n"
-        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Mine}\n"
+        "LinkSpider.custom_settings = {'DUPEFILTER_CLASS': Mine}\n",
     )
     settings = {**SAFE, "DUPEFILTER_CLASS": None}
     crawl = under_way(tree, tmp_path, settings, spider=spider)
@@ -440,14 +442,13 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
 
 
 def test_a_subclass_with_a_constructor_of_its_own(tree: Site, tmp_path: Path) -> None:
-    spider = tmp_path / "spider.py"
-    spider.write_text(
-        SPIDER.read_text() + "\n"
+    spider = spider_with(
+        tmp_path,
         "from scrapy_bloom import CrashSafeScheduler\n"
         "class Mine(CrashSafeScheduler):\n"
         "    def __init__(self, crawler, dupefilter, job):\n"
         "        super().__init__(crawler, dupefilter, job)\n"
-        "LinkSpider.custom_settings = {'SCHEDULER': Mine}\n"
+        "LinkSpider.custom_settings = {'SCHEDULER': Mine}\n",
     )
     crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"}, spider=spider)
     assert crawl.finish() == 0, crawl.output

@@ -32,6 +32,13 @@ SCRAPY_REDIS: dict[str, Any] = {
 }
 
 
+def spider_with(directory: Path, code: str) -> Path:
+    """The spider of links with more code behind it, in a file of its own."""
+    spider = directory / "spider.py"
+    spider.write_text(f"{SPIDER.read_text()}\n{code}")
+    return spider
+
+
 def with_modules(directory: Path) -> dict[str, str]:
     """The environment of a process that imports modules from a directory, before others."""
     paths = filter(None, [os.fspath(directory), os.environ.get("PYTHONPATH")])
