@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
+from scrapy_bloom.filters.hashing import HASH_SCHEME, checked_salt
 from scrapy_bloom.generations.policy import Generation, Origin
 from scrapy_bloom.redis.keys.bitfield import BitfieldPacker
 
@@ -51,7 +51,7 @@ class FilterInfo:
     def of(cls, origin: Origin, created_at: float) -> "FilterInfo":
         """Describe a new filter, with a random salt if none was asked for."""
         return cls(
-            salt=(origin.salt or secrets.token_bytes(SALT_BYTES)).hex(),
+            salt=checked_salt(origin.salt).hex(),
             fingerprinter=origin.fingerprinter,
             spider=origin.spider,
             created_at=created_at,
