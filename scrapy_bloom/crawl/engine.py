@@ -1,7 +1,5 @@
 """Scrapy's engine, across the versions of Scrapy: only this module touches its internals.
 
-An error that ends a crawl before it begins is one line, the last one of the log.
-
 No signal of Scrapy says how a request ended, nor when all that it led to is stored: a download that
 failed for good ends silently in an errback, or in a line of the log, and so does a response that
 HttpErrorMiddleware has refused. But all that is not retried or redirected goes through three
@@ -9,6 +7,8 @@ methods of the scraper, and what replaces a request comes out of the downloader'
 public methods of public attributes of the engine, in all versions from 2.13 on. So they are hooked,
 in this crawl only. Middlewares would see the same, but would have to be put into the settings of
 each project, and could not tell when the item pipelines are done.
+
+Here is also how a crawl fails before it begins: with one line, the last one of the log.
 """
 
 import contextlib
@@ -28,6 +28,13 @@ from twisted.logger import globalLogBeginner
 from twisted.python.failure import Failure
 
 from scrapy_bloom.exceptions import BloomError, SettingError
+
+try:
+    from scrapy.utils.asyncio import create_looping_call as create_looping_call  # noqa: PLC0414
+except ImportError:  # Scrapy 2.13, which always has a reactor
+    from twisted.internet import task
+
+    create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:

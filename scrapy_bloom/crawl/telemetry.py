@@ -1,4 +1,4 @@
-"""What a crawl tells of its filter: the bloom/* stats, and lines in the log."""
+"""News of a filter from its crawl: the bloom/* stats, and lines in the log."""
 
 import contextlib
 import logging
@@ -9,20 +9,13 @@ from typing import Any
 from scrapy import signals
 from scrapy.crawler import Crawler
 
-from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.engine import close_spider_soon, create_looping_call
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import size_text
-
-try:
-    from scrapy.utils.asyncio import create_looping_call
-except ImportError:  # Scrapy 2.13, which always has a reactor
-    from twisted.internet import task
-
-    create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
 # too seldom to cost anything.
