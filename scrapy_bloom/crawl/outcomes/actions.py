@@ -109,5 +109,6 @@ class OutcomeActions:
 
     def _record(self, fingerprints: Sequence[bytes]) -> None:
         if self._recorder:
-            for _ in filter(self._recorder.record, fingerprints):
-                self._telemetry.count_added()
+            for fingerprint in fingerprints:
+                if self._recorder.record(fingerprint):
+                    self._telemetry.count_added()
