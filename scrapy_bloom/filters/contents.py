@@ -1,4 +1,4 @@
-"""What the bits of a filter tell of what is in it."""
+"""Estimates of a filter's contents from its bits."""
 
 import math
 from collections.abc import Iterable

@@ -82,7 +82,7 @@ _G = TypeVar("_G", bound=Generation)
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What a filter holds, and whose; all its generations have it in common."""
+    """Source of a filter's fingerprints, and its salt: the same for all of its generations."""
 
     salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random ones for a new filter
     fingerprinter: str = ""  # import path of what makes the fingerprints

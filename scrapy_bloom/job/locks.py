@@ -48,7 +48,7 @@ def lock_file(path: Path, what: Path, settings: str) -> "FileLock":
             f"{file} is a file, and {directory} has to be a directory; give the crawl another "
             f"{settings}"
         ) from error
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the latter is what filelock makes of ENOSYS
         if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
             raise StorageError(
                 f"{directory} is on a file system without locks (flock), where two crawls could "

@@ -83,7 +83,7 @@ class UrlList:
 
     @property
     def name(self) -> str:
-        """What the list is called in messages."""
+        """Name of the list in messages."""
         return str(self.path or "the standard input")
 
     def count(self) -> int | None:

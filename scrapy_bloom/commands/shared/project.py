@@ -1,4 +1,4 @@
-"""What a command line names: the crawls of a project, their filter in files or Redis, a list."""
+"""Project of a command line: its settings, its filter in files or Redis, a list of its URLs."""
 
 import argparse
 from collections.abc import Iterator
