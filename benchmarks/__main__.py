@@ -35,6 +35,7 @@ BENCHMARKS = {
     "growth": "growth",
     "redis": "redis_backend",
     "import": "importing",
+    "intersection": "intersection",
     "crashes": "crashes",
     "restarts": "restarts",
     "scheduler": "scheduler",

@@ -20,7 +20,12 @@ from crawls import SHARED_SPIDER, Crawl
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.filters.sizing import choose_geometry, expected_false_drops, optimal_num_bits
+from scrapy_bloom.filters.sizing import (
+    block_error_rate,
+    choose_geometry,
+    expected_false_drops,
+    optimal_num_bits,
+)
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
 from scrapy_bloom.redis.view import MAX_MIRROR_BYTES
@@ -307,6 +312,35 @@ def test_the_table_of_expected_losses() -> None:
             shown.append(f"{lost:,.0f}" if lost >= 10 else f"{lost:.1g}")
         assert cells.split(" | ") == shown
         assert bits == f"{choose_geometry(10**8, error_rate).num_bits / 1e8:.1f}"
+
+
+TWO_LISTS = "Two lists of 100 million URLs"
+
+
+def test_the_table_of_two_lists() -> None:
+    rows = re.findall(r"^\| (1e-\d+) \| (.*?) \|$", recipe_text(TWO_LISTS), re.MULTILINE)
+    assert len(rows) == 5
+    for rate, cells in rows:
+        num_blocks, num_hashes, _ = geometry = choose_geometry(10**8, float(rate) / 2)
+        wrong = 10**8 * block_error_rate(num_blocks, num_hashes, 10**8)
+        shown = f"{wrong:,.0f}" if wrong >= 10 else f"{wrong:.1g}"
+        assert cells.split(" | ") == [f"{geometry.nbytes / 1e6:.0f}", shown]
+
+
+def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> None:
+    """Also where a filter errs as often as not."""
+    a, b = workspace.urls(range(2000)), workspace.urls(range(1900, 4000))
+    workspace.write_urls(tmp_path / "a.txt", a)
+    workspace.write_urls(tmp_path / "b.txt", b)
+    for _, code in BLOCK.findall(recipe_text(TWO_LISTS)):
+        worst = code.replace("--error-rate 1e-9", "-n 1 -p 0.9 -s BLOOM_ON_FULL=warn")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        known = {**os.environ, "PATH": path}
+        command = ["bash", "-euo", "pipefail", "-c", worst]
+        subprocess.run(command, cwd=tmp_path, env=known, check=True, timeout=120)
+    answers = (tmp_path / "in-both.txt").read_text().split()
+    assert set(a) & set(b) < set(answers)
+    assert (tmp_path / "exactly.txt").read_text().split() == sorted(set(a) & set(b))
 
 
 def test_the_bits_in_the_comparison() -> None:

@@ -103,6 +103,8 @@ def prepare(path: Path) -> str:
     write_seen(path / "jobs/old/requests.seen", fingerprints(urls(range(100))))
     write_urls(path / "urls.txt", urls(range(200, 500)))
     write_urls(path / "yesterday.txt", urls(range(100, 300)))
+    write_urls(path / "a.txt", urls(range(200)))
+    write_urls(path / "b.txt", urls(range(150, 350)))
     with gzip.open(path / "items.jl.gz", "wt") as file:
         file.writelines(f'{{"link": "{url}"}}\n' for url in urls(range(200, 400)))
     for name, numbers in {"a": range(100), "b": range(50, 150)}.items():
