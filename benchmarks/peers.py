@@ -19,7 +19,6 @@ from benchmarks.shared.contenders import LIVE, MMAP, RUST, SQLITE, Contender
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.shared.report import Section, Table, quartiles
 from benchmarks.shared.timing import PASSES, Times, timed
-from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-6
 OURS, SCRAPYS = "BloomDupeFilter, JOBDIR", "RFPDupeFilter, JOBDIR"
@@ -37,8 +36,7 @@ class Sizes:
     per_round_slow: int
 
 
-# More in a round than URLs whose fingerprints BloomDupeFilter remembers.
-FULL, QUICK = Sizes(12, 3 * REMEMBERED_URLS // 2, 100), Sizes(2, 100, 5)
+FULL, QUICK = Sizes(12, 3_000, 100), Sizes(2, 100, 5)
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
@@ -94,9 +92,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 def _notes(*, server: bool) -> Iterator[str]:
     yield (
         "`Request(url)` and its fingerprint are part of all times. BloomDupeFilter computes the "
-        "fingerprints of Scrapy's fingerprinter itself, with the same results in less time; it "
-        f"also remembers those of the last {REMEMBERED_URLS:,} URLs, but these rounds go beyond "
-        "them. The "
+        "fingerprints of Scrapy's fingerprinter itself, with the same results in less time. The "
         "smallest dupefilters do what is shown and nothing else: no growth, no stats, no care for "
         "what a kill or a damaged file leaves."
     )

@@ -14,7 +14,6 @@ from benchmarks.shared import samples
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from benchmarks.shared.timing import timed
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.crawl.fingerprinting import REMEMBERED_URLS
 
 LIMIT, TIMES_FASTER = 1.05, 3.0
 NEW, DUPLICATE, REPEATED = "new", "duplicate", "repeated link"
@@ -62,7 +61,6 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         notes=(
             "The fingerprint, which any filter needs, is part of all times.\n"
             "BloomDupeFilter computes the fingerprints of Scrapy's RequestFingerprinter itself, "
-            f"with the same results in less time, and remembers those of {REMEMBERED_URLS:,} URLs, "
             "the last used ones: `duplicate` goes through more than these, `repeated link` does "
             "not. With any other fingerprinter it calls that one: the rows 'other' show this with "
             "a subclass that changes nothing."
