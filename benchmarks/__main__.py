@@ -20,6 +20,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 # only imported if it is used: the page can be written without what they need.
 BENCHMARKS = {
     "request": "request",
+    "plain": "plain_urls",
     "dupefilters": "peers",
     "filters": "filters",
     "crawl": "crawl",

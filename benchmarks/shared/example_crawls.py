@@ -61,7 +61,7 @@ class ExampleSite:
     """
 
     def __init__(self, size: Size, secs: float = 0.0) -> None:
-        module: Any = _site_module()
+        module: Any = site_module()
         module.SECTIONS, module.ARTICLES = size.sections, size.articles
         module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
         self.pages: int = module.page_count()
@@ -100,7 +100,7 @@ class _Server(ThreadingHTTPServer):
         """A killed crawl drops its connections: no news."""
 
 
-def _site_module() -> ModuleType:
+def site_module() -> ModuleType:
     """The example's module, as new: each site has a size of its own."""
     spec = importlib.util.spec_from_file_location("example_site", EXAMPLE / "example" / "site.py")
     assert spec is not None
