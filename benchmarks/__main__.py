@@ -24,6 +24,7 @@ BENCHMARKS = {
     "dupefilters": "peers",
     "filters": "filters",
     "crawl": "crawl",
+    "site": "real_site",
     "grow": "peer_growth",
     "reopen": "peer_growth:run_opening",
     "errors": "peer_errors",

@@ -1,27 +1,21 @@
 """A whole crawl with this filter, and with Scrapy's own."""
 
-import multiprocessing
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
 from typing import Any
 
 import scrapy
-from scrapy.crawler import Crawler, CrawlerProcess
+from scrapy.crawler import Crawler
 from scrapy.http import HtmlResponse, Response
 from twisted.internet.defer import Deferred, succeed
 
 from benchmarks.shared.report import Plot, Section, Table, at_least, quartiles
+from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
 
-SPEED = 0.98
+SPEED = 1.10
 LESS_MB = 15.0
-TIMEOUT_SECS = 1800.0
 
 OURS, SCRAPYS = "BloomDupeFilter", "RFPDupeFilter"
 SIZED, OURS_JOB, SCRAPYS_JOB = f"{OURS}, sized", f"{OURS}, JOBDIR", f"{SCRAPYS}, JOBDIR"
@@ -33,27 +27,6 @@ POPULAR = 1000
 _WORDS = ("garden", "kitchen", "music", "office", "books", "toys", "travel", "science", "cities")
 _TEXT = "<p>" + "Nothing much happens in this text, but it is there. " * 20
 _LINK = re.compile(r'<a href="([^"]+)">')
-
-
-@dataclass
-class Course:
-    """A crawl, told by the rounds in which it had its turn.
-
-    Attributes:
-        secs: how long each took.
-        cpu_secs: likewise, of the processor.
-        rss_mb: the memory of the process after each.
-        own_mb: of it, what belongs to no file, and the system cannot take back.
-        filtered: requests that were not new.
-        peak_mb: the most memory of the process.
-    """
-
-    secs: list[float] = field(default_factory=list)
-    cpu_secs: list[float] = field(default_factory=list)
-    rss_mb: list[float] = field(default_factory=list)
-    own_mb: list[float] = field(default_factory=list)
-    filtered: int = 0
-    peak_mb: float = 0.0
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
@@ -99,9 +72,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             "real crawl does more besides, and the filter is a smaller part of it.\n"
             "CONCURRENT_ITEMS is 8 and not 100, since Scrapy starts as many tasks for each page, "
             "and the log has warnings only; all else is Scrapy's default.\n"
-            "Most duplicates are links of the navigation and to popular pages, of which "
-            "BloomDupeFilter remembers the fingerprints. Figures of one request, new or not, are "
-            "in the first section.\n"
+            "Most duplicates are links of the navigation and to popular pages. Figures of one "
+            "request, new or not, are in the first section.\n"
             "Own memory is the most after any round, without pages of files: of libraries, and of "
             "the filter in a JOBDIR. Those the system takes back if it wants to.\n"
             f"All of the {pages:,} and {few:,} pages were crawled, once, in each crawl."
@@ -165,111 +137,34 @@ def _table(crawls: Mapping[str, Course], pages: int, pairs: Mapping[str, str]) -
 
 def _crawls(names: Sequence[str], pages: int, rounds: int) -> dict[str, Course]:
     """Crawl with each filter, a part in each round, by turns."""
-    ours = {"DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"}
-    courses = {name: Course() for name in names}
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as ends:
+    old = scrapy.version_info < (2, 14)
+    site = {
+        "DOWNLOAD_HANDLERS": {"http": SiteOfScrapy213 if old else Site},
+        "PAGES": pages,
+        "CONCURRENT_ITEMS": 8,
+    }
+    ours = {**site, "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"}
+    with tempfile.TemporaryDirectory() as directory:
         settings: dict[str, dict[str, Any]] = {
             OURS: ours,
             SIZED: {**ours, "BLOOM_EXPECTED_REQUESTS": pages},
             OURS_JOB: {**ours, "JOBDIR": f"{directory}/ours"},
-            SCRAPYS: {},
-            SCRAPYS_JOB: {"JOBDIR": f"{directory}/scrapys"},
+            SCRAPYS: site,
+            SCRAPYS_JOB: {**site, "JOBDIR": f"{directory}/scrapys"},
         }
-        crawls = {}
-        for name in names:
-            crawls[name], its_end = context.Pipe()
-            process = context.Process(
-                target=_crawl, args=(settings[name], pages, pages // rounds, its_end)
-            )
-            process.start()
-            ends.callback(process.kill)
-            its_end.close()  # if that process ends, so does the wait for it
-            assert _next(crawls[name]) is None  # it is ready
-        order = list(names)
-        for _ in range(rounds):
-            for name in order:
-                crawls[name].send(None)
-                secs, cpu_secs, rss_mb, own_mb = _next(crawls[name])
-                courses[name].secs.append(secs)
-                courses[name].cpu_secs.append(cpu_secs)
-                courses[name].rss_mb.append(rss_mb)
-                courses[name].own_mb.append(own_mb)
-            order.append(order.pop(0))
-        for name in names:
-            crawls[name].send(None)
-            crawled, courses[name].filtered, courses[name].peak_mb = _next(crawls[name])
-            assert crawled == pages, (name, crawled)
-    assert len({course.filtered for course in courses.values()}) == 1
+        chosen = {name: settings[name] for name in names}
+        courses = crawl_by_turns(LinkSpider, _url(0), chosen, pages, rounds)
+    assert {course.crawled for course in courses.values()} == {pages}
     return courses
 
 
-def _next(crawl: Connection) -> Any:
-    if not crawl.poll(TIMEOUT_SECS):
-        raise TimeoutError(f"a crawl took longer than {TIMEOUT_SECS:,.0f} seconds")
-    return crawl.recv()
+class LinkSpider(TurnSpider):
+    """Follows all links."""
 
-
-def _crawl(settings: Mapping[str, Any], pages: int, per_turn: int, turns: Connection) -> None:
-    """Crawl the site in this process. Our package is only imported if the settings name it."""
-    old = scrapy.version_info < (2, 14)
-    process = CrawlerProcess(
-        {
-            "DOWNLOAD_HANDLERS": {"http": SiteOfScrapy213 if old else Site},
-            "PAGES": pages,
-            "CONCURRENT_ITEMS": 8,
-            "LOG_LEVEL": "WARNING",
-            "TELNETCONSOLE_ENABLED": False,
-            **settings,
-        }
-    )
-    crawler = process.create_crawler(LinkSpider)
-    process.crawl(crawler, turns=turns, per_turn=per_turn)
-    process.start(install_signal_handlers=False)
-    assert crawler.stats is not None
-    crawled = crawler.stats.get_value("response_received_count")
-    turns.send((crawled, crawler.stats.get_value("dupefilter/filtered"), _status_mb("VmHWM")))
-
-
-def _status_mb(name: str) -> float:
-    """Memory of this process as Linux has it.
-
-    The highest is VmHWM; ru_maxrss is at least that of the process that started this one.
-    """
-    status = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
-    assert found
-    return int(found[1]) * 1024 / 1e6
-
-
-class LinkSpider(scrapy.Spider):
-    """Follows all links; waits for its turn after so many pages."""
-
-    name = "links"
-    turns: Connection
-    per_turn: int
-    crawled = 0
-
-    async def start(self) -> Any:
-        """Begin with the home page."""
-        self.turns.send(None)
-        self._wait()
-        yield scrapy.Request(_url(0))
-
-    def parse(self, response: Response, **_: Any) -> Iterator[scrapy.Request]:
-        """Request what the page links to."""
-        for link in _LINK.findall(response.text):
-            yield scrapy.Request(link)
-        self.crawled += 1
-        if self.crawled % self.per_turn == 0:
-            secs, cpu_secs = perf_counter() - self._begun, process_time() - self._cpu_begun
-            self.turns.send((secs, cpu_secs, _status_mb("VmRSS"), _status_mb("RssAnon")))
-            self._wait()
-
-    def _wait(self) -> None:
-        """Stand still, all of the process, until it is this crawl's turn."""
-        self.turns.recv()
-        self._begun, self._cpu_begun = perf_counter(), process_time()
+    def requests(self, response: Response) -> Iterator[scrapy.Request]:
+        """For all links of a page, found by a regular expression."""
+        assert isinstance(response, HtmlResponse)
+        return map(scrapy.Request, _LINK.findall(response.text))
 
 
 class _Site:

@@ -1,0 +1,109 @@
+"""A whole crawl of a real site, over HTTP, with this filter, and with Scrapy's own."""
+
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import scrapy
+from scrapy.http import HtmlResponse, Response
+
+from benchmarks.shared.report import Section, Table, at_most, quartiles
+from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
+
+CPU = 0.93
+PYTHON_DOC = Path("/usr/share/doc/python3-doc/html")
+PAGES, ROUNDS = 500, 10  # a few more have links
+START_SECS = 60.0
+OURS, SCRAPYS = "BloomDupeFilter", "RFPDupeFilter"
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    OURS: {"DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter"},
+    SCRAPYS: {},
+}
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    crawls = 1 if quick else 7
+    title = "A whole crawl of a real site"
+    if not PYTHON_DOC.exists():
+        return Section(title, "Debian's package python3-doc is not installed: not measured.")
+    with _served(PYTHON_DOC) as url:
+        measured = [crawl_by_turns(DocSpider, url, SETTINGS, PAGES, ROUNDS) for _ in range(crawls)]
+    last = measured[-1][OURS]
+    ratios = [each[OURS].all_cpu_secs / each[SCRAPYS].all_cpu_secs for each in measured]
+    return Section(
+        title=title,
+        method=(
+            "Crawls of Python's documentation (Debian's package python3-doc), which a process of "
+            f"its own serves on loopback: {last.crawled:,} pages with {last.filtered:,} duplicates "
+            "among their links. The spider has `allowed_domains`, and requests all links of a page "
+            "by `response.follow_all`. DUPEFILTER_CLASS is all that differs, and the log has "
+            "warnings only. Each crawl is a process of its own, and two take turns: "
+            f"{PAGES // ROUNDS} pages of one, as many of the other, {ROUNDS} times, and who begins "
+            f"changes; {crawls} times in all. The time is that of the processor in the crawl's "
+            "process, from the first request to the end; the ratio is that of two that took turns."
+        ),
+        checks=[at_most("CPU of the crawl relative to RFPDupeFilter", median(ratios), CPU)],
+        tables=[
+            Table(
+                ("CPU", "25 %", "median", "75 %"),
+                [
+                    *(_row(name, measured) for name in SETTINGS),
+                    ("ratio", *(f"{each:.3f}" for each in quartiles(ratios))),
+                ],
+            )
+        ],
+        notes="Most of the time is Scrapy's: finding the links, and making a request of each.",
+    )
+
+
+def _row(name: str, measured: list[dict[str, Course]]) -> tuple[str, ...]:
+    secs = quartiles([each[name].all_cpu_secs for each in measured])
+    return (name, *(f"{each:.2f} s" for each in secs))
+
+
+class DocSpider(TurnSpider):
+    """Follows all links, as users write it."""
+
+    allowed_domains = ("127.0.0.1",)
+
+    def requests(self, response: Response) -> Iterable[scrapy.Request]:
+        """For all links of a page, but those that are mail."""
+        if not isinstance(response, HtmlResponse):
+            return ()
+        return response.follow_all(css='a[href]:not([href^="mailto:"])')
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """The crawler's log is enough."""
+
+
+@contextmanager
+def _served(directory: Path) -> Iterator[str]:
+    """Serve the files of a directory on loopback, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=_serve, args=(directory, its))
+    process.start()
+    try:
+        if not ours.poll(START_SECS):
+            raise TimeoutError("the site does not start")
+        yield f"http://127.0.0.1:{ours.recv()}/index.html"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(directory: Path, port: Connection) -> None:
+    handler = partial(_Handler, directory=str(directory))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        port.send(server.server_port)
+        server.serve_forever()
