@@ -61,8 +61,7 @@ def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
     """Return a function that computes what Scrapy's own does.
 
-    The fingerprint depends on body, method, URL and `verbatim_url`: for a plain GET, on the URL
-    alone.
+    The fingerprint depends on body, method, URL and `verbatim_url`.
     """
 
     def fingerprint(request: Request) -> bytes:
@@ -100,17 +99,19 @@ def _plain(url: str) -> str | None:
     """
     if (parts := _match_plain(url)) is None:
         return None
-    site, path, query = parts.groups("")
-    if "/." in path:
+    site, path, query = parts.groups()
+    if path is None:
+        path = "/"
+    elif "/." in path:
         return None
-    if not query:
-        return f"{site}{path or '/'}"
+    if query is None:
+        return f"{site}{path}"
     if "&" in query:
         # By name, then by value: what parts them sorts before all that a name may go on with.
         pairs = query.replace("=", "\0").split("&")
         pairs.sort()
         query = "&".join(pairs).replace("\0", "=")
-    return f"{site}{path or '/'}?{query}"
+    return f"{site}{path}?{query}"
 
 
 def _sha1(body: str, method: str, url: str, headers: str = '"headers": {}, ') -> bytes:

@@ -19,6 +19,9 @@ from scrapy_bloom.job.recovery import Job
 
 logger = logging.getLogger(__name__)
 
+# The navigation of a large site many times over, in at most 0.4 MB.
+_REMEMBERED = 2048
+
 
 class LocalBackend:
     """A Bloom filter in a directory, or in memory if there is none.
@@ -74,6 +77,7 @@ class LocalBackend:
         self.forgotten = Forgotten(ForgottenFile(path, claims=claims))
         self._life = LifeCycle(policy, self._store, self.forgotten)
         self._last_status: FilterStatus | None = None
+        self._seen_lately: set[bytes] = set()  # recorded in the generations that there are
         self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
@@ -123,13 +127,17 @@ class LocalBackend:
             self.begin()
         if life.has_window and self._clock() >= life.due_at:
             life.turn()
+        if fingerprint in self._seen_lately:
+            return self._is_new_once_more(fingerprint)
         if self._newest.count >= life.grow_at:
             if fingerprint in self._lookup:
                 return self._is_new_once_more(fingerprint)
             life.grow()
         if not self._record(fingerprint):
+            self._remember(fingerprint)
             return self._is_new_once_more(fingerprint)
-        self.forgotten.take(fingerprint)  # new it is anyway, and once
+        if not self.forgotten.is_empty:
+            self.forgotten.take(fingerprint)  # new it is anyway, and once
         newest = self._newest
         newest.count += 1
         if newest.count >= store.next_save:
@@ -139,6 +147,12 @@ class LocalBackend:
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints; return how many were new."""
         return sum(map(self.add, fingerprints))
+
+    def _remember(self, fingerprint: bytes) -> None:
+        """Remember a fingerprint that was asked for again: it may be a link on every page."""
+        if len(self._seen_lately) >= _REMEMBERED:
+            self._seen_lately.clear()
+        self._seen_lately.add(fingerprint)
 
     def _is_new_once_more(self, fingerprint: bytes) -> bool:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
@@ -174,6 +188,7 @@ class LocalBackend:
 
     def _changed(self) -> None:
         """Ask and record in the new list of generations from now on."""
+        self._seen_lately.clear()
         store = self._store
         self._newest = newest = store.live[-1]
         asked = [*store.kept, *store.live]

@@ -60,10 +60,15 @@ class Forgotten:
     """The set, behind bits in memory that keep almost all questions away from its store.
 
     Each method may fail as that does: StorageError.
+
+    Attributes:
+        is_empty: nothing was in it when it was last looked at.
+        has_claims: something was claimed.
     """
 
     def __init__(self, store: ForgottenStore) -> None:
-        self.has_claims = False  # something was claimed
+        self.is_empty = True
+        self.has_claims = False
         self._store = store
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set
@@ -78,7 +83,7 @@ class Forgotten:
         """Return whether a fingerprint is forgotten, and take it out, or claim it."""
         if monotonic() >= self._look_at:
             self._look()
-        if fingerprint not in self._front:
+        if self.is_empty or fingerprint not in self._front:
             return False
         if self._store.take(fingerprint):
             self.has_claims = self._store.claims
@@ -94,7 +99,7 @@ class Forgotten:
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Let recorded fingerprints be new once more, in this run or a later one."""
         self._store.add(fingerprints)
-        self._front.add(fingerprints)
+        self._note(fingerprints)
 
     def remove(self, fingerprints: Iterable[bytes]) -> None:
         """Note that requests were crawled: they are not forgotten, even if this run dies."""
@@ -114,9 +119,13 @@ class Forgotten:
         begun = monotonic()
         self._look_at = begun + _LOOK_SECS
         try:
-            self._front.add(self._store.news())
+            self._note(self._store.news())
         except OutageError:  # what is forgotten waits for the server
             self._look_at = next_attempt(begun, _LOOK_SECS)
+
+    def _note(self, fingerprints: Iterable[bytes]) -> None:
+        self._front.add(fingerprints)
+        self.is_empty = not len(self._front)
 
     def _missed(self) -> None:
         """Make the bits anew, once most questions are in vain."""
