@@ -11,7 +11,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.lifecycle import NoRoomError
-from scrapy_bloom.redis.connection.client import Packed
+from scrapy_bloom.redis.connection.client import Command, Packed
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.bitfield import NAME
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, RedisGeneration
@@ -111,19 +111,21 @@ class RedisBlocks:
         *,
         patient: bool = True,
     ) -> list[Sequence[int]]:
-        commands = []
-        for block_hash, positions in hashed:
-            block = block_of(block_hash, generation.geometry.num_blocks)
-            chunk, index = divmod(block, CHUNK_BLOCKS)
-            key = self.chunk_key(generation, chunk).encode()
-            own = positions[: generation.geometry.num_hashes]
-            commands.append((key, pack(key, index, own, generation.marks_at(chunk))))
+        _, num_hashes, _ = geometry = generation.geometry
+        keys: dict[int, tuple[bytes, int]] = {}
+
+        def commands() -> Iterator[Command]:
+            for block_hash, positions in hashed:
+                chunk, index = divmod(block_of(block_hash, geometry.num_blocks), CHUNK_BLOCKS)
+                if chunk not in keys:
+                    key = self.chunk_key(generation, chunk).encode()
+                    keys[chunk] = key, generation.marks_at(chunk)
+                key, marks_at = keys[chunk]
+                yield NAME, key, pack(key, index, positions[:num_hashes], marks_at)
 
         def do(client: Any) -> list[Sequence[int]]:
-            if hasattr(client, "execute_packed"):
-                answers: list[Sequence[int]] = client.execute_packed([each for _, each in commands])
-                return answers
-            return [client.execute_command(NAME, key, each) for key, each in commands]
+            answers: list[Sequence[int]] = client.execute_packed(commands())
+            return answers
 
         return self._server.call(do, patient=patient)
 

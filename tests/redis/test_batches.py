@@ -1,0 +1,102 @@
+"""Many fingerprints at once: few messages, also to a Cluster, whatever happens to its nodes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import servers
+from redis_filters import PLACES, fps, make, opened
+from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.reader import RedisReader
+
+CAPACITY = 2_000_000  # 14 keys
+
+
+@pytest.fixture(scope="module")
+def own_cluster() -> Iterator[servers.Cluster]:
+    cluster = servers.Cluster()
+    yield cluster
+    cluster.end()
+
+
+def nodes_of(place: str) -> list[servers.Server]:
+    return servers.shared_cluster().nodes if place == "cluster" else [servers.shared(place)]
+
+
+def messages_to(nodes: list[servers.Server]) -> int:
+    return sum(node.client.info("stats")["total_reads_processed"] for node in nodes)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_few_messages(place: str, key: str) -> None:
+    """A message each took three minutes for a million."""
+    backend, wanted = opened(place, key, capacity=CAPACITY), fps(5000)
+    begun = messages_to(nodes_of(place))
+    assert backend.add_many(wanted) == 5000
+    backend.close()
+    assert messages_to(nodes_of(place)) - begun < 2500
+    begun = messages_to(nodes_of(place))
+    reader = RedisReader(make(place, key)._server, key)
+    assert reader.are_seen(wanted) == [True] * 5000
+    assert not any(reader.are_seen(fps(5000, 6000)))
+    reader.close()
+    assert messages_to(nodes_of(place)) - begun < 2500
+
+
+def in_own(cluster: servers.Cluster, key: str, **options: object) -> RedisBackend:
+    return opened("cluster", key, url=cluster.url, capacity=CAPACITY, **options)
+
+
+def test_a_key_that_moves_to_another_node(own_cluster: servers.Cluster, key: str) -> None:
+    """First the key is asked for elsewhere (ASK), then its slot is (MOVED)."""
+    backend = in_own(own_cluster, key)
+    assert backend.add_many(fps(1000)) == 1000
+    source, name = next(
+        (node, each)
+        for node in own_cluster.nodes
+        for each in node.client.keys("*")
+        if node.client.type(each) == b"string"
+    )
+    target = next(node for node in own_cluster.nodes if node is not source)
+    slot = source.client.cluster("KEYSLOT", name)
+    ids = [str(node.client.cluster("MYID"), "ascii") for node in (source, target)]
+    target.client.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[0])
+    source.client.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
+    source.client.migrate("127.0.0.1", target.port, name, 0, 10_000)
+    assert backend.add_many(fps(2000)) == 1000
+    for node in own_cluster.nodes:
+        node.client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[1])
+    assert backend.add_many(fps(3000)) == 1000
+    assert backend.status().count == 3000
+    backend.close()
+    assert backend.status().more["redis/lost_keys"] == 0
+    again = in_own(own_cluster, key)
+    assert again.add_many(fps(4000)) == 1000
+    again.close()
+
+
+def test_a_node_that_is_gone(own_cluster: servers.Cluster, key: str) -> None:
+    backend = in_own(own_cluster, key, deadline_secs=1)
+    assert backend.add_many(fps(1000)) == 1000
+    node = own_cluster.nodes[2]
+    node.kill()
+    with pytest.raises(OutageError):
+        backend.add_many(fps(2000))
+    node.start()
+    servers.wait_for(lambda: is_whole(own_cluster), lambda: "the cluster is not whole again")
+    servers.wait_for(lambda: adds(backend, fps(3000)), lambda: "it does not come back")
+    assert all(each in backend for each in fps(3000))
+    backend.close()
+
+
+def adds(backend: RedisBackend, fingerprints: list[bytes]) -> bool:
+    try:
+        backend.add_many(fingerprints)
+    except OutageError:
+        return False
+    return True
+
+
+def is_whole(cluster: servers.Cluster) -> bool:
+    return all(each.client.cluster("INFO")["cluster_state"] == "ok" for each in cluster.nodes)
