@@ -19,6 +19,7 @@ Examples:
 
 import argparse
 import sys
+from contextlib import closing
 from itertools import islice
 
 from scrapy.settings import Settings
@@ -49,23 +50,23 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the URLs that are asked for."""
     project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
-    write = None if options.json else sys.stdout.buffer.write
+    write, wanted = None if options.json else sys.stdout.buffer.write, options.seen
     read = seen = 0
-    with (
-        opened_for_crawl(options, project) as reader,
+    with opened_for_crawl(options, project) as reader, closing(urls.pairs()) as pairs:
+        batch = list(islice(pairs, _BATCH))  # forks, so before the bar and its thread
         # A bar between the URLs would be in their way.
-        progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance,
-    ):
-        pairs = urls.pairs()
-        while batch := list(islice(pairs, _BATCH)):
-            answers = reader.are_seen([fingerprint for _, fingerprint in batch])
-            if write is not None:
-                for (url, _), is_seen in zip(batch, answers, strict=True):
-                    if is_seen is options.seen:
-                        write(url + b"\n")
-            read += len(batch)
-            seen += sum(answers)
-            advance(read)
+        with progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance:
+            while batch:
+                answers = reader.are_seen([fingerprint for _, fingerprint in batch])
+                if write is not None:
+                    pairs_of = zip(batch, answers, strict=True)
+                    write(
+                        b"".join(url + b"\n" for (url, _), is_seen in pairs_of if is_seen is wanted)
+                    )
+                read += len(batch)
+                seen += sum(answers)
+                advance(read)
+                batch = list(islice(pairs, _BATCH))
     if options.json:
         print_json({"urls": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:

@@ -39,7 +39,7 @@ from scrapy_bloom.analysis.experiment import Contestant, Row
 from scrapy_bloom.analysis.experiment_picture import comparison
 from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.commands.shared import arguments, output
-from scrapy_bloom.commands.shared.lists import UNREADABLE, opened, reason
+from scrapy_bloom.commands.shared.list_formats import UNREADABLE, opened, reason
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.counting import CountingBloomFilter

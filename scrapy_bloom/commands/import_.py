@@ -25,7 +25,7 @@ import argparse
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -131,18 +131,23 @@ def _imported(
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
     fingerprints = iter(source)
-    first = list(islice(fingerprints, 1))  # fails before anything is made if it is no such source
+    # Fails before anything is made if it is no such source, and forks before there are locks.
+    first = list(islice(fingerprints, 1))
     backend = _destination(options, project, total)
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
     backend.open()
     read = added = 0
     try:
-        with _closed(backend), progress("Importing", total, "requests") as advance:
+        with (
+            _closed(backend),
+            closing(fingerprints),
+            progress("Importing", total, "requests") as advance,
+        ):
             backend.begin()
             at_once = max(1, min(_BATCH, backend.status().capacity // 20))
-            fingerprints = chain(first, fingerprints)
-            while batch := list(islice(fingerprints, at_once)):
+            rest = chain(first, fingerprints)
+            while batch := list(islice(rest, at_once)):
                 added += backend.add_many(batch)
                 read += len(batch)
                 advance(read)

@@ -100,8 +100,11 @@ class FilterReader:
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
-        recorded = zip(fingerprints, self.are_recorded(fingerprints), strict=True)
-        return [is_recorded and not self.forgotten.has(each) for each, is_recorded in recorded]
+        recorded = self.are_recorded(fingerprints)
+        if not self.count_forgotten():
+            return recorded
+        asked = zip(fingerprints, recorded, strict=True)
+        return [is_recorded and not self.forgotten.has(each) for each, is_recorded in asked]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, or seem to be, at the error rate."""

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,7 +38,7 @@ class SeenFile:
             raise self._neither(0)
         self.is_text = bool(first) and first != b"\0"
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Generator[bytes, None, None]:
         self.position = self.truncated = 0
         with self.path.open("rb") as file:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)

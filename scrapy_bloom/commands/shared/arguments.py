@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom import text as amounts
-from scrapy_bloom.commands.shared.lists import FORMATS
+from scrapy_bloom.commands.shared.list_formats import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 
+MAX_JOBS = 256
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
@@ -35,6 +36,15 @@ def count_of(what: str, text: str, most: int, examples: str = "") -> int:
             f"{examples}"
         )
     return int(value)
+
+
+def jobs(text: str) -> int:
+    """Return a number of processes.
+
+    >>> jobs("4")
+    4
+    """
+    return count_of("processes", text, MAX_JOBS)
 
 
 def error_rate(text: str) -> float:
@@ -130,6 +140,13 @@ def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
         default="url",
         metavar="NAME",
         help="the field or column with the URL, in JSON lines and CSV (default: url)",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=jobs,
+        metavar="N",
+        help="how many processes compute the fingerprints of a large list (default: a core each; "
+        "1: none but this one)",
     )
 
 

@@ -3,7 +3,7 @@
 import argparse
 import codecs
 import io
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +12,14 @@ from typing import Any
 from scrapy.exceptions import UsageError
 
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.lists import (
+from scrapy_bloom.commands.shared.list_formats import (
     FORMATS,
     UNREADABLE,
-    UrlList,
-    begins_with_scheme,
     format_of,
     opened,
     reason,
 )
+from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
 from scrapy_bloom.commands.shared.output import note
 from scrapy_bloom.commands.shared.project import Project, answering_server, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, StorageError
@@ -59,7 +58,7 @@ class RedisSet:
             )
         return int(self.server.call(lambda client: client.scard(self.key)))
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Generator[bytes, None, None]:
         """Yield each fingerprint at least once, also while others are added."""
         cursor = None
         while cursor != 0:

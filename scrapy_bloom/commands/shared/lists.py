@@ -1,59 +1,22 @@
-"""Lists of URLs: plain text, JSON lines, CSV; each also packed by gzip."""
+"""Lists of URLs and their fingerprints."""
 
-import codecs
-import csv
-import gzip
-import io
-import json
 import re
-import sys
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import NamedTuple
 
+from scrapy_bloom.commands.shared.list_formats import Chunk, Source, opened_list
+from scrapy_bloom.commands.shared.workers import Workers, can_fork
 from scrapy_bloom.exceptions import BloomError, StorageError
-
-FORMATS = ("urls", "jl", "csv")
-UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _WHAT_IS_READ = (
     "a list has a URL on each line, or is JSON lines (.jl) or a table (.csv) with one in the field "
     "that --field names; --format says which"
 )
-_GZIP = b"\x1f\x8b"
-_ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
-_MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
-
-
-def reason(error: Exception) -> str:
-    """Return what one of `UNREADABLE` says, without the path."""
-    return str(getattr(error, "strerror", None) or error)
-
-
-@contextmanager
-def opened(path: Path | None) -> Iterator[io.BufferedReader]:
-    """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
-
-    Raises one of `UNREADABLE` if it cannot be read (while reading, too).
-    """
-    with ExitStack() as stack:
-        file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
-        if file.peek(len(_GZIP)).startswith(_GZIP):
-            packed = stack.enter_context(gzip.GzipFile(fileobj=file))
-            file = stack.enter_context(io.BufferedReader(packed))
-        yield file
-
-
-def format_of(path: Path | None, file: io.BufferedReader) -> str:
-    """Return the format of a list, by the ending of its name or else by its beginning."""
-    ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
-    begins_with_object = file.peek(1).lstrip().startswith(b"{")
-    return _ENDINGS.get(ending) or ("jl" if begins_with_object else "urls")
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -61,9 +24,19 @@ def begins_with_scheme(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-# Each line or record of a list that is not empty, behind its number; and what returns the URL in
-# one of them, or says by a ValueError that there is none.
-_Entries = tuple[Iterator[tuple[int, Any]], Callable[[Any], str]]
+class _Result(NamedTuple):
+    """URLs of a chunk, and their fingerprints."""
+
+    urls: list[bytes]
+    fingerprints: list[bytes]
+    skipped: int = 0
+    first_skipped: str = ""
+    begins_badly: bool = False  # the first entry is no URL
+    error: Exception | None = None  # that came behind all this
+
+
+def none_at_a_glance(url: str) -> None:
+    """Say of each URL that its fingerprint cannot be told at a glance."""
 
 
 @dataclass
@@ -78,6 +51,8 @@ class UrlList:
     fingerprint: Callable[[str], bytes]  # of a URL; a ValueError says that it is none
     form: str | None = None  # one of FORMATS; None: what the file looks like
     field: str = "url"  # which field of a JSON object, or column of a table, has the URL
+    plain: Callable[[str], bytes | None] = none_at_a_glance  # without a check
+    jobs: int = 1  # processes that compute fingerprints, if the list is large
     skipped: int = 0  # lines so far that were no URL
     first_skipped: str = ""  # the first of them, for people: its number, and why
 
@@ -90,31 +65,66 @@ class UrlList:
         """Count the lines or records, which reads all of the file; None if nobody knows before."""
         if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
-        with self._read() as (entries, _):
-            return sum(1 for _ in entries)
+        with opened_list(self.path, self.form, self.field) as source:
+            return sum(1 for chunk in source.chunks for _ in source.entries(chunk))
 
-    def __iter__(self) -> Iterator[bytes]:
-        return (fingerprint for _, fingerprint in self.pairs())
+    def __iter__(self) -> Generator[bytes, None, None]:
+        for result in self._results():
+            yield from result.fingerprints
 
-    def pairs(self) -> Iterator[tuple[bytes, bytes]]:
+    def pairs(self) -> Generator[tuple[bytes, bytes], None, None]:
         """Yield each URL and its fingerprint.
 
         Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
-        with self._read() as (entries, url_of):
-            for index, (number, entry) in enumerate(entries):
+        for result in self._results(with_urls=True):
+            yield from zip(result.urls, result.fingerprints, strict=True)
+
+    def _results(self, *, with_urls: bool = False) -> Iterator[_Result]:
+        is_first = True
+        with opened_list(self.path, self.form, self.field) as source, ExitStack() as stack:
+            work = partial(self._fingerprinted, source, with_urls)
+            if source.is_large and self.jobs > 1 and can_fork():
+                workers = stack.enter_context(Workers(work, self.jobs))
+                results = workers.results(source.chunks, source.file)
+            else:
+                results = map(work, source.chunks)
+            for result in results:
+                if is_first and result.begins_badly:
+                    raise StorageError(f"{self.name}, {result.first_skipped}; {_WHAT_IS_READ}")
+                is_first = is_first and not (result.fingerprints or result.error)
+                self.skipped += result.skipped
+                self.first_skipped = self.first_skipped or result.first_skipped
+                yield result
+                if result.error is not None:
+                    raise result.error
+
+    def _fingerprinted(self, source: Source, with_urls: bool, chunk: Chunk) -> _Result:  # noqa: FBT001
+        """Find the URLs in a chunk, perhaps in a process of its own."""
+        urls: list[bytes] = []
+        fingerprints: list[bytes] = []
+        skipped, first_skipped, begins_badly = 0, "", False
+        plain, url_of = self.plain, source.url
+        error: Exception | None = None
+        try:
+            for number, entry in source.entries(chunk):
                 try:
                     url = url_of(entry).strip()
-                    _check_scheme(url)
-                    pair = url.encode(), self._fingerprinted(url, number)
-                except ValueError as error:
-                    told = f"line {number:,}: {error}"
-                    if index == 0:
-                        raise StorageError(f"{self.name}, {told}; {_WHAT_IS_READ}") from None
-                    self.skipped += 1
-                    self.first_skipped = self.first_skipped or told
+                    fingerprint = plain(url)
+                    if fingerprint is None:
+                        _check_url(url)
+                        fingerprint = self._fingerprint_of(url, number)
+                except ValueError as why:
+                    begins_badly = begins_badly or not (fingerprints or skipped)
+                    skipped += 1
+                    first_skipped = first_skipped or f"line {number:,}: {why}"
                 else:
-                    yield pair
+                    fingerprints.append(fingerprint)
+                    if with_urls:
+                        urls.append(url.encode())
+        except (BloomError, MemoryError) as failure:
+            error = failure
+        return _Result(urls, fingerprints, skipped, first_skipped, begins_badly, error)
 
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out, since they are no URLs."""
@@ -124,72 +134,7 @@ class UrlList:
                 f"{self.first_skipped}"
             )
 
-    @contextmanager
-    def _read(self) -> Iterator[_Entries]:
-        try:
-            with opened(self.path) as file:
-                form, lines = self.form or format_of(self.path, file), self._lines(file)
-                if form == "csv":
-                    yield self._table(lines)
-                    return
-                # Empty lines and comments are none of the list's.
-                full = ((n, line) for n, raw in lines if (line := raw.strip()) and line[:1] != b"#")
-                yield full, self._url_in_object if form == "jl" else _decoded
-        except UNREADABLE as error:
-            raise StorageError(f"{self.name} cannot be read: {reason(error)}") from error
-
-    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES), b""), 1):
-            if len(line) == _MAX_LINE_BYTES:
-                raise StorageError(
-                    f"{self.name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
-                    "a list with a URL, or an object with one, on each line"
-                )
-            yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-
-    def _table(self, lines: Iterator[tuple[int, bytes]]) -> _Entries:
-        names: list[str] = []
-        reader = csv.reader(line.decode(errors="surrogateescape") for _, line in lines)
-
-        def rows() -> Iterator[tuple[int, list[str]]]:
-            try:
-                for row in reader:
-                    if row and row != names:  # Scrapy appends a table to a table, with its names
-                        yield reader.line_num, row
-            except csv.Error as error:
-                raise StorageError(f"{self.name}: line {reader.line_num:,}: {error}") from error
-
-        entries = rows()
-        _, names = next(entries, (0, [self.field]))
-        if self.field not in names:
-            columns = ", ".join(map(repr, names[:20]))[:200]
-            raise StorageError(
-                f"{self.name} has no column {self.field!r} (--field); its columns: {columns}"
-            )
-        column = names.index(self.field)
-
-        def url(row: list[str]) -> str:
-            if len(row) <= column:
-                raise ValueError(f"it has no column {self.field!r}")
-            return row[column]
-
-        return entries, url
-
-    def _url_in_object(self, line: bytes) -> str:
-        try:
-            found = json.loads(_decoded(line))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"it is no JSON: {error.msg}") from None
-        except RecursionError:
-            raise ValueError("its JSON is nested too deeply") from None
-        url = found.get(self.field) if isinstance(found, dict) else None
-        if not isinstance(url, str):
-            fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
-            message = f"it has no text in {self.field!r} (--field); its fields: {fields or 'none'}"
-            raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
-        return url
-
-    def _fingerprinted(self, url: str, number: int) -> bytes:
+    def _fingerprint_of(self, url: str, number: int) -> bytes:
         try:
             fingerprint = self.fingerprint(url)
         except ValueError:
@@ -207,16 +152,10 @@ class UrlList:
         return fingerprint
 
 
-def _check_scheme(url: str) -> None:
+def _check_url(url: str) -> None:
     if not begins_with_scheme(url):
         shown = repr(url[:60]) if url.isprintable() else "binary data"
         raise ValueError(f"Missing scheme, such as https://, in {shown}")
     if "\n" in url or "\r" in url:
         raise ValueError("there is a line break in it")
-
-
-def _decoded(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+    url.encode()  # half a character, from JSON, is a ValueError

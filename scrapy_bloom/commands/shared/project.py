@@ -15,9 +15,15 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.lists import UrlList, none_at_a_glance
+from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.backends import redis_server
-from scrapy_bloom.crawl.fingerprinting import Fingerprint, fingerprint_function
+from scrapy_bloom.crawl.fingerprinting import (
+    Fingerprint,
+    fingerprint_function,
+    makes_scrapys,
+    plain_fingerprint,
+)
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -42,6 +48,7 @@ class Project:
     fingerprinter: str  # import path of what makes it
     is_chosen: bool  # whether somebody chose that fingerprinter; else it is Scrapy's default
     spider: str  # its name; empty if none was said
+    is_scrapys: bool = False  # the fingerprinter makes Scrapy's own fingerprints
 
     def url_fingerprint(self, url: str) -> bytes:
         """Return the fingerprint of a plain request for a URL; raises ValueError if it is none."""
@@ -96,6 +103,7 @@ def load_project(
         fingerprinter=global_object_name(type(fingerprinter)),
         is_chosen=(crawler.settings.getpriority(name) or 0) > SETTINGS_PRIORITIES["default"],
         spider=spider or "",
+        is_scrapys=makes_scrapys(fingerprinter),
     )
 
 
@@ -104,7 +112,14 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
     if "://" in argument:
         raise BloomError(f"{argument} is a URL; a file with URLs is meant here")
     path = None if argument == "-" else Path(argument)
-    return UrlList(path, project.url_fingerprint, form=options.format, field=options.field)
+    return UrlList(
+        path,
+        project.url_fingerprint,
+        form=options.format,
+        field=options.field,
+        plain=plain_fingerprint if project.is_scrapys else none_at_a_glance,
+        jobs=options.jobs or available_cores(),
+    )
 
 
 def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:

@@ -1,0 +1,167 @@
+"""Formats of lists: plain text, JSON lines, CSV; each also packed by gzip."""
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scrapy_bloom.exceptions import StorageError
+
+FORMATS = ("urls", "jl", "csv")
+UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
+
+_GZIP = b"\x1f\x8b"
+_ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
+_MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
+_CHUNK_BYTES = 1 << 18
+_CHUNK_ROWS = 1000
+
+Chunk = Any  # a part of a list, which can be pickled; what it is depends on the format
+Entry = tuple[int, Any]  # a line or record, behind its number
+
+
+class Source(NamedTuple):
+    """An opened list: its chunks, and what becomes of them."""
+
+    file: io.BufferedReader
+    is_large: bool  # more than one chunk
+    chunks: Iterator[Chunk]
+    entries: Callable[[Chunk], Iterable[Entry]]  # that are not empty
+    url: Callable[[Any], str]  # that of an entry; a ValueError says that it has none
+
+
+@contextmanager
+def opened_list(path: Path | None, form: str | None, field: str) -> Iterator[Source]:
+    """Open a list; for the arguments, see `UrlList`. Raises StorageError (while reading, too)."""
+    name = str(path or "the standard input")
+    try:
+        with opened(path) as file:
+            form = form or format_of(path, file)
+            first = file.read(_CHUNK_BYTES)
+            is_large = len(first) == _CHUNK_BYTES
+            blocks = _blocks(name, first, partial(file.read1, _CHUNK_BYTES) if is_large else bytes)
+            if form == "csv":
+                rows, in_row = _table(name, field, blocks)
+                chunks = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
+                yield Source(file, is_large, chunks, iter, in_row)
+            else:
+                url = partial(_url_in_object, field) if form == "jl" else _decoded
+                yield Source(file, is_large, blocks, _full_lines, url)
+    except UNREADABLE as error:
+        raise StorageError(f"{name} cannot be read: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Return what one of `UNREADABLE` says, without the path."""
+    return str(getattr(error, "strerror", None) or error)
+
+
+@contextmanager
+def opened(path: Path | None) -> Iterator[io.BufferedReader]:
+    """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
+
+    Raises one of `UNREADABLE` if it cannot be read (while reading, too).
+    """
+    with ExitStack() as stack:
+        file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
+        if file.peek(len(_GZIP)).startswith(_GZIP):
+            packed = stack.enter_context(gzip.GzipFile(fileobj=file))
+            file = stack.enter_context(io.BufferedReader(packed))
+        yield file
+
+
+def format_of(path: Path | None, file: io.BufferedReader) -> str:
+    """Return the format of a list, by the ending of its name or else by its beginning."""
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
+    begins_with_object = file.peek(1).lstrip().startswith(b"{")
+    return _ENDINGS.get(ending) or ("jl" if begins_with_object else "urls")
+
+
+def _blocks(name: str, first: bytes, read: Callable[[], bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines, as many as come at once, behind the number of the first of them."""
+    number, data, more = 1, first.removeprefix(codecs.BOM_UTF8), first
+    while more:
+        # Of all lines, only the first one may have begun in an earlier block.
+        if len(data) >= _MAX_LINE_BYTES and not 0 <= data.find(b"\n") < _MAX_LINE_BYTES - 1:
+            raise StorageError(
+                f"{name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
+                "a list with a URL, or an object with one, on each line"
+            )
+        if end := data.rfind(b"\n") + 1:
+            yield number, data[:end]
+            number += data.count(b"\n")
+        more = read()
+        data = data[end:] + more
+    if data:
+        yield number, data
+
+
+def _full_lines(block: tuple[int, bytes]) -> Iterator[Entry]:
+    """Yield lines that are neither empty nor comments, behind their numbers."""
+    number, data = block
+    for raw in data.split(b"\n"):
+        line = raw.strip()
+        if line and line[:1] != b"#":
+            yield number, line
+        number += 1
+
+
+def _table(
+    name: str, field: str, blocks: Iterable[tuple[int, bytes]]
+) -> tuple[Iterator[Entry], Callable[[list[str]], str]]:
+    names: list[str] = []
+    lines = (line for _, block in blocks for line in io.BytesIO(block))
+    reader = csv.reader(line.decode(errors="surrogateescape") for line in lines)
+
+    def rows() -> Iterator[Entry]:
+        try:
+            for row in reader:
+                if row and row != names:  # Scrapy appends a table to a table, with its names
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
+
+    entries = rows()
+    _, names = next(entries, (0, [field]))
+    if field not in names:
+        columns = ", ".join(map(repr, names[:20]))[:200]
+        raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
+    column = names.index(field)
+
+    def url(row: list[str]) -> str:
+        if len(row) <= column:
+            raise ValueError(f"it has no column {field!r}")
+        return row[column]
+
+    return entries, url
+
+
+def _url_in_object(field: str, line: bytes) -> str:
+    try:
+        found = json.loads(_decoded(line))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    url = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(url, str):
+        fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
+        message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
+        raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
+    return url
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None

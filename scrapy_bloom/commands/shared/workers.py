@@ -1,0 +1,146 @@
+"""Processes that do a part of a command's work: results in order, and none is left behind.
+
+They are forked, so that a project's objects need not be importable or made again, and share this
+process's memory. A fork is safe only in a process of one thread: elsewhere there are no workers.
+"""
+
+import multiprocessing
+import os
+import select
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from scrapy_bloom.exceptions import StorageError
+
+_ENDING_SECS = 5.0  # for what a worker is still doing, before it is killed
+
+_Work = Callable[[Any], Any]
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def can_fork() -> bool:
+    """Return whether this process has one thread: a lock of another one would stay locked."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+class Workers:
+    """Processes that all do the same work; on leaving the block they have ended.
+
+    Args:
+        work: takes a chunk, which can be pickled, and returns what can be, too.
+        number: of processes.
+
+    Raises:
+        StorageError: from `results`: a worker was ended by somebody else.
+    """
+
+    def __init__(self, work: _Work, number: int) -> None:
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(number):
+                self._workers.append(_Worker(work, self._workers))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Workers":  # noqa: PYI034 - Self is in 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def results(self, chunks: Iterator[Any], source: BinaryIO) -> Iterator[Any]:
+        """Yield the results for chunks, in their order; each worker has one at a time.
+
+        What is done is handed out before the source of the chunks is waited for.
+        """
+        is_ready = select.poll()
+        is_ready.register(source, select.POLLIN)
+        idle, busy, done = deque(self._workers), deque[_Worker](), deque[Any]()
+        failure: Exception | None = None
+        is_over = False
+        while busy or done or not is_over:
+            while idle and not is_over and (is_ready.poll(0) or not (busy or done)):
+                try:
+                    chunk = next(chunks, None)
+                except Exception as error:  # noqa: BLE001 - raised after what stood before it
+                    chunk, failure = None, error
+                is_over = chunk is None
+                if chunk is not None:
+                    busy.append(idle.popleft())
+                    busy[-1].send(chunk)
+            if done:
+                yield done.popleft()
+            if busy:
+                done.append(busy[0].receive())
+                idle.append(busy.popleft())
+        if failure is not None:
+            raise failure
+
+    def close(self) -> None:
+        """End the processes, and wait for them."""
+        for each in self._workers:
+            each.connection.close()
+        for each in self._workers:
+            each.end()
+
+
+class _Worker:
+    def __init__(self, work: _Work, others: Sequence["_Worker"]) -> None:
+        context = multiprocessing.get_context("fork")
+        self.connection, theirs = context.Pipe()
+        # Who is left alone reads the end of its pipe, if nobody else has the other side.
+        not_theirs = [*(each.connection for each in others), self.connection]
+        self._process = context.Process(target=_serve, args=(work, theirs, not_theirs), daemon=True)
+        # Ctrl-C reaches all processes at a terminal: this one ends the others.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+
+    def send(self, chunk: Any) -> None:
+        try:
+            self.connection.send(chunk)
+        except OSError:
+            raise self._lost() from None
+
+    def receive(self) -> Any:
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+
+    def end(self) -> None:
+        self._process.join(_ENDING_SECS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _lost(self) -> StorageError:
+        self._process.join(_ENDING_SECS)
+        code = self._process.exitcode
+        how = f"signal {-code}" if code and code < 0 else f"exit status {code}"
+        return StorageError(
+            f"a process that computed fingerprints has died ({how}), perhaps for want of memory; "
+            "repeat the command with --jobs 1, which needs no further processes"
+        )
+
+
+def _serve(work: _Work, connection: Connection, not_ours: Sequence[Connection]) -> None:
+    for each in not_ours:
+        each.close()
+    with suppress(EOFError, OSError):  # nobody asks any more
+        while True:
+            chunk = connection.recv()
+            connection.send(work(chunk))
