@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import threading
@@ -183,6 +184,48 @@ def test_a_process_that_is_killed(project: Path) -> None:
     ran = bloom("check", "filter", "urls.txt", "--jobs", "2", cwd=project)
     assert "has died (signal 9)" in ran.error
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("begin", [100, MANY])
+def test_a_pipe_that_pauses(begin: int, project: Path) -> None:
+    """What is read is answered, whether it was enough for several processes or not."""
+    make_filter(project)
+    process = subprocess.Popen(
+        [SCRAPY, "bloom", "check", "filter", "-", "--jobs", "2"],
+        cwd=project,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    lines = [f"{each}\n".encode() for each in long_urls(2 * MANY)[1::3]]
+    known = [f"{each}\n".encode() for each in long_urls(MANY)[::3]]
+    is_over = threading.Event()
+
+    def give() -> None:
+        process.stdin.writelines([*known, *lines][:begin])
+        process.stdin.flush()
+        servers.wait_for(lambda: any((project / "pids").iterdir()), lambda: "nothing is read")
+        process.stdin.writelines([*known, *lines][begin:])
+        process.stdin.flush()
+        is_over.wait(60)
+        process.stdin.close()
+
+    giving = threading.Thread(target=give, daemon=True)
+    giving.start()
+    out = b""
+    missing = 1000 + 1  # a batch that is not full
+    while out.count(b"\n") < len(lines) - missing:
+        assert select.select([process.stdout], [], [], 60)[0]
+        out += os.read(process.stdout.fileno(), 1 << 16)
+    is_over.set()
+    while data := os.read(process.stdout.fileno(), 1 << 16):
+        out += data
+    assert process.wait(60) == 0
+    giving.join(60)
+    process.stdout.close()
+    assert out == b"".join(lines)
 
 
 def is_gone(group: int) -> bool:

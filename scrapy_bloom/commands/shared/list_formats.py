@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import select
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +25,7 @@ _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
 _MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
 _CHUNK_BYTES = 1 << 18
 _CHUNK_ROWS = 1000
+_PAUSE_MILLISECS = 100  # of a pipe: what gives so slowly needs no processes
 
 Chunk = Any  # a part of a list, which can be pickled; what it is depends on the format
 Entry = tuple[int, Any]  # a line or record, behind its number
@@ -46,9 +48,9 @@ def opened_list(path: Path | None, form: str | None, field: str) -> Iterator[Sou
     try:
         with opened(path) as file:
             form = form or format_of(path, file)
-            first = file.read(_CHUNK_BYTES)
+            first, is_over = _beginning(file)
             is_large = len(first) == _CHUNK_BYTES
-            blocks = _blocks(name, first, partial(file.read1, _CHUNK_BYTES) if is_large else bytes)
+            blocks = _blocks(name, first, bytes if is_over else partial(file.read1, _CHUNK_BYTES))
             if form == "csv":
                 rows, in_row = _table(name, field, blocks)
                 chunks = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
@@ -84,6 +86,19 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
     ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
     begins_with_object = file.peek(1).lstrip().startswith(b"{")
     return _ENDINGS.get(ending) or ("jl" if begins_with_object else "urls")
+
+
+def _beginning(file: io.BufferedReader) -> tuple[bytes, bool]:
+    """Return the first chunk, or what a pipe gives without a pause; and whether that is all."""
+    is_ready = select.poll()
+    is_ready.register(file, select.POLLIN)
+    data = b""
+    while len(data) < _CHUNK_BYTES and (not data or is_ready.poll(_PAUSE_MILLISECS)):
+        more = file.read1(_CHUNK_BYTES - len(data))
+        if not more:
+            return data, True
+        data += more
+    return data, False
 
 
 def _blocks(name: str, first: bytes, read: Callable[[], bytes]) -> Iterator[tuple[int, bytes]]:
