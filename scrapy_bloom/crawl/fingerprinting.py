@@ -26,12 +26,12 @@ Fingerprint = Callable[[Request], bytes]
 _IN_PATH = "[/A-Za-z0-9_~!$&'()*+,:=@.-]*"
 _IN_QUERY = "[A-Za-z0-9_~.+-]*"  # "+" stands for a space, and sorts as one: first
 _ESCAPE = "%(?:[0189A-F][0-9A-F]|2[02F]|3[CEF]|5[CE]|60|7[BDF])"
-_PORT = ":(?:[1-9][0-9]{0,3}|[1-5][0-9]{4})"
+_PORT = ":(?:[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 _PAIR = f"{_IN_QUERY}={_IN_QUERY}"
 _match_plain = re.compile(
     rf"(https?://[a-z0-9.-]+(?:{_PORT})?)(/{_IN_PATH}(?:{_ESCAPE}{_IN_PATH})*)?"
     rf"(?:\?({_PAIR}(?:&{_PAIR})*))?(?:#[!-~]*)?"
-).fullmatch
+).match
 _OF_GET = b'{"body": "", "headers": {}, "method": "GET", "url": "%b"}'
 
 
@@ -76,8 +76,8 @@ def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
             return own(request)
         url, body = request.url, request.body
         if body or method != "GET":
-            return _sha1(body.hex(), method, url)
-        return plain_fingerprint(url) or _sha1("", "GET", url)
+            return _sha1(body.hex(), method, _canonical(url))
+        return plain_fingerprint(url) or _sha1("", "GET", canonicalize_url(url))
 
     return fingerprint
 
@@ -103,7 +103,9 @@ def _plain(url: str) -> str | None:
 
     It is canonical already, but perhaps for the order of its parameters and for a fragment.
     """
-    if (parts := _match_plain(url)) is None:
+    parts = _match_plain(url)
+    # Not by fullmatch: that goes back over all of a URL that is not plain to its end.
+    if parts is None or parts.end() < len(url):
         return None
     site, path, query = parts.groups()
     if path is None:
@@ -120,9 +122,13 @@ def _plain(url: str) -> str | None:
     return f"{site}{path}?{query}"
 
 
+def _canonical(url: str) -> str:
+    return _plain(url) or canonicalize_url(url)
+
+
 def _sha1(body: str, method: str, url: str, headers: str = '"headers": {}, ') -> bytes:
     """Return the SHA-1 of the JSON object of a request, its keys in order."""
-    method, url = json_string(method), json_string(_plain(url) or canonicalize_url(url))
+    method, url = json_string(method), json_string(url)
     text = f'{{"body": "{body}", {headers}"method": {method}, "url": {url}}}'
     return sha1(text.encode()).digest()  # noqa: S324 - no secret
 
@@ -146,7 +152,7 @@ class ScrapyRedisFingerprinter:
         Returns:
             20 bytes.
         """
-        return _sha1(request.body.hex(), request.method, request.url, headers="")
+        return _sha1(request.body.hex(), request.method, _canonical(request.url), headers="")
 
 
 def _samples() -> list[Request]:
