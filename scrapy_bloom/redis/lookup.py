@@ -1,8 +1,8 @@
 """Recording and asking in a shared filter: its mirrors first, then the server."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.filters.hashing import Hashed
@@ -40,13 +40,18 @@ class SharedLookup:
 
     def add(self, fingerprint: bytes) -> bool:
         """See `RedisBackend.add`."""
-        return self._unless_replaced(self._add, fingerprint, self._server.retries)
+        if self._shared.queue_is_shared:
+            return self._unless_replaced(self._add, fingerprint, self._server.retries)
+        return self._add(fingerprint, self._server.retries)
 
     def _add(self, fingerprint: bytes, retries: int) -> bool:
         hashed = self._hash_of_unknown(fingerprint)
         if hashed is None:
             return False
+        view = self._shared.view
         new = self._until_settled(self._record, fingerprint, hashed)
+        if self._shared.view is view:
+            view.note_known(fingerprint)
         self._trust()
         if not new and self._server.retries == retries:
             return False
@@ -168,36 +173,36 @@ class SharedLookup:
             # What is known needs no server, unless too much waits for its word.
             view = self._shared.view
             is_trusted = view.live and self.unconfirmed < self._most_unconfirmed
-            if is_trusted and _is_in_a_mirror(view, view.locate(fingerprint)):
+            if is_trusted and view.hash_of_unknown(fingerprint) is None:
                 self.mirror_hits += 1
                 self.unconfirmed += 1
                 return None
             raise
         view = self._shared.view
-        hashed = view.locate(fingerprint)
-        if not _is_in_a_mirror(view, hashed):
+        hashed = view.hash_of_unknown(fingerprint)
+        if hashed is not None:
             return hashed
         self.unconfirmed += 1
         too_many = self.unconfirmed > self._most_unconfirmed
-        if too_many or time.monotonic() >= self._confirm_at:
-            self._confirm(view, hashed, patient=too_many)
+        if too_many or monotonic() >= self._confirm_at:
+            self._confirm(view, view.locate(fingerprint), patient=too_many)
             view = self._shared.view
             if not view.live:  # it was lost, and the server is away before another one is begun
                 return self._hash_of_unknown(fingerprint)
-            hashed = view.locate(fingerprint)  # perhaps with another salt
-            if not _is_in_a_mirror(view, hashed):
+            hashed = view.hash_of_unknown(fingerprint)  # perhaps with another salt
+            if hashed is not None:
                 return hashed
         self.mirror_hits += 1
         return None
 
     def _trust(self) -> None:
         """Trust the mirrors: the server has answered, so what they said until now was right."""
-        self._confirm_at = time.monotonic() + self._trust_secs
+        self._confirm_at = monotonic() + self._trust_secs
         self.unconfirmed = 0
 
     def _confirm(self, view: View, hashed: Hashed, *, patient: bool) -> None:
         """Ask the server whether it is still the filter that the mirrors are of."""
-        begun = time.monotonic()
+        begun = monotonic()
         self._confirm_at = begun + self._trust_secs
         try:
             _, marks = self._blocks.look(view.newest, hashed, patient=patient)
@@ -277,11 +282,3 @@ class SharedLookup:
                 return True
             asked.add(each.id)  # it was sealed before we asked
         return False
-
-
-def _is_in_a_mirror(view: View, hashed: Hashed) -> bool:
-    block_hash, positions = hashed
-    for mirror in view.mirrors:  # noqa: SIM110 - any() takes half as long again
-        if mirror.has_hashed(block_hash, positions):
-            return True
-    return False

@@ -3,7 +3,7 @@
 import logging
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from scrapy_bloom.filters.bloom import BloomFilter
@@ -15,6 +15,7 @@ from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 logger = logging.getLogger(__name__)
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
+_MOST_KNOWN = 65_536  # fingerprints, which take 6 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +26,8 @@ class View:
     live: Sequence[RedisGeneration] = ()  # oldest first; empty if none is known
     # Expired, with a mirror, and this run has recorded in them: it asks their mirrors.
     kept: Sequence[RedisGeneration] = ()
+    # Fingerprints that it has been told of: to find one in a mirror takes seven times as long.
+    _known: set[bytes] = field(default_factory=set, init=False)
 
     @property
     def newest(self) -> RedisGeneration:
@@ -47,6 +50,24 @@ class View:
         """Return what hashes a fingerprint for all of them: see `make_hasher`."""
         most = max(each.geometry.num_hashes for each in [*self.kept, *self.live])
         return make_hasher(bytes.fromhex(self.info.salt), most)
+
+    def hash_of_unknown(self, fingerprint: bytes) -> Hashed | None:
+        """Hash a fingerprint; None if a mirror has it."""
+        if fingerprint in self._known:
+            return None
+        block_hash, positions = hashed = self.locate(fingerprint)
+        for mirror in self.mirrors:
+            if mirror.has_hashed(block_hash, positions):
+                self.note_known(fingerprint)
+                return None
+        return hashed
+
+    def note_known(self, fingerprint: bytes) -> None:
+        """Note that a generation has a fingerprint; without mirrors, the server is asked anyway."""
+        if self.mirrors:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known.add(fingerprint)
 
     def is_of(self, stored: Stored) -> bool:
         """Check that this filter is stored."""

@@ -107,6 +107,17 @@ class TestClear:
         second.close()
         assert not servers.keys_for_good(servers.shared("valkey").client, f"{key}*")
 
+    def test_what_the_old_filter_has_is_new_to_the_next_one(self, key: str) -> None:
+        """The old one is sealed when it is asked, and cleared when that is looked into."""
+        first, second = opened("valkey", key), opened("valkey", key)
+        assert second.add(b"page")
+        second._store.blocks.seal(second._shared.view.newest)
+        second._store.redefine(second._shared._new_info())  # and dies
+        assert not first.add(b"page")
+        assert first.add(b"page")
+        assert not first.add(b"page")
+        first.close()
+
     def test_all_forget(self, key: str) -> None:
         first, second = opened("valkey", key), opened("valkey", key)
         assert first.add(b"page")

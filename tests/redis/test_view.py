@@ -51,6 +51,32 @@ def test_nothing_is_known_of_another_filter() -> None:
     assert not after.mirrors
 
 
+def test_what_is_noted_is_known_without_a_look_at_the_bits() -> None:
+    first = generation(1)
+    view = View(INFO).then(stored(first), run(), mirror=True)
+    assert view.hash_of_unknown(b"page") == view.locate(b"page")
+    view.note_known(b"page")
+    assert view.hash_of_unknown(b"page") is None
+    assert view.hash_of_unknown(b"other") is not None
+    after = view.then(stored(as_read(first, 1)), run(), mirror=True)
+    assert after.hash_of_unknown(b"page") is not None
+
+
+def test_what_is_noted_takes_no_more_than_some_memory() -> None:
+    view = View(INFO).then(stored(generation(1)), run(), mirror=True)
+    for number in range(100_000):
+        view.note_known(b"%d" % number)
+    assert view.hash_of_unknown(b"99999") is None
+    known = [each for each in range(100_000) if view.hash_of_unknown(b"%d" % each) is None]
+    assert 0 < len(known) <= 65_536
+
+
+def test_without_a_mirror_nothing_is_noted() -> None:
+    view = View(INFO).then(stored(generation(1)), run(), mirror=False)
+    view.note_known(b"page")
+    assert view.hash_of_unknown(b"page") == view.locate(b"page")
+
+
 @pytest.mark.parametrize(("window", "is_kept"), [(0.0, False), (1000.0, True)])
 def test_a_run_goes_on_to_ask_what_has_expired(window: float, is_kept: bool) -> None:
     first, second = replace(generation(1), created_at=1.0), generation(2)
