@@ -97,7 +97,7 @@ def service(program: str) -> servers.Service:
 
 def packed(number: int, key: str = "packed") -> Callable[[Any], list[int]]:
     """Set so many bits; the answer is as many values, and two marks as one."""
-    command = BitfieldPacker(number).set(key.encode(), 0, range(number), 8000)
+    command = BitfieldPacker(key.encode(), number, marks_at=8000).set(0, range(number))
     return lambda client: client.execute_command(NAME, key, command)
 
 

@@ -13,7 +13,7 @@ from scrapy_bloom.filters.hashing import Hashed, block_of
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.redis.connection.client import Command, Packed
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.keys.bitfield import NAME
+from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, RedisGeneration
 
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
@@ -87,7 +87,7 @@ class RedisBlocks:
         self, generation: RedisGeneration, hashed: Sequence[Hashed]
     ) -> list[tuple[bool, int]]:
         """Do the same for many, with one round trip if possible."""
-        answers = self._ask(generation, hashed, generation.packer.set)
+        answers = self._ask(generation, hashed, BitfieldPacker.set)
         return [(0 in bits, marks) for *bits, marks in answers]
 
     def look(
@@ -100,34 +100,36 @@ class RedisBlocks:
         self, generation: RedisGeneration, hashed: Sequence[Hashed], *, patient: bool = True
     ) -> list[tuple[bool, int]]:
         """Do the same for many, with one round trip if possible."""
-        answers = self._ask(generation, hashed, generation.packer.get, patient=patient)
+        answers = self._ask(generation, hashed, BitfieldPacker.get, patient=patient)
         return [(0 not in bits, marks) for *bits, marks in answers]
 
     def _ask(
         self,
         generation: RedisGeneration,
         hashed: Sequence[Hashed],
-        pack: Callable[[bytes, int, Sequence[int], int], Packed],
+        pack: Callable[[BitfieldPacker, int, Sequence[int]], Packed],
         *,
         patient: bool = True,
     ) -> list[Sequence[int]]:
-        _, num_hashes, _ = geometry = generation.geometry
-        keys: dict[int, tuple[bytes, int]] = {}
+        num_blocks, num_hashes, _ = generation.geometry
 
         def commands() -> Iterator[Command]:
             for block_hash, positions in hashed:
-                chunk, index = divmod(block_of(block_hash, geometry.num_blocks), CHUNK_BLOCKS)
-                if chunk not in keys:
-                    key = self.chunk_key(generation, chunk).encode()
-                    keys[chunk] = key, generation.marks_at(chunk)
-                key, marks_at = keys[chunk]
-                yield NAME, key, pack(key, index, positions[:num_hashes], marks_at)
+                chunk, index = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
+                packer = generation.packers.get(chunk) or self._packer(generation, chunk)
+                yield NAME, packer.key, pack(packer, index, positions[:num_hashes])
 
         def do(client: Any) -> list[Sequence[int]]:
             answers: list[Sequence[int]] = client.execute_packed(commands())
             return answers
 
         return self._server.call(do, patient=patient)
+
+    def _packer(self, generation: RedisGeneration, chunk: int) -> BitfieldPacker:
+        key, marks_at = self.chunk_key(generation, chunk), generation.marks_at(chunk)
+        packer = BitfieldPacker(key.encode(), generation.geometry.num_hashes, marks_at=marks_at)
+        generation.packers[chunk] = packer
+        return packer
 
     def look_sealed(self, generation: RedisGeneration, hashed: Hashed) -> tuple[bool, int]:
         """Look into a sealed generation, whose mirror gets each block once."""

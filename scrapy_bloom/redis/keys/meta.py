@@ -72,9 +72,7 @@ class RedisGeneration(Generation):
     mirror: BloomFilter | None = None  # the bits known to be set
     # For each block, 1 if the mirror has all of a sealed generation's bits.
     complete: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self.packer = BitfieldPacker(self.geometry.num_hashes)
+    packers: dict[int, BitfieldPacker] = field(default_factory=dict)  # of its keys used here
 
     @property
     def name(self) -> str:
