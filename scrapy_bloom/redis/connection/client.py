@@ -67,7 +67,7 @@ class _KeepsConnection:
             connection = self._kept = self.connection_pool.get_connection()  # type: ignore[attr-defined]
         self._kept_until = now + _KEEP_SECS
         try:
-            number = _send(connection, (packed for *_, packed in commands))
+            number = _send(connection, commands)
             return [connection.read_response() for _ in range(number)]
         except BaseException:
             # Its answer, if there is one still to come, is none to the next command.
@@ -122,7 +122,7 @@ class _Pipelines:
             for node, indexes in nodes.items():
                 connection = stack.enter_context(self._connection(node))
                 connected.append((connection, indexes))
-                _send(connection, (commands[index][-1] for index in indexes))
+                _send(connection, (commands[index] for index in indexes))
             for connection, indexes in connected:
                 for index in indexes:
                     try:
@@ -151,10 +151,10 @@ class _Pipelines:
             pool.release(connection)
 
 
-def _send(connection: Any, commands: Iterable[Packed]) -> int:
+def _send(connection: Any, commands: Iterable[Command]) -> int:
     """Send commands in large pieces; return how many they were."""
     number, rest = 0, iter(commands)
-    while piece := list(islice(rest, _AT_ONCE)):
+    while piece := [packed for _, _, packed in islice(rest, _AT_ONCE)]:
         connection.send_packed_command([b"".join(piece)])
         number += len(piece)
     return number
