@@ -8,13 +8,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import redis
 
 LIMIT_SECS = 60.0  # to start
+_SLOTS = 16_384  # of a Cluster
 
 
 class Server:
@@ -94,6 +95,32 @@ def running(program: Path) -> Iterator[Server]:
             yield server
         finally:
             server.kill()
+
+
+@contextmanager
+def running_cluster(program: Path) -> Iterator[Server]:
+    """A Cluster of three masters on free ports, ended on leaving; yields its first node."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        nodes = []
+        for number in range(3):
+            node = Server(program, Path(directory, str(number)), "--cluster-enabled", "yes")
+            stack.callback(node.kill)
+            nodes.append(node)
+        clients = [stack.enter_context(node.client()) for node in nodes]
+        for number, client in enumerate(clients):
+            slots = range(number * _SLOTS // 3, (number + 1) * _SLOTS // 3)
+            client.execute_command("CLUSTER ADDSLOTS", *slots)
+            client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+        end = time.monotonic() + LIMIT_SECS
+        while not all(map(_is_whole, clients)):
+            assert time.monotonic() < end, "the Cluster is not ready"
+            time.sleep(0.05)
+        yield nodes[0]
+
+
+def _is_whole(client: Any) -> bool:
+    info = client.cluster("INFO")
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3")
 
 
 def free_port() -> int:
