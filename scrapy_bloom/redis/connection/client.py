@@ -112,14 +112,15 @@ class _Pipelines:
         places = defaultdict(list)
         for index, (_, key, _) in enumerate(commands):
             places[key].append(index)
-        nodes = defaultdict(list)
+        nodes: dict[str, tuple[Any, list[int]]] = {}
         for key, indexes in places.items():
-            nodes[self.get_node_from_key(key)].extend(indexes)  # type: ignore[attr-defined]
+            node = self.get_node_from_key(key)  # type: ignore[attr-defined]
+            nodes.setdefault(node.name, (node, []))[1].extend(indexes)
         refused = import_redis().ResponseError
         found: dict[int, Any] = {}
         with ExitStack() as stack:
             connected = []
-            for node, indexes in nodes.items():
+            for node, indexes in nodes.values():
                 connection = stack.enter_context(self._connection(node))
                 connected.append((connection, indexes))
                 _send(connection, (commands[index] for index in indexes))
