@@ -161,6 +161,7 @@ def _samples() -> list[Request]:
     in_path, known = "".join(map(chr, range(33, 127))), re.compile(_ESCAPE).findall(escapes)
     return [
         Request("https://example.com"),
+        Request("http://0x7f.1/"),
         Request(f"http://www.example-1.com:8080/{''.join(re.findall(_IN_PATH, in_path))}#x"),
         Request(f"https://example.com/{''.join(known)}?a-=&a=+&a.b=1&a=~&=a+_#!"),
         Request("https://example.com/a b/é?z=1&y=%zz&y=&x#part", method="post"),

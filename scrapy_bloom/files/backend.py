@@ -12,7 +12,7 @@ from scrapy_bloom.files.journal import Journal
 from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle
-from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.generations.lookup import Lookup, Recent
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
@@ -20,7 +20,7 @@ from scrapy_bloom.job.recovery import Job
 logger = logging.getLogger(__name__)
 
 # The navigation of a large site many times over, in at most 0.4 MB.
-_REMEMBERED = 2048
+_MOST_RECENT = 2048
 
 
 class LocalBackend:
@@ -77,7 +77,7 @@ class LocalBackend:
         self.forgotten = Forgotten(ForgottenFile(path, claims=claims))
         self._life = LifeCycle(policy, self._store, self.forgotten)
         self._last_status: FilterStatus | None = None
-        self._seen_lately: set[bytes] = set()  # recorded in the generations that there are
+        self._recent = Recent(_MOST_RECENT)
         self._lookup: Lookup | Journal
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
@@ -127,14 +127,14 @@ class LocalBackend:
             self.begin()
         if life.has_window and self._clock() >= life.due_at:
             life.turn()
-        if fingerprint in self._seen_lately:
+        if fingerprint in self._recent:
             return self._is_new_once_more(fingerprint)
         if self._newest.count >= life.grow_at:
             if fingerprint in self._lookup:
                 return self._is_new_once_more(fingerprint)
             life.grow()
         if not self._record(fingerprint):
-            self._remember(fingerprint)
+            self._recent.note(fingerprint)
             return self._is_new_once_more(fingerprint)
         if not self.forgotten.is_empty:
             self.forgotten.take(fingerprint)  # new it is anyway, and once
@@ -147,12 +147,6 @@ class LocalBackend:
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints; return how many were new."""
         return sum(map(self.add, fingerprints))
-
-    def _remember(self, fingerprint: bytes) -> None:
-        """Remember a fingerprint that was asked for again: it may be a link on every page."""
-        if len(self._seen_lately) >= _REMEMBERED:
-            self._seen_lately.clear()
-        self._seen_lately.add(fingerprint)
 
     def _is_new_once_more(self, fingerprint: bytes) -> bool:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
@@ -188,7 +182,7 @@ class LocalBackend:
 
     def _changed(self) -> None:
         """Ask and record in the new list of generations from now on."""
-        self._seen_lately.clear()
+        self._recent.clear()
         store = self._store
         self._newest = newest = store.live[-1]
         asked = [*store.kept, *store.live]

@@ -6,6 +6,26 @@ from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import make_hasher
 
 
+class Recent(set[bytes]):
+    """Fingerprints met of late that the generations hold; to be emptied when these change.
+
+    A link that is on every page is found here, without a look at its bits.
+
+    Args:
+        most: how many; then it is emptied, since what is met often is soon back.
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def note(self, fingerprint: bytes) -> None:
+        """Note a fingerprint that they hold."""
+        if len(self) >= self._most:
+            self.clear()
+        self.add(fingerprint)
+
+
 class Lookup:
     """The filters of all live generations, oldest first, asked at once.
 

@@ -9,13 +9,14 @@ from functools import cached_property
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, make_hasher
 from scrapy_bloom.generations.lifecycle import Run
+from scrapy_bloom.generations.lookup import Recent
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 
 logger = logging.getLogger(__name__)
 
 MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
-_MOST_KNOWN = 65_536  # fingerprints, which take 6 MB
+_MOST_RECENT = 65_536  # 6 MB of fingerprints
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +27,8 @@ class View:
     live: Sequence[RedisGeneration] = ()  # oldest first; empty if none is known
     # Expired, with a mirror, and this run has recorded in them: it asks their mirrors.
     kept: Sequence[RedisGeneration] = ()
-    # Fingerprints that it has been told of: to find one in a mirror takes seven times as long.
-    _known: set[bytes] = field(default_factory=set, init=False)
+    # To find one in a mirror takes seven times as long.
+    _recent: Recent = field(default_factory=lambda: Recent(_MOST_RECENT), init=False)
 
     @property
     def newest(self) -> RedisGeneration:
@@ -53,7 +54,7 @@ class View:
 
     def hash_of_unknown(self, fingerprint: bytes) -> Hashed | None:
         """Hash a fingerprint; None if a mirror has it."""
-        if fingerprint in self._known:
+        if fingerprint in self._recent:
             return None
         block_hash, positions = hashed = self.locate(fingerprint)
         for mirror in self.mirrors:
@@ -65,9 +66,7 @@ class View:
     def note_known(self, fingerprint: bytes) -> None:
         """Note that a generation has a fingerprint; without mirrors, the server is asked anyway."""
         if self.mirrors:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known.add(fingerprint)
+            self._recent.note(fingerprint)
 
     def is_of(self, stored: Stored) -> bool:
         """Check that this filter is stored."""

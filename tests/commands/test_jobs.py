@@ -17,6 +17,7 @@ import pytest
 
 import servers
 from cli import SCRAPY, UNMEASURED, bloom
+from scrapy_bloom.commands.shared import workers
 from workspace import urls
 
 # Its fingerprinter notes in which processes it works, and does what a file says there. No other
@@ -278,3 +279,16 @@ def test_an_interrupt_leaves_no_process(
 
 def has_grown(path: Path) -> Callable[[], bool]:
     return lambda: len(list(path.glob("*.bloom"))) > 3
+
+
+def test_a_system_that_does_not_tell_its_threads_has_no_workers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(workers, "_THREADS", tmp_path / "none")
+    assert not workers.can_fork()
+
+
+def test_the_cores_of_a_system_that_cannot_restrict_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= workers.available_cores() <= (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert workers.available_cores() == os.cpu_count()

@@ -19,17 +19,27 @@ from scrapy_bloom.exceptions import StorageError
 
 _ENDING_SECS = 5.0  # for what a worker is still doing, before it is killed
 
+_THREADS = Path("/proc/self/task")
+
 _Work = Callable[[Any], Any]
 
 
 def available_cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):  # on Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def can_fork() -> bool:
-    """Return whether this process has one thread: a lock of another one would stay locked."""
-    return len(list(Path("/proc/self/task").iterdir())) == 1
+    """Return whether this process has one thread: a lock of another one would stay locked.
+
+    Only Linux tells. Elsewhere a fork may break what libraries keep, too.
+    """
+    try:
+        return len(list(_THREADS.iterdir())) == 1
+    except OSError:
+        return False
 
 
 class Workers:
