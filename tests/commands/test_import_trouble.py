@@ -237,6 +237,16 @@ def test_the_memory_of_an_import_and_a_check_does_not_grow(tmp_path: Path) -> No
     assert peak_bytes("check", "filter", "urls.txt", cwd=tmp_path) - size < 100_000_000
 
 
+def test_a_table_with_pages_in_it_takes_no_more_memory(tmp_path: Path) -> None:
+    page = 100_000 * "x"
+    with (tmp_path / "pages.csv").open("w") as file:
+        file.write("url,page\n")
+        file.writelines(f"{url},{page}\n" for url in urls(range(2000)))
+    for jobs in ("1", "2"):
+        peak = peak_bytes("import", "pages.csv", f"filter-{jobs}", "--jobs", jobs, cwd=tmp_path)
+        assert peak < 100_000_000
+
+
 def test_an_import_marks_nothing_as_in_use(tmp_path: Path) -> None:
     backend = local_backend(
         tmp_path, capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER, is_crawl=False

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -41,6 +42,8 @@ def local():
                 return 7
             if request.url.endswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if request.url.endswith("sleep"):
+                time.sleep(60)
             return super().fingerprint(request)
     return Own
 
@@ -275,6 +278,45 @@ def test_an_interrupt_leaves_no_process(
     else:
         assert process.returncode == -number
         assert not err
+
+
+def test_an_interrupt_waits_for_all_processes_together(project: Path) -> None:
+    """Not for one after another: each is busy for a minute."""
+    write(project / "urls.txt", 3 * MANY * ["https://www.shop.example/sleep"])
+    make_filter(project)
+    with subprocess.Popen(
+        [SCRAPY, "bloom", "check", "filter", "urls.txt", "--jobs", "12"],
+        cwd=project,
+        env=UNMEASURED,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        asleep = project / "pids"
+        servers.wait_for(lambda: len(list(asleep.iterdir())) > 3, lambda: "nothing is read")
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 15
+    assert err == b"scrapy bloom: error: interrupted\n"
+
+
+def test_processes_that_cannot_be_started(project: Path) -> None:
+    make_filter(project)
+    write(project / "urls.txt", long_urls(MANY))
+    command = [SCRAPY, "bloom", "check", "filter", "urls.txt", "--jobs", "100"]
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *command],
+        cwd=project,
+        env=UNMEASURED,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "100 processes to compute fingerprints cannot be started: Too many open" in ran.stderr
+    assert "--jobs 1, which" in ran.stderr
+    assert ran.stderr.count("\n") == 1
 
 
 def has_grown(path: Path) -> Callable[[], bool]:

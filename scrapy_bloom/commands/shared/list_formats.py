@@ -152,12 +152,13 @@ def _table(
         raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
     column = names.index(field)
 
-    def url(row: list[str]) -> str:
-        if len(row) <= column:
+    def url(cells: list[str]) -> str:
+        if not cells:
             raise ValueError(f"it has no column {field!r}")
-        return row[column]
+        return cells[0]
 
-    return entries, url
+    # A thousand rows with a page in each would fill the memory.
+    return ((number, row[column : column + 1]) for number, row in entries), url
 
 
 def _url_in_object(field: str, line: bytes) -> str:

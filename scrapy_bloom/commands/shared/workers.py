@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import select
 import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,8 @@ from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import StorageError
 
-_ENDING_SECS = 5.0  # for what a worker is still doing, before it is killed
+_ENDING_SECS = 1.0  # for what the workers are still doing, before they are killed
+_WITHOUT = "repeat the command with --jobs 1, which needs no further processes"
 
 _THREADS = Path("/proc/self/task")
 
@@ -50,7 +52,7 @@ class Workers:
         number: of processes.
 
     Raises:
-        StorageError: from `results`: a worker was ended by somebody else.
+        StorageError: they cannot be started; from `results`: one was ended by somebody else.
     """
 
     def __init__(self, work: _Work, number: int) -> None:
@@ -58,6 +60,12 @@ class Workers:
         try:
             for _ in range(number):
                 self._workers.append(_Worker(work, self._workers))
+        except OSError as error:
+            self.close()
+            raise StorageError(
+                f"{number} processes to compute fingerprints cannot be started: {error.strerror}; "
+                f"{_WITHOUT}"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -100,8 +108,9 @@ class Workers:
         """End the processes, and wait for them."""
         for each in self._workers:
             each.connection.close()
+        deadline = time.monotonic() + _ENDING_SECS
         for each in self._workers:
-            each.end()
+            each.end(deadline)
 
 
 class _Worker:
@@ -131,8 +140,8 @@ class _Worker:
         except (EOFError, OSError):
             raise self._lost() from None
 
-    def end(self) -> None:
-        self._process.join(_ENDING_SECS)
+    def end(self, deadline: float) -> None:
+        self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -143,7 +152,7 @@ class _Worker:
         how = f"signal {-code}" if code and code < 0 else f"exit status {code}"
         return StorageError(
             f"a process that computed fingerprints has died ({how}), perhaps for want of memory; "
-            "repeat the command with --jobs 1, which needs no further processes"
+            f"{_WITHOUT}"
         )
 
 
