@@ -18,7 +18,7 @@ import pytest
 
 import servers
 from cli import SCRAPY, UNMEASURED, bloom
-from scrapy_bloom.commands.shared import workers
+from scrapy_bloom.commands.shared import list_formats, workers
 from workspace import urls
 
 # Its fingerprinter notes in which processes it works, and does what a file says there. No other
@@ -230,6 +230,31 @@ def test_a_pipe_that_pauses(begin: int, project: Path) -> None:
     giving.join(60)
     process.stdout.close()
     assert out == b"".join(lines)
+
+
+def test_a_pipe_that_never_pauses_but_is_slow() -> None:
+    """Its beginning is not waited for until there is enough for several processes."""
+    reading, writing = os.pipe()
+    is_over = threading.Event()
+
+    def give() -> None:
+        with os.fdopen(writing, "wb", buffering=0) as file:
+            for _ in range(1000):
+                if is_over.wait(0.01):
+                    break
+                file.write(b"https://www.shop.example/\n")
+
+    giving = threading.Thread(target=give, daemon=True)
+    giving.start()
+    with os.fdopen(reading, "rb") as file:
+        begun = time.monotonic()
+        data, is_all = list_formats._beginning(file)
+        took = time.monotonic() - begun
+        is_over.set()
+        giving.join(60)
+    assert took < 5
+    assert data
+    assert not is_all
 
 
 def is_gone(group: int) -> bool:

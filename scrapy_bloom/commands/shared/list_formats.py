@@ -7,6 +7,7 @@ import io
 import json
 import select
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,7 +26,7 @@ _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
 _MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
 _CHUNK_BYTES = 1 << 18
 _CHUNK_ROWS = 1000
-_PAUSE_MILLISECS = 100  # of a pipe: what gives so slowly needs no processes
+_BEGINNING_SECS = 1.0  # of a pipe: what gives no whole chunk by then needs no processes
 
 Chunk = Any  # a part of a list, which can be pickled; what it is depends on the format
 Entry = tuple[int, Any]  # a line or record, behind its number
@@ -89,16 +90,19 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
 
 
 def _beginning(file: io.BufferedReader) -> tuple[bytes, bool]:
-    """Return the first chunk, or what a pipe gives without a pause; and whether that is all."""
+    """Return the first chunk, or what a pipe gives in a second; and whether that is all."""
     is_ready = select.poll()
     is_ready.register(file, select.POLLIN)
-    data = b""
-    while len(data) < _CHUNK_BYTES and (not data or is_ready.poll(_PAUSE_MILLISECS)):
+    data = file.read1(_CHUNK_BYTES)
+    deadline = time.monotonic() + _BEGINNING_SECS
+    while 0 < len(data) < _CHUNK_BYTES:
+        if not is_ready.poll(1000 * max(0.0, deadline - time.monotonic())):
+            return data, False
         more = file.read1(_CHUNK_BYTES - len(data))
         if not more:
             return data, True
         data += more
-    return data, False
+    return data, not data
 
 
 def _blocks(name: str, first: bytes, read: Callable[[], bytes]) -> Iterator[tuple[int, bytes]]:
