@@ -117,7 +117,8 @@ class _Worker:
     def __init__(self, work: _Work, others: Sequence["_Worker"]) -> None:
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
-        # Who is left alone reads the end of its pipe, if nobody else has the other side.
+        # Who is left alone reads the end of its pipe, once its chunk is done, if nobody else has
+        # the other side.
         not_theirs = [*(each.connection for each in others), self.connection]
         self._process = context.Process(target=_serve, args=(work, theirs, not_theirs), daemon=True)
         # Ctrl-C reaches all processes at a terminal: this one ends the others.
