@@ -50,8 +50,7 @@ class SharedLookup:
             return False
         view = self._shared.view
         new = self._until_settled(self._record, fingerprint, hashed)
-        if self._shared.view is view:
-            view.note_known(fingerprint)
+        view.note_known(fingerprint)  # in vain, if there is another view meanwhile
         self._trust()
         if not new and self._server.retries == retries:
             return False

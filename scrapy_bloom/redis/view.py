@@ -15,7 +15,7 @@ from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 
 logger = logging.getLogger(__name__)
 
-MAX_MIRROR_BYTES = 1 << 30  # of all generations together; what is beyond is asked for each time
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; the server is asked for the others
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 
 
