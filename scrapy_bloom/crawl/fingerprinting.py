@@ -1,7 +1,7 @@
 """Scrapy's own fingerprints, computed faster; and those of scrapy-redis.
 
-A crawl spends ten times as long on Scrapy's fingerprint of a request as on looking it up. Most of
-that makes the URL canonical, which most URLs of a site are already, or but for a fragment or the
+A crawl spends up to ten times as long on Scrapy's fingerprint of a request as on its lookup. Most
+of that makes the URL canonical, which most URLs of a site are already, or but for a fragment or the
 order of their parameters: one regular expression tells. The rest goes into a general JSON encoder
 and a cache with an entry for each request object. Neither is needed here.
 """
