@@ -1,7 +1,7 @@
 """A whole crawl of a real site, over HTTP, with this filter, and with Scrapy's own."""
 
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -9,9 +9,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-import scrapy
-from scrapy.http import HtmlResponse, Response
 
 from benchmarks.shared.report import Section, Table, at_most, quartiles
 from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
@@ -68,15 +65,9 @@ def _row(name: str, measured: list[dict[str, Course]]) -> tuple[str, ...]:
 
 
 class DocSpider(TurnSpider):
-    """Follows all links, as users write it."""
+    """Follows all links of one site."""
 
     allowed_domains = ("127.0.0.1",)
-
-    def requests(self, response: Response) -> Iterable[scrapy.Request]:
-        """For all links of a page, but those that are mail."""
-        if not isinstance(response, HtmlResponse):
-            return ()
-        return response.follow_all(css='a[href]:not([href^="mailto:"])')
 
 
 class _Handler(SimpleHTTPRequestHandler):

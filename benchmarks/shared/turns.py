@@ -12,7 +12,7 @@ from typing import Any
 
 import scrapy
 from scrapy.crawler import CrawlerProcess
-from scrapy.http import Response
+from scrapy.http import HtmlResponse, Response
 
 TIMEOUT_SECS = 1800.0
 
@@ -70,8 +70,10 @@ class TurnSpider(scrapy.Spider):
             self._wait()
 
     def requests(self, response: Response) -> Iterable[scrapy.Request]:
-        """For all links of a page."""
-        raise NotImplementedError
+        """For all links of a page, but those that are mail."""
+        if not isinstance(response, HtmlResponse):
+            return ()
+        return response.follow_all(css='a[href]:not([href^="mailto:"])')
 
     def _wait(self) -> None:
         """Stand still, all of the process, until it is this crawl's turn."""

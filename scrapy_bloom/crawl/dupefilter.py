@@ -188,11 +188,9 @@ class BloomDupeFilter(BaseDupeFilter):
     ) -> bool:
         meta = request.meta
         this_run = self._this_run
-        asks, is_filtered = False, True
-        if this_run.start_requests or "bloom_filter" in meta:
-            asks = this_run.is_asked(meta)
-            is_first = asks and this_run.begins_with(fingerprint)
-            is_filtered = not is_first and bool(meta.get("bloom_filter", True))
+        asks = this_run.is_asked(meta)
+        is_first = asks and this_run.begins_with(fingerprint)
+        is_filtered = not is_first and bool(meta.get("bloom_filter", True))
         if self._may_be_over and self._is_over(fingerprint, is_filtered):
             return self._filtered(request, fingerprint)
         if "bloom_record" in meta and not meta["bloom_record"]:
@@ -205,10 +203,8 @@ class BloomDupeFilter(BaseDupeFilter):
             self._actions.was_new()
         elif is_filtered:
             return TRAIL not in meta or self._filtered(request, fingerprint)
-        if (scheduled := this_run.scheduled) is not None:
-            scheduled.add(fingerprint)
-        if self._actions.are_due or self.backend.forgotten.has_claims:
-            self._actions.extend_trail(request, fingerprint)
+        this_run.scheduled(fingerprint)
+        self._actions.extend_trail(request, fingerprint)
         return False
 
     def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often

@@ -43,19 +43,13 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
     fingerprinter, a subclass too, it is that one's own method.
     """
     own = fingerprinter.fingerprint
-    return _fast_fingerprint(own) if makes_scrapys(fingerprinter) else own
-
-
-def makes_scrapys(fingerprinter: RequestFingerprinterProtocol) -> bool:
-    """Return whether a fingerprinter makes the fingerprints that are known here."""
     if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
-        return False
-    own = fingerprinter.fingerprint
+        return own
     fast = _fast_fingerprint(own)
     if all(own(sample) == fast(sample) for sample in _samples()):
-        return True
+        return fast
     logger.info("This version of Scrapy makes other fingerprints than those known; using its own")
-    return False
+    return own
 
 
 def _is_patched(fingerprinter: RequestFingerprinter) -> bool:

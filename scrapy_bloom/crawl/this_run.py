@@ -25,11 +25,6 @@ class ThisRun:
         window: seconds after which the filter forgets (BLOOM_WINDOW_SECS); 0: never.
         from_start: remember what is recorded before, too: the backend does not.
         extra: for the log record.
-
-    Attributes:
-        has_window: the filter forgets.
-        start_requests: see above.
-        scheduled: what passes from now on is to be added to this; None: none of it.
     """
 
     def __init__(
@@ -41,25 +36,25 @@ class ThisRun:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.has_window = window > 0
-        self.start_requests = start_requests
+        self._start_requests = start_requests
         self._window = window
         self._over_at = time.monotonic() + window if window else math.inf
         self._is_over = False
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), extra or {})
-        self.scheduled = notes_in_memory() if window and from_start else None
+        self._scheduled = notes_in_memory() if window and from_start else None
 
     def is_asked(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the request with this meta is filtered within this run only."""
         if "bloom_filter" in meta:
             return bool(meta["bloom_filter"] == "run")
         # Spiders copy a response's meta to the requests that they make of it: only a depth tells.
-        return self.start_requests and bool(meta.get("is_start_request")) and not meta.get("depth")
+        return self._start_requests and bool(meta.get("is_start_request")) and not meta.get("depth")
 
     def begins_with(self, fingerprint: bytes) -> bool:
         """Remember the fingerprint of a request that asks; False if it was scheduled before."""
-        if self.scheduled is None:
-            self.scheduled = notes_in_memory()
-        return self.scheduled.add(fingerprint)
+        if self._scheduled is None:
+            self._scheduled = notes_in_memory()
+        return self._scheduled.add(fingerprint)
 
     def outlasts_the_window(self) -> bool:
         """Return whether this run has lasted for longer than the window, and warn at first."""
@@ -71,12 +66,17 @@ class ThisRun:
                 "for a million requests. Set a window that is longer than any crawl",
                 self._window,
             )
-            self.scheduled = self.scheduled or notes_in_memory()
+            self._scheduled = self._scheduled or notes_in_memory()
         return self._is_over
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return self.scheduled is not None and fingerprint in self.scheduled
+        return self._scheduled is not None and fingerprint in self._scheduled
+
+    def scheduled(self, fingerprint: bytes) -> None:
+        """Remember the fingerprint of a request that passes, if any has asked before."""
+        if self._scheduled is not None:
+            self._scheduled.add(fingerprint)
 
     def generations(self) -> Sequence[Generation]:
         """Return the figures of what is remembered."""
-        return self.scheduled.status().generations if self.scheduled is not None else ()
+        return self._scheduled.status().generations if self._scheduled is not None else ()

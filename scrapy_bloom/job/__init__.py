@@ -1,1 +1,1 @@
-"""What a job directory holds, and whether its last run was killed."""
+"""Contents of a job directory, and whether its last run was killed."""

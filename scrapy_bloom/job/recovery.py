@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
-    """What becomes of a job that was killed."""
+    """Fate of a job that was killed."""
 
     STOP = "nothing is changed, and the crawl does not begin"
     KEEP_ALL = "queue and filter are used as they are"

@@ -40,9 +40,7 @@ class SharedLookup:
 
     def add(self, fingerprint: bytes) -> bool:
         """See `RedisBackend.add`."""
-        if self._shared.queue_is_shared:
-            return self._unless_replaced(self._add, fingerprint, self._server.retries)
-        return self._add(fingerprint, self._server.retries)
+        return self._unless_replaced(self._add, fingerprint, self._server.retries)
 
     def _add(self, fingerprint: bytes, retries: int) -> bool:
         hashed = self._hash_of_unknown(fingerprint)

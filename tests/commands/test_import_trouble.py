@@ -126,20 +126,16 @@ def test_it_grows_whatever_a_crawl_would_do(on_full: str, tmp_path: Path) -> Non
 def test_no_room_to_grow(tmp_path: Path) -> None:
     """A filter that is full by far would take most pages for seen."""
     write_urls(tmp_path / "urls.txt", urls(range(60_000)))
-    ran = subprocess.run(
-        ["prlimit", "--fsize=100000", SCRAPY, "bloom", "import", "-", "filter", "-n", "2000"],
+    ran = bloom(
+        *("import", "-", "filter", "-n", "2000"),
         cwd=tmp_path,
-        env=UNMEASURED,
-        input="\n".join(urls(range(60_000))),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        stdin="\n".join(urls(range(60_000))),
+        under=["prlimit", "--fsize=100000"],
     )
-    assert ran.returncode == 1
-    assert "the filter is full, and there is no room for more of it" in ran.stderr
-    assert "repeat the command to go on" in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    assert ran.status == 1
+    assert "the filter is full, and there is no room for more of it" in ran.err
+    assert "repeat the command to go on" in ran.err
+    assert ran.err.count("\n") == 1
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json
     assert figures["error_rate_now"] < 1e-4
     assert bloom("import", "urls.txt", "filter", cwd=tmp_path).status == 0

@@ -328,20 +328,12 @@ def test_an_interrupt_waits_for_all_processes_together(project: Path) -> None:
 def test_processes_that_cannot_be_started(project: Path) -> None:
     make_filter(project)
     write(project / "urls.txt", long_urls(MANY))
-    command = [SCRAPY, "bloom", "check", "filter", "urls.txt", "--jobs", "100"]
-    ran = subprocess.run(
-        ["sh", "-c", 'ulimit -n 80; exec "$@"', "sh", *command],
-        cwd=project,
-        env=UNMEASURED,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 1
-    assert "100 processes to compute fingerprints cannot be started: Too many open" in ran.stderr
-    assert "--jobs 1, which" in ran.stderr
-    assert ran.stderr.count("\n") == 1
+    command = ("check", "filter", "urls.txt", "--jobs", "100")
+    ran = bloom(*command, cwd=project, under=["prlimit", "--nofile=80"])
+    assert ran.status == 1
+    assert "100 processes to compute fingerprints cannot be started: Too many open" in ran.err
+    assert "--jobs 1, which" in ran.err
+    assert ran.err.count("\n") == 1
 
 
 def has_grown(path: Path) -> Callable[[], bool]:

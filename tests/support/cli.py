@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,23 @@ class Ran:
 
 
 def bloom(
-    *arguments: str | os.PathLike[str], cwd: Path, stdin: str = "", limit: float = LIMIT
+    *arguments: str | os.PathLike[str],
+    cwd: Path,
+    stdin: str = "",
+    limit: float = LIMIT,
+    under: Sequence[str] = (),
 ) -> Ran:
-    """Run `scrapy bloom` with these arguments."""
+    """Run `scrapy bloom` with these arguments, perhaps under another command."""
+    env = UNMEASURED if under else os.environ
     ended = subprocess.run(
-        [os.fspath(SCRAPY), "bloom", *map(_patient, arguments)],
+        [*under, os.fspath(SCRAPY), "bloom", *map(_patient, arguments)],
         cwd=cwd,
         input=stdin,
         capture_output=True,
         text=True,
         timeout=limit,
         check=False,
-        env={key: value for key, value in os.environ.items() if key != "SCRAPY_SETTINGS_MODULE"},
+        env={key: value for key, value in env.items() if key != "SCRAPY_SETTINGS_MODULE"},
     )
     return Ran(ended.returncode, ended.stdout, ended.stderr)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scrapy_bloom.commands.shared.list_formats import Chunk, Source, opened_list
-from scrapy_bloom.commands.shared.workers import Workers, can_fork
+from scrapy_bloom.commands.shared.workers import can_fork, workers
 from scrapy_bloom.exceptions import BloomError, StorageError
 
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -35,10 +35,6 @@ class _Result(NamedTuple):
     error: Exception | None = None  # that came behind all this
 
 
-def none_at_a_glance(url: str) -> None:
-    """Say of each URL that its fingerprint cannot be told at a glance."""
-
-
 @dataclass
 class UrlList:
     """The URLs in a list, and their fingerprints; in constant memory.
@@ -51,7 +47,6 @@ class UrlList:
     fingerprint: Callable[[str], bytes]  # of a URL; a ValueError says that it is none
     form: str | None = None  # one of FORMATS; None: what the file looks like
     field: str = "url"  # which field of a JSON object, or column of a table, has the URL
-    plain: Callable[[str], bytes | None] = none_at_a_glance  # without a check
     jobs: int = 1  # processes that compute fingerprints, if the list is large
     skipped: int = 0  # lines so far that were no URL
     first_skipped: str = ""  # the first of them, for people: its number, and why
@@ -85,8 +80,8 @@ class UrlList:
         with opened_list(self.path, self.form, self.field) as source, ExitStack() as stack:
             work = partial(self._fingerprinted, source, with_urls)
             if source.is_large and self.jobs > 1 and can_fork():
-                workers = stack.enter_context(Workers(work, self.jobs))
-                results = workers.results(source.chunks, source.file)
+                ordered_results = stack.enter_context(workers(work, self.jobs))
+                results = ordered_results(source.chunks, source.file)
             else:
                 results = map(work, source.chunks)
             for result in results:
@@ -104,16 +99,13 @@ class UrlList:
         urls: list[bytes] = []
         fingerprints: list[bytes] = []
         skipped, first_skipped, begins_badly = 0, "", False
-        plain, url_of = self.plain, source.url
         error: Exception | None = None
         try:
             for number, entry in source.entries(chunk):
                 try:
-                    url = url_of(entry).strip()
-                    fingerprint = plain(url)
-                    if fingerprint is None:
-                        _check_url(url)
-                        fingerprint = self._fingerprint_of(url, number)
+                    url = source.url(entry).strip()
+                    _check_url(url)
+                    fingerprint = self._fingerprint_of(url, number)
                 except ValueError as why:
                     begins_badly = begins_badly or not (fingerprints or skipped)
                     skipped += 1

@@ -15,13 +15,12 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.lists import UrlList, none_at_a_glance
+from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
-    makes_scrapys,
     plain_fingerprint,
 )
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
@@ -48,11 +47,12 @@ class Project:
     fingerprinter: str  # import path of what makes it
     is_chosen: bool  # whether somebody chose that fingerprinter; else it is Scrapy's default
     spider: str  # its name; empty if none was said
-    is_scrapys: bool = False  # the fingerprinter makes Scrapy's own fingerprints
+    is_scrapys: bool  # it makes those of Scrapy that are known here
 
     def url_fingerprint(self, url: str) -> bytes:
         """Return the fingerprint of a plain request for a URL; raises ValueError if it is none."""
-        return self.fingerprint(Request(url))
+        plain = plain_fingerprint(url) if self.is_scrapys else None
+        return plain or self.fingerprint(Request(url))
 
 
 def load_project(
@@ -91,6 +91,7 @@ def load_project(
             "the project's spider, add-ons or request fingerprinter cannot be made: "
             f"{type(error).__name__}: {error}"
         ) from error
+    fingerprint = fingerprint_function(fingerprinter)
     bloom = BloomSettings.from_settings(crawler.settings)
     if has_url and not has_own_url:
         bloom = replace(bloom, redis_params=redis_params(crawler.settings))
@@ -99,11 +100,11 @@ def load_project(
     return Project(
         settings=settings,
         bloom=bloom,
-        fingerprint=fingerprint_function(fingerprinter),
+        fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
         is_chosen=(crawler.settings.getpriority(name) or 0) > SETTINGS_PRIORITIES["default"],
         spider=spider or "",
-        is_scrapys=makes_scrapys(fingerprinter),
+        is_scrapys=fingerprint != fingerprinter.fingerprint,
     )
 
 
@@ -117,7 +118,6 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
         project.url_fingerprint,
         form=options.format,
         field=options.field,
-        plain=plain_fingerprint if project.is_scrapys else none_at_a_glance,
         jobs=options.jobs or available_cores(),
     )
 

@@ -11,7 +11,8 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +25,7 @@ _WITHOUT = "repeat the command with --jobs 1, which needs no further processes"
 _THREADS = Path("/proc/self/task")
 
 _Work = Callable[[Any], Any]
+_Results = Callable[[Iterator[Any], BinaryIO], Iterator[Any]]
 
 
 def available_cores() -> int:
@@ -44,73 +46,66 @@ def can_fork() -> bool:
         return False
 
 
-class Workers:
-    """Processes that all do the same work; on leaving the block they have ended.
+@contextmanager
+def workers(work: _Work, number: int) -> Iterator[_Results]:
+    """Start processes that all do the same work; after the block they have ended.
 
     Args:
         work: takes a chunk, which can be pickled, and returns what can be, too.
         number: of processes.
 
-    Raises:
-        StorageError: they cannot be started; from `results`: one was ended by somebody else.
-    """
+    Yields:
+        A function that takes chunks and the file that they come from, and yields their results in
+        order. Each process has one chunk at a time; what is done is handed out before the file is
+        waited for.
 
-    def __init__(self, work: _Work, number: int) -> None:
-        self._workers: list[_Worker] = []
+    Raises:
+        StorageError: they cannot be started, or one was ended by somebody else.
+    """
+    started: list[_Worker] = []
+    try:
         try:
             for _ in range(number):
-                self._workers.append(_Worker(work, self._workers))
+                started.append(_Worker(work, started))
         except OSError as error:
-            self.close()
             raise StorageError(
                 f"{number} processes to compute fingerprints cannot be started: {error.strerror}; "
                 f"{_WITHOUT}"
             ) from error
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> "Workers":  # noqa: PYI034 - Self is in 3.11
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def results(self, chunks: Iterator[Any], source: BinaryIO) -> Iterator[Any]:
-        """Yield the results for chunks, in their order; each worker has one at a time.
-
-        What is done is handed out before the source of the chunks is waited for.
-        """
-        is_ready = select.poll()
-        is_ready.register(source, select.POLLIN)
-        idle, busy, done = deque(self._workers), deque[_Worker](), deque[Any]()
-        failure: Exception | None = None
-        is_over = False
-        while busy or done or not is_over:
-            while idle and not is_over and (is_ready.poll(0) or not (busy or done)):
-                try:
-                    chunk = next(chunks, None)
-                except Exception as error:  # noqa: BLE001 - raised after what stood before it
-                    chunk, failure = None, error
-                is_over = chunk is None
-                if chunk is not None:
-                    busy.append(idle.popleft())
-                    busy[-1].send(chunk)
-            if done:
-                yield done.popleft()
-            if busy:
-                done.append(busy[0].receive())
-                idle.append(busy.popleft())
-        if failure is not None:
-            raise failure
-
-    def close(self) -> None:
-        """End the processes, and wait for them."""
-        for each in self._workers:
+        yield partial(_results, started)
+    finally:
+        for each in started:
             each.connection.close()
         deadline = time.monotonic() + _ENDING_SECS
-        for each in self._workers:
+        for each in started:
             each.end(deadline)
+
+
+def _results(
+    started: Sequence["_Worker"], chunks: Iterator[Any], source: BinaryIO
+) -> Iterator[Any]:
+    is_ready = select.poll()
+    is_ready.register(source, select.POLLIN)
+    idle, busy, done = deque(started), deque[_Worker](), deque[Any]()
+    failure: Exception | None = None
+    is_over = False
+    while busy or done or not is_over:
+        while idle and not is_over and (is_ready.poll(0) or not (busy or done)):
+            try:
+                chunk = next(chunks, None)
+            except Exception as error:  # noqa: BLE001 - raised after what stood before it
+                chunk, failure = None, error
+            is_over = chunk is None
+            if chunk is not None:
+                busy.append(idle.popleft())
+                busy[-1].send(chunk)
+        if done:
+            yield done.popleft()
+        if busy:
+            done.append(busy[0].receive())
+            idle.append(busy.popleft())
+    if failure is not None:
+        raise failure
 
 
 class _Worker:

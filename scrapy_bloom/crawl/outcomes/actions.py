@@ -22,7 +22,6 @@ class OutcomeActions:
 
     Attributes:
         is_dead: tells whether a request has failed so often that this run shall not crawl it again.
-        are_due: requests are followed already.
         was_new: counts a request that was recorded as new, unless it is recorded at its end.
     """
 
@@ -45,17 +44,17 @@ class OutcomeActions:
             self._forgetting = ForgetFailed(self._forget, self._forgotten.remove)
             self._settle = self._forgetting.ended
             self.is_dead = self._forgetting.is_dead
-        self.are_due = False
+        self._is_watching = False
         if self._forgetting or self._recorder:
             self._watch()
 
     def _watch(self) -> None:
-        self.are_due = True
+        self._is_watching = True
         OutcomeObserver(self._crawler, self.ended, self._done_statuses)  # the engine keeps it
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it was recorded, if anything is to be done at its end."""
-        if not self.are_due:
+        if not self._is_watching:
             if not self._forgotten.has_claims:
                 return
             self._watch()
@@ -63,7 +62,7 @@ class OutcomeActions:
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
         """Note that a request was filtered: what was redirected to it has ended."""
-        redirected = trail_of(request) if self.are_due else []
+        redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
         if self._forgetting:
