@@ -1,12 +1,12 @@
-"""Run the benchmarks, all or by name, and write docs/benchmarks.md.
+"""Run the benchmarks, all or by name, and write docs/benchmarks.md and docs/benchmarks-jobs.md.
 
-Their results are kept, and the page is made of all that are; so a run of some of them renews their
-sections only. A run with --quick prints its figures and keeps nothing.
+Their results are kept, and the pages are made of all that are; so a run of some of them renews
+their sections only. A run with --quick prints its figures and keeps nothing.
 """
 
 import argparse
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from benchmarks.shared.results import Result
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
-# The modules, in the order of the page. Each has a function `run`, or that behind the colon, and is
-# only imported if it is used: the page can be written without what they need.
+# The modules, in the order of the pages. Each has a function `run`, or that behind the colon. It is
+# only imported if it is used: the pages can be written without what they need.
 BENCHMARKS = {
     "request": "request",
     "plain": "plain_urls",
@@ -42,6 +42,8 @@ BENCHMARKS = {
     "restarts": "restarts",
     "scheduler": "scheduler",
 }
+# Those on the page of jobs; all others are on the first one.
+OF_JOBS = ("crashes", "restarts", "scheduler")
 
 
 def main() -> None:
@@ -59,9 +61,30 @@ def main() -> None:
         shown = results.load(BENCHMARKS)
     page: Path | None = options.output or (PAGE if are_kept else None)
     if page is not None:
-        missing = set(BENCHMARKS) - {result.name for result in shown}
-        results.write_page(page, shown, sorted(missing) if are_kept or options.page else ())
-        print(f"written to {page}")
+        _write_pages(page, shown, of_all=are_kept or options.page)
+
+
+def _write_pages(first: Path, shown: Sequence[Result], *, of_all: bool) -> None:
+    """The page of jobs is beside the first one, and links to it."""
+    jobs = first.with_stem(f"{first.stem}-jobs")
+    pages = {
+        first: (
+            "Benchmarks",
+            f"Jobs, kills and queues are on [a page of their own]({jobs.name}).",
+            [name for name in BENCHMARKS if name not in OF_JOBS],
+        ),
+        jobs: (
+            "Benchmarks of jobs, kills and queues",
+            f"All others are on [the first page]({first.name}).",
+            OF_JOBS,
+        ),
+    }
+    for page, (title, other, names) in pages.items():
+        here = [result for result in shown if result.name in names]
+        missing = sorted(set(names) - {result.name for result in here}) if of_all else []
+        if here:
+            results.write_page(page, here, title=title, about=other, missing=missing)
+            print(f"written to {page}")
 
 
 def _run(name: str, *, quick: bool) -> Result:
@@ -89,9 +112,12 @@ def _options() -> argparse.Namespace:
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
-    mode.add_argument("--page", action="store_true", help="only write the page again")
+    mode.add_argument("--page", action="store_true", help="only write the pages again")
     parser.add_argument(
-        "--output", type=Path, metavar="PAGE", help="write the page there, and keep no results"
+        "--output",
+        type=Path,
+        metavar="PAGE",
+        help="write the first page there, that of jobs beside it, and keep no results",
     )
     options = parser.parse_args()
     if unknown := set(options.names) - set(BENCHMARKS):

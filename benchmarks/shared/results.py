@@ -1,7 +1,7 @@
-"""What was measured last, kept as JSON, and the page that is made of it.
+"""What was measured last, kept as JSON, and the pages that are made of it.
 
 A complete run takes an hour. So each benchmark's result is a file of its own, which a run of that
-benchmark alone renews; the page is always made of all of them.
+benchmark alone renews; the pages are always made of all of them.
 """
 
 import json
@@ -60,26 +60,32 @@ def load(names: Iterable[str], directory: Path = DIRECTORY) -> list[Result]:
     return [_result(json.loads(path.read_text("utf-8"))) for path in paths if path.exists()]
 
 
-def write_page(page: Path, shown: Sequence[Result], missing: Sequence[str] = ()) -> None:
-    """Write the page, and its images into the directory of the same name beside it.
+def write_page(
+    page: Path, shown: Sequence[Result], *, title: str, about: str, missing: Sequence[str] = ()
+) -> None:
+    """Write a page, and its images into the directory of the same name beside it.
 
     Args:
         page: the path of the page.
         shown: the results on it, at least one.
+        title: of the page.
+        about: the other page, in a sentence.
         missing: the names of the benchmarks without one.
     """
     pictures = page.with_suffix("")
-    pictures.mkdir(parents=True, exist_ok=True)
     images = {plot.name: plot for result in shown for plot in result.section.plots}
     for old in pictures.glob("*.png"):
         if old.stem not in images:
             old.unlink()
     for plot in images.values():
+        pictures.mkdir(parents=True, exist_ok=True)
         plots.draw(plot, pictures / f"{plot.name}.png")
-    page.write_text(_page_text(shown, missing, pictures.name), encoding="utf-8")
+    page.write_text(_page_text(title, about, shown, missing, pictures.name), encoding="utf-8")
 
 
-def _page_text(shown: Sequence[Result], missing: Sequence[str], pictures: str) -> str:
+def _page_text(
+    title: str, about: str, shown: Sequence[Result], missing: Sequence[str], pictures: str
+) -> str:
     """The whole page: what is common to all results, the promises, then one after the other."""
     first = shown[0].facts
     common = {
@@ -88,10 +94,10 @@ def _page_text(shown: Sequence[Result], missing: Sequence[str], pictures: str) -
         if all(result.facts.get(fact) == text for result in shown)
     }
     parts = [
-        "# Benchmarks",
+        f"# {title}",
         wrapped(
             "Written by `python -m benchmarks`, not by hand; `python -m benchmarks NAME` measures "
-            "one of them again."
+            f"one of them again. {about}"
         ),
     ]
     if any(result.quick for result in shown):

@@ -1,4 +1,4 @@
-"""The page of measurements is what the program makes of the results that are kept."""
+"""The pages of measurements are what the program makes of the results that are kept."""
 
 import json
 import subprocess
@@ -8,16 +8,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
+PAGES = ("benchmarks", "benchmarks-jobs")
+
+
+def test_the_pages_are_those_of_the_results(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "--page", "--output"]
     made = tmp_path / "benchmarks.md"
     subprocess.run([*command, str(made)], cwd=ROOT, check=True, timeout=60)
-    assert made.read_text("utf-8") == (ROOT / "docs/benchmarks.md").read_text("utf-8")
-    images = [
-        {image.name for image in page.glob("*")}
-        for page in (made.with_suffix(""), ROOT / "docs/benchmarks")
-    ]
-    assert images[0] == images[1]
+    assert {page.stem for page in tmp_path.glob("*.md")} == set(PAGES)
+    for name in PAGES:
+        made, kept = (place / f"{name}.md" for place in (tmp_path, ROOT / "docs"))
+        assert made.read_text("utf-8") == kept.read_text("utf-8")
+        images = [{image.name for image in page.with_suffix("").glob("*")} for page in (made, kept)]
+        assert images[0] == images[1]
 
 
 SAVE_AGAIN = """
