@@ -21,17 +21,12 @@ from types import TracebackType
 from benchmarks.shared.example_crawls import (
     CONCURRENT_REQUESTS,
     LIMIT_SECS,
-    PART,
     PIPELINE_SECS,
-    TINY,
-    WHOLE,
-    ExampleSite,
     Job,
-    Size,
     job_that_ends,
-    served,
 )
 from benchmarks.shared.report import Section, Table, all_of, at_most
+from benchmarks.shared.sites import PART, TINY, WHOLE, ExampleSite, Size, served
 from scrapy_bloom.queues.sqlite import read_counts
 
 SITE_SECS = 0.05

@@ -12,8 +12,8 @@ from scrapy import Request
 from scrapy.http import HtmlResponse
 from scrapy.utils.request import fingerprint
 
-from benchmarks.shared.example_crawls import site_module
 from benchmarks.shared.report import Section, Table, all_of
+from benchmarks.shared.sites import site_module
 from scrapy_bloom.crawl.fingerprinting import plain_fingerprint
 
 PYTHON_DOC = Path("/usr/share/doc/python3-doc/html")

@@ -3,18 +3,16 @@
 import multiprocessing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.shared.report import Section, Table, at_most, quartiles
+from benchmarks.shared.sites import PYTHON_DOC, DocHandler
 from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
 
 CPU = 0.93
-PYTHON_DOC = Path("/usr/share/doc/python3-doc/html")
 PAGES, ROUNDS = 500, 10  # a few more have links
 START_SECS = 60.0
 OURS, SCRAPYS = "BloomDupeFilter", "RFPDupeFilter"
@@ -29,7 +27,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     title = "A whole crawl of a real site"
     if not PYTHON_DOC.exists():
         return Section(title, "Debian's package python3-doc is not installed: not measured.")
-    with _served(PYTHON_DOC) as url:
+    with _served() as url:
         measured = [crawl_by_turns(DocSpider, url, SETTINGS, PAGES, ROUNDS) for _ in range(crawls)]
     last = measured[-1][OURS]
     ratios = [each[OURS].all_cpu_secs / each[SCRAPYS].all_cpu_secs for each in measured]
@@ -70,19 +68,12 @@ class DocSpider(TurnSpider):
     allowed_domains = ("127.0.0.1",)
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: Any) -> None:
-        """The crawler's log is enough."""
-
-
 @contextmanager
-def _served(directory: Path) -> Iterator[str]:
-    """Serve the files of a directory on loopback, in a process of its own."""
+def _served() -> Iterator[str]:
+    """Serve Python's documentation on loopback, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
-    process = context.Process(target=_serve, args=(directory, its))
+    process = context.Process(target=_serve, args=(its,))
     process.start()
     try:
         if not ours.poll(START_SECS):
@@ -93,8 +84,7 @@ def _served(directory: Path) -> Iterator[str]:
         process.join()
 
 
-def _serve(directory: Path, port: Connection) -> None:
-    handler = partial(_Handler, directory=str(directory))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def _serve(port: Connection) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), DocHandler) as server:
         port.send(server.server_port)
         server.serve_forever()

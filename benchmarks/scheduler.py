@@ -18,18 +18,10 @@ from scrapy.crawler import CrawlerProcess
 from scrapy.exceptions import CloseSpider
 from twisted.internet.defer import Deferred
 
-from benchmarks.shared.example_crawls import (
-    EXAMPLE,
-    TINY,
-    WHOLE,
-    ExampleSite,
-    Size,
-    crawl_command,
-    crawl_environment,
-    served,
-)
+from benchmarks.shared.example_crawls import crawl_command, crawl_environment
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
+from benchmarks.shared.sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
 from scrapy_bloom import CrashSafeScheduler
 
 SPEED = 0.85

@@ -1,23 +1,16 @@
-"""Crawls of the example project's site, served by the benchmark, in processes of their own."""
+"""Crawls by the example project's spider, in processes of their own."""
 
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from scrapy import signals
 from scrapy.crawler import Crawler
@@ -25,96 +18,11 @@ from scrapy.http import Response
 from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.task import deferLater
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "example_project"
+from benchmarks.shared.sites import EXAMPLE, ROOT, address
+
 CONCURRENT_REQUESTS = 16
 LIMIT_SECS = 120.0  # that any single wait may take
 PIPELINE_SECS = 0.1
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much of the example site there is."""
-
-    sections: int
-    articles: int  # in each section
-    list_pages: int  # in each section
-    tags: int
-
-
-WHOLE = Size(12, 240, 12, 60)
-PART = Size(1, 240, 12, 60)
-TINY = Size(1, 24, 2, 12)
-
-
-class ExampleSite:
-    """The example project's site, served by this process, which counts what it is asked for.
-
-    Args:
-        size: how much of it.
-        secs: before each answer.
-
-    Attributes:
-        hits: requests for each address, however its query is ordered, whatever the answer.
-        pages: how many different addresses answer with a page.
-        url: of the home page.
-    """
-
-    def __init__(self, size: Size, secs: float = 0.0) -> None:
-        module: Any = site_module()
-        module.SECTIONS, module.ARTICLES = size.sections, size.articles
-        module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
-        self.pages: int = module.page_count()
-        self.hits: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        handler: Any = module._Handler  # noqa: SLF001 - the example's own, and read like a tutorial
-        answer: Callable[[Any], None] = handler.do_GET
-
-        def count_and_answer(request: Any) -> None:
-            with self._lock:
-                self.hits[address(request.path)] += 1
-            time.sleep(secs)
-            answer(request)
-
-        handler.do_GET = count_and_answer
-        self._server = _Server(("127.0.0.1", 0), handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
-
-    @property
-    def total(self) -> int:
-        """Requests so far."""
-        return self.hits.total()
-
-    def end(self) -> None:
-        """Serve no more."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A killed crawl drops its connections: no news."""
-
-
-def site_module() -> ModuleType:
-    """The example's module, as new: each site has a size of its own."""
-    spec = importlib.util.spec_from_file_location("example_site", EXAMPLE / "example" / "site.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def address(url: str) -> str:
-    """Path and sorted query, which make a page of this site."""
-    parts = urlsplit(url)
-    query = urlencode(sorted(parse_qsl(parts.query)))
-    return f"{parts.path}?{query}" if query else parts.path
 
 
 class Journal:
@@ -276,16 +184,6 @@ def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
 def crawl_environment() -> Mapping[str, str]:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-@contextmanager
-def served(size: Size, secs: float = 0.0) -> Iterator[ExampleSite]:
-    """A new site; ended on leaving."""
-    site = ExampleSite(size, secs)
-    try:
-        yield site
-    finally:
-        site.end()
 
 
 @contextmanager
