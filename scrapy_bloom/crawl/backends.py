@@ -9,7 +9,7 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.policy import Origin, Policy
@@ -37,6 +37,15 @@ def create_backend(
     crash_safe = getattr(scheduler, "is_crash_safe", False)
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     only_crawled = settings.record_on == "crawled"
+    has_shared_queue = settings.queue == "redis"
+    if has_shared_queue and not crash_safe:
+        raise SettingError(
+            'BLOOM_QUEUE is "redis", and SCHEDULER is not CrashSafeScheduler, which has that queue;'
+            ' set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or BLOOM_QUEUE = "job"'
+        )
+    if has_shared_queue and path:
+        check_no_database(Path(path).absolute(), in_redis=True)
+        path = None  # the job is the server's
     job = Job(
         Path(path).absolute() if path else None,
         settings.on_unclean_shutdown,
@@ -55,7 +64,7 @@ def create_backend(
             origin,
             mirror=settings.redis_mirror,
             queue_is_shared=queue_is_shared,
-            flush=settings.redis_flush,
+            flush=settings.redis_flush and not has_shared_queue,  # then the last worker does it
             job=job,
             claims=job.path is None and not queue_is_shared,
         )

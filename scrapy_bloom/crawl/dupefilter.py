@@ -56,6 +56,7 @@ class BloomDupeFilter(BaseDupeFilter):
         assert crawler.request_fingerprinter is not None
         has_lasting_queue = queue_is_shared or job_dir(crawler.settings)
         self.backend = backend
+        self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
         self._this_run = ThisRun(
@@ -65,12 +66,17 @@ class BloomDupeFilter(BaseDupeFilter):
             extra={"spider": crawler.spider},
         )
         self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
-        self._failures = self._telemetry.failures
+        self.failures = self._telemetry.failures
         self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
         self._actions = OutcomeActions(crawler, backend, settings, self._telemetry)
         self._lost: LostByServer | None = None
         if queue_is_shared:
-            self._lost = LostByServer(crawler, cast("RedisBackend", backend), self._failures)
+            self._lost = LostByServer(
+                crawler,
+                cast("RedisBackend", backend),
+                self.failures,
+                keeps_new=settings.queue == "job",
+            )
         self._add = backend.add
         self._may_be_over = settings.forget_failed or self._this_run.has_window
         self._any_passed = False
@@ -115,6 +121,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
         try:
             settings = BloomSettings.from_settings(crawler.settings)
+            queue_is_shared = queue_is_shared or settings.queue == "redis"
             # By name: the constructor of a subclass may take just what comes.
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
@@ -226,13 +233,13 @@ class BloomDupeFilter(BaseDupeFilter):
         return True
 
     def _log_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
-        self._failures.add(request, error)
+        self.failures.add(request, error)
         if isinstance(fingerprint, bytes):
             with contextlib.suppress(Exception):  # a server may have recorded it all the same
                 self._actions.extend_trail(request, fingerprint)
         else:
             any_worked = self._any_passed or self._telemetry.filtered > 0
-            self._failures.add_unfingerprinted(any_worked=any_worked)
+            self.failures.add_unfingerprinted(any_worked=any_worked)
 
     def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and close it."""
@@ -240,12 +247,12 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._closed = True
         is_finished = reason == "finished"
-        any_new = self._any_passed or self._failures.number or self._lost
+        any_new = self._any_passed or self.failures.number or self._lost
         self._actions.close(is_finished=is_finished)
         try:
             self.backend.close()
         except StorageError as error:
-            self._failures.add_at_the_close(error)
+            self.failures.add_at_the_close(error)
         location = self._telemetry.close(all_seen=is_finished and not any_new)
         if not is_finished:
             self._queue.log_early_end(reason, location)

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import scrapy
 from scrapy import Request
 from scrapy.crawler import Crawler
-from scrapy.utils.defer import deferred_from_coro
+from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.reactor import CallLaterOnce
 from twisted.internet.defer import Deferred
 from twisted.logger import globalLogBeginner
@@ -30,11 +30,17 @@ from twisted.python.failure import Failure
 from scrapy_bloom.exceptions import BloomError, SettingError
 
 try:
+    from scrapy.utils.asyncio import call_later as _call_later
     from scrapy.utils.asyncio import create_looping_call as create_looping_call  # noqa: PLC0414
 except ImportError:  # Scrapy 2.13, which always has a reactor
     from twisted.internet import task
 
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
+
+    def _call_later(delay: float, func: Callable[[], object]) -> Any:  # type: ignore[misc]
+        from twisted.internet import reactor  # noqa: PLC0415 - it installs one
+
+        return reactor.callLater(delay, func)  # type: ignore[arg-type]
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -164,6 +170,48 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
             hook = _Hook(hook, wrapper)
             setattr(part, method, hook)
         hook.listeners.append(listeners[event])
+
+
+def replace_start(
+    engine: Any, replacement: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
+) -> None:
+    """Put something in place of the spider's start(), as its middlewares have made it.
+
+    The spider is not idle until that is through. Raises a SettingError if this version of Scrapy
+    works in another way.
+    """
+    if getattr(engine, "_start", None) is None or not hasattr(engine, "_slot"):
+        raise SettingError(
+            'BLOOM_QUEUE = "redis" does not work with this version of Scrapy, '
+            f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_QUEUE = "job"'
+        )
+    engine._start = replacement(engine._start)  # noqa: SLF001 - it has no other place
+
+
+async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
+    """Return the requests of the spider's start(), from the first, as its middlewares make them."""
+    engine: Any = crawler.engine
+    middlewares = engine.scraper.spidermw
+    arguments = (crawler.spider,) if scrapy.version_info < (2, 14) else ()
+    started: AsyncIterator[Any] = await middlewares.process_start(*arguments)
+    return started
+
+
+def ask_scheduler(engine: Any) -> None:
+    """Have the engine ask the scheduler for requests soon: it may have some, also of others."""
+    if (slot := engine._slot) is not None:  # noqa: SLF001 - it has no other place
+        slot.nextcall.schedule()
+
+
+async def until(event: Deferred[None], secs: float) -> None:
+    """Wait for an event, but not for longer than these seconds: then it is brought about."""
+
+    def bring_about() -> None:
+        if not event.called:
+            event.callback(None)
+
+    _call_later(secs, bring_about)
+    await maybe_deferred_to_future(event)
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

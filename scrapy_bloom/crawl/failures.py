@@ -23,7 +23,7 @@ class Failures:
         extra: for the log records of the crawl.
     """
 
-    def __init__(self, crawler: Crawler, *, on_outage: str) -> None:
+    def __init__(self, crawler: Crawler, *, on_outage: str, queue: str = "job") -> None:
         assert crawler.stats is not None
         self.number = 0
         self.stats: StatsCollector = crawler.stats
@@ -31,6 +31,7 @@ class Failures:
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
         self._on_outage = on_outage
+        self._under_way = "stays in the queue" if queue == "redis" else "is crawled unfiltered"
         self._told: set[object] = set()  # kinds of failures
         self._unfingerprinted = 0
 
@@ -43,9 +44,8 @@ class Failures:
         """Count that the filter failed on something, and tell of it if it is of a new kind."""
         self.number += 1
         self.show()
-        if (kind := _kind(error)) in self._told:
+        if not self.is_first(error):
             return
-        self._told.add(kind)
         if isinstance(error, OutageError):
             self._give_up(error, error.until)
         elif isinstance(error, RefusedError):
@@ -61,6 +61,13 @@ class Failures:
                 f". It was: {error}" if is_ours else "",
                 exc_info=None if is_ours else error,
             )
+
+    def is_first(self, error: Exception) -> bool:
+        """Return whether an error is the first of its kind, of which somebody is to tell."""
+        kind = _kind(error)
+        is_first = kind not in self._told
+        self._told.add(kind)
+        return is_first
 
     def show(self, others: int = 0) -> None:
         """Bring bloom/errors up to date, with the errors that were counted elsewhere."""
@@ -90,8 +97,8 @@ class Failures:
     def _give_up(self, error: StorageError, when: str) -> None:
         if self._on_outage == "close":
             what = (
-                "The spider is closed, and what is still under way is crawled unfiltered; start "
-                f"the crawl again when {when}"
+                f"The spider is closed, and what is still under way {self._under_way}; start the "
+                f"crawl again when {when}"
             )
             close_spider_soon(self._crawler, "bloom_outage")
         else:

@@ -29,9 +29,14 @@ class LostByServer:
     that the mirror took for seen may be in no queue any more, and its link is not met again. The
     last new requests may be lost, too. If the server was cut off between recording and queueing
     one, it may still be recorded.
+
+    With `keeps_new`, the last new requests are scheduled again, too: scrapy-redis does not notice
+    that it has lost them.
     """
 
-    def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
+    def __init__(
+        self, crawler: Crawler, backend: "RedisBackend", failures: Failures, *, keeps_new: bool
+    ) -> None:
         self._crawler = crawler
         self._backend = backend
         self._failures = failures
@@ -39,7 +44,7 @@ class LostByServer:
         self._voided = backend.voided
         self._filtered: list[Request] = []  # the backend asks the server before there are many
         self._to_schedule: list[Request] = []
-        self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT)
+        self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT if keeps_new else 0)
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
     def note(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:

@@ -22,7 +22,10 @@ class QueueFate:
     def __init__(
         self, crawler: Crawler, settings: BloomSettings, telemetry: Telemetry, *, is_shared: bool
     ) -> None:
-        self._shared_at = without_secrets(url_of_queue(crawler.settings)[0]) if is_shared else ""
+        is_scrapy_redis = is_shared and settings.queue == "job"
+        self._shared_at = (
+            without_secrets(url_of_queue(crawler.settings)[0]) if is_scrapy_redis else ""
+        )
         job = job_dir(crawler.settings)
         is_apart = settings.outlives_the_run and settings.record_on != "crawled" and not is_shared
         self._is_lost = is_apart and not job

@@ -10,10 +10,20 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 
 
-def check_no_database(job_dir: Path) -> None:
-    """Raise a StorageError if requests wait in CrashSafeScheduler's queue, not this one's."""
+def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
+    """Raise a StorageError if requests wait in CrashSafeScheduler's queue, not this one's.
+
+    With `in_redis`, this one is CrashSafeScheduler's, too.
+    """
     database = job_dir / jobdir.DATABASE
-    if waiting := _waiting_in(database):
+    waiting = _waiting_in(database)
+    if waiting and in_redis:
+        raise StorageError(
+            f'{waiting:,} requests of the job wait in {database}, and BLOOM_QUEUE is "redis": set '
+            'it to "job" again; or copy filter and queue with `scrapy bloom push`, and give the '
+            "crawl another JOBDIR, or none"
+        )
+    if waiting:
         raise StorageError(
             f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
             'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '

@@ -6,15 +6,14 @@ missing.
 """
 
 import contextlib
-import pickle
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.paths import DATABASE_ID
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.queues.queue import Taken
 
 FORMAT_VERSION = 1
 _LARGEST = 2**63 - 1  # an integer of SQLite
@@ -45,15 +44,8 @@ _NEXT = """
 _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
 
 
-class Taken(NamedTuple):
-    """A request that is in flight from now on: its row, and what was pushed, serialized."""
-
-    id: int
-    data: bytes
-
-
 class RequestDatabase:
-    """Keeps the requests of a job that are not done yet.
+    """Keeps the requests of a job that are not done yet; see `RequestQueue`.
 
     Args:
         path: the file; made if missing.
@@ -66,6 +58,7 @@ class RequestDatabase:
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.path = path
+        self.name = str(path)
         self._by_slot = by_slot
         self._last_slot = ""
         was_there = path.exists()
@@ -122,32 +115,8 @@ class RequestDatabase:
                 f"up to {FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
             )
 
-    def push(
-        self,
-        request: Mapping[str, Any],
-        *,
-        slot: str,
-        priority: int,
-        rank: int,
-        newest_first: bool,
-    ) -> int:
-        """Add a pending request, and return its row.
-
-        Args:
-            request: as `Request.to_dict` makes it.
-            slot: of the downloader.
-            priority: any integer, clipped to 64 bits; higher ones are taken first.
-            rank: any integer of 64 bits; lower ones are taken first within a priority.
-            newest_first: of those with one priority and rank, the last one is taken first.
-
-        Raises:
-            ValueError: it cannot be serialized.
-            sqlite3.Error: the disk is full, or fails.
-        """
-        try:
-            data = pickle.dumps(request, protocol=4)
-        except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
-            raise ValueError(str(error)) from error
+    def push(self, data: bytes, *, slot: str, priority: int, rank: int, newest_first: bool) -> int:
+        """Add a pending request, and return its row; raises sqlite3.Error."""
         priority = max(-_LARGEST, min(priority, _LARGEST))
         row = self._last_id + 1
         self._db.execute(
@@ -158,12 +127,13 @@ class RequestDatabase:
         self.pending += 1
         return row
 
-    def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Take the next request, if any: from now on, it is in flight. Raises sqlite3.Error.
+    def take_back(self) -> None:
+        """Remove the request that was pushed last; raises sqlite3.Error."""
+        self.done(self._last_id)
+        self.pending -= 1
 
-        By slots, that is one of the slot with the fewest downloads, as `active` counts them: of
-        several, the one after that which was served last, in the order of their names.
-        """
+    def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
+        """Take the next request, if any; raises sqlite3.Error."""
         if not self.pending:
             return None
         if self._by_slot:
@@ -191,10 +161,12 @@ class RequestDatabase:
         found: str = (row or self._db.execute(query.format("")).fetchone())[0]
         return found
 
-    def remove(self, row: int, *, was_pending: bool = False) -> None:
+    def done(self, row: int) -> None:
         """Remove a request that is done; raises sqlite3.Error."""
         self._db.execute("DELETE FROM requests WHERE id = ?", (row,))
-        self.pending -= was_pending
+
+    def set_aside(self, row: int) -> None:
+        """Do nothing: what is in flight is pending in the next run."""
 
     def newest(self) -> bytes | None:
         """Return the request that was added last, serialized, if it is not gone."""
@@ -206,12 +178,6 @@ class RequestDatabase:
         """Close the file; what is pending stays. It may fail without harm."""
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
-
-
-def unpacked(data: bytes) -> Mapping[str, Any]:
-    """Return the serialized request. It may raise anything: a class may be gone since."""
-    found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own file
-    return found
 
 
 def read_counts(path: Path) -> tuple[int, int]:

@@ -66,7 +66,9 @@ class RedisBackend:
         self._trust_secs = trust_secs
         self._policy = policy
         self._origin = origin
-        self._server = server
+        self.server = server
+        self.key = key
+        self.flush = flush
         self._store = RedisStore(server, key)
         self._shared = SharedGenerations(
             self._store,
@@ -77,7 +79,6 @@ class RedisBackend:
             clock=clock,
             changed=self._changed,
         )
-        self._flush = flush
         self._job = job or Job()
         self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
@@ -103,11 +104,11 @@ class RedisBackend:
             self._held = stack.pop_all()
 
     def _join(self) -> None:
-        if policy := self._server.eviction_policy():
+        if policy := self.server.eviction_policy():
             logger.warning(
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
                 "forget, and pages be crawled again; set it to noeviction",
-                self._server.address,
+                self.server.address,
                 policy,
             )
         is_new = self._shared.join(self._prepare_job())
@@ -145,10 +146,10 @@ class RedisBackend:
 
     def _set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
-        new = FilterInfo.of(self._origin, self._server.now())
+        new = FilterInfo.of(self._origin, self.server.now())
         name = self._store.set_aside(stored, new)
         time.sleep(self._trust_secs)  # as in clear()
-        return f"the key {name!r} of {self._server.address}"
+        return f"the key {name!r} of {self.server.address}"
 
     def begin(self) -> None:
         """Begin the crawl: note that the job is in use."""
@@ -228,12 +229,12 @@ class RedisBackend:
 
     def close(self) -> None:
         """Exchange the last counts with the other crawlers, and disconnect; raises StorageError."""
-        self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
+        self.server.deadline_secs = min(self.server.deadline_secs, _CLOSING_SECS)
         try:
             self._shared.tell_count()
             self._shared.learn_counts()
             self._last_status = self.status()
-            if self._flush and self._shared.live:
+            if self.flush and self._shared.live:
                 self._shared.clear()
             elif self._shared.live:
                 self.forgotten.close()
@@ -244,7 +245,7 @@ class RedisBackend:
             # Scrapy has closed the queue, and it fits what was recorded.
             self._job.end()
             self._held.close()
-            self._server.close()
+            self.server.close()
 
     def idle(self) -> None:
         """Tell the other crawlers the counts while there is nothing to do: one may be closing."""
@@ -265,12 +266,12 @@ class RedisBackend:
         # Without any: what the next request would create.
         live = self._shared.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return self._life.status(
-            f"{self._server.address}, key {self._store.key}",
+            f"{self.server.address}, key {self._store.key}",
             live,
             more={
-                "redis/round_trips": self._server.round_trips,
+                "redis/round_trips": self.server.round_trips,
                 "redis/mirror_hits": self._lookup.mirror_hits,
-                "redis/retries": self._server.retries,
+                "redis/retries": self.server.retries,
                 "redis/lost_keys": self._shared.recovery.lost_keys,
             },
         )

@@ -50,6 +50,13 @@ seconds = _number(
     amounts.seconds,
 )
 
+lease_seconds = _number(
+    float,
+    'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
+    lambda number: 1 <= number <= 86_400,
+    amounts.seconds,
+)
+
 
 def _text(allowed: str, is_allowed: Callable[[str], object]) -> Check:
     def check(name: str, value: Any) -> str:

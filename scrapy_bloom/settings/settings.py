@@ -53,6 +53,8 @@ class BloomSettings:
     redis_on_outage: str = _setting("close", checks.choice("close", "pass"))
     redis_mirror: bool = _setting(True, checks.flag)
     redis_flush: bool = _setting(False, checks.flag)
+    queue: str = _setting("job", checks.choice("job", "redis"))
+    queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -88,6 +90,8 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
+        if self.queue == "redis":
+            self._check_shared_queue()
         if self.record_on != "crawled":
             return
         what = 'BLOOM_RECORD_ON is "crawled", '
@@ -108,6 +112,19 @@ class BloomSettings:
             raise SettingError(
                 f"{what}and there is no BLOOM_DIR: nothing would be kept for later runs; set "
                 "BLOOM_DIR to a directory that they share"
+            )
+
+    def _check_shared_queue(self) -> None:
+        if self.backend != "redis":
+            raise SettingError(
+                f'BLOOM_QUEUE is "redis", and BLOOM_BACKEND is "{self.backend}": crawlers that '
+                'share a queue must share the filter, too; set BLOOM_BACKEND = "redis", or '
+                'BLOOM_QUEUE = "job"'
+            )
+        if self.redis_on_outage == "pass":
+            raise SettingError(
+                'BLOOM_QUEUE is "redis", and BLOOM_REDIS_ON_OUTAGE is "pass": without the server '
+                'there is no queue to crawl from; set BLOOM_REDIS_ON_OUTAGE = "close"'
             )
 
     @property

@@ -135,15 +135,15 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
         "from scrapy_bloom import CrashSafeScheduler\n"
         "from scrapy_bloom.files.forgotten import NAME, ForgottenFile\n"
         "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
-        "remove = RequestDatabase.remove\n"
+        "done = RequestDatabase.done\n"
         "def dying(self, *args, **options):\n"
         "    path = Path('job/bloom', NAME)\n"
         "    if path.exists():\n"
         "        with closing(ForgottenFile(path, readonly=True)) as file:\n"
         "            if len(file):\n"
         "                os.kill(os.getpid(), 9)\n"
-        "    remove(self, *args, **options)\n"
-        "RequestDatabase.remove = dying\n"
+        "    done(self, *args, **options)\n"
+        "RequestDatabase.done = dying\n"
     )
     options = {"JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False}
     options |= {"ROBOTSTXT_OBEY": False}

@@ -23,7 +23,8 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
+from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from sites import Site
 
 SEED = 2026
@@ -246,7 +247,7 @@ def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path)
 def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
     database = RequestDatabase(path, by_slot=False)
     for url in urls:
-        request = {"url": url, "body": b"x" * 200}
+        request = packed({"url": url, "body": b"x" * 200})
         database.push(request, slot="shop", priority=0, rank=0, newest_first=False)
     return database
 

@@ -15,7 +15,7 @@ from workspace import contents
 
 def with_a_request(path: Path) -> RequestDatabase:
     database = RequestDatabase(path, by_slot=True)
-    database.push({}, slot="", priority=0, rank=0, newest_first=True)
+    database.push(b"", slot="", priority=0, rank=0, newest_first=True)
     return database
 
 

@@ -1,14 +1,13 @@
-"""The queue of CrashSafeScheduler in a job directory: a request stays in it until it is done."""
+"""The queue of CrashSafeScheduler: a request stays in it until it is done."""
 
 import logging
 import sqlite3
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import scrapy
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
-from scrapy import Request, Spider
+from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.pqueues import DownloaderInterface, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
@@ -17,11 +16,10 @@ from scrapy.utils.misc import load_object
 from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
-from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
-from scrapy_bloom.queues.sqlite import RequestDatabase, unpacked
+from scrapy_bloom.exceptions import OutageError, RefusedError, SettingError, StorageError
+from scrapy_bloom.queues.queue import RequestQueue, packed, unpacked
 
 # Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
 # order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
@@ -66,81 +64,74 @@ def _start_rank(crawler: Crawler) -> int:
     return -1 if first is not None and first.url == "data:,start" else 1
 
 
-class SafeQueue:
-    """Requests of a job, pending or in flight, in a SQLite database that no other crawl uses.
+def most_in_flight(settings: BaseSettings) -> int:
+    """Return how many requests may be taken from a queue and not be done; 0: any number."""
+    most = settings.getint("CONCURRENT_REQUESTS")
+    if 0 < most < _FEW_IN_FLIGHT:
+        most = _FEW_IN_FLIGHT
+    if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
+        most *= 2
+    return most
 
-    With `by_slot`, the least busy slot of the downloader is served first. Raises a BloomError if
-    the database cannot be used, or this version of Scrapy works in another way.
+
+class SafeQueue:
+    """Requests of a crawl, pending or in flight, in a queue that outlives the process.
+
+    With `by_slot`, the least busy slot of the downloader is served first. Outages that `failures`
+    has told of are not told of again. Raises a SettingError if this version of Scrapy works in
+    another way.
 
     Attributes:
-        has_failed: the disk has failed, and the spider is closed. What is in the queue stays.
+        has_failed: the queue has failed, and the spider is closed. What is in it stays.
     """
 
     def __init__(
-        self, crawler: Crawler, spider: Spider, job: Path, order: Order, *, by_slot: bool
+        self,
+        crawler: Crawler,
+        queue: RequestQueue,
+        order: Order,
+        *,
+        by_slot: bool,
+        failures: Failures | None = None,
     ) -> None:
         self.has_failed = False
         self._crawler = crawler
-        self._spider = spider
-        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": spider})
+        self._spider = crawler.spider
+        self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
+        self._queue = queue
         self._order = order
-        settings = crawler.settings
-        self._logs_unserializable = settings.getbool("SCHEDULER_DEBUG")
-        self._most_in_flight = settings.getint("CONCURRENT_REQUESTS")
-        if 0 < self._most_in_flight < _FEW_IN_FLIGHT:
-            self._most_in_flight = _FEW_IN_FLIGHT
-        if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
-            self._most_in_flight *= 2
+        self._failures = failures
+        self._logs_unserializable = crawler.settings.getbool("SCHEDULER_DEBUG")
+        self._most_in_flight = most_in_flight(crawler.settings)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._in_flight = InFlight(crawler.engine, self._done)
-        path = job / jobdir.DATABASE
-        self._lock = lock_file(Path(f"{path}.lock"), path, "JOBDIR")
-        try:
-            self._database = RequestDatabase(path, by_slot=by_slot)
-        except BaseException:
-            self._lock.release()
-            raise
-        if self._database.resumed:
-            killed = self._database.were_in_flight
-            self._logger.info(
-                "Resuming crawl (%d requests scheduled%s)",
-                self._database.resumed,
-                f", {killed:,} of them in flight when the last run was killed" if killed else "",
-            )
 
     def __len__(self) -> int:
         # What can't be read any more must not keep the spider open.
-        return 0 if self.has_failed else self._database.pending
-
-    def newest(self) -> Request | None:
-        """Return the request that was added last, if it is there and can be made again."""
-        data = self._database.newest()
-        try:
-            return None if data is None else self._unpacked(data)
-        except Exception:  # noqa: BLE001 - it will be told of when it is taken
-            return None
+        return 0 if self.has_failed else self._queue.pending
 
     def push(self, request: Request) -> int:
         """Store a request, and return its row: 0 if it cannot be serialized, or stored."""
         rank, newest_first = self._order(request)
-        row: int | None = None
         try:
-            row = self._attempt(
-                self._database.push,
-                request.to_dict(spider=self._spider),
-                slot=self._downloader.get_slot_key(request) if self._downloader else "",
-                priority=request.priority,
-                rank=rank,
-                newest_first=newest_first,
-            )
+            data = packed(request.to_dict(spider=self._spider))
         except ValueError as error:
             self._log_unserializable(request, error)
+            return 0
+        row: int | None = self.attempt(
+            self._queue.push,
+            data,
+            slot=self._downloader.get_slot_key(request) if self._downloader else "",
+            priority=request.priority,
+            rank=rank,
+            newest_first=newest_first,
+        )
         return row or 0
 
-    def take_back(self, row: int) -> None:
-        """Remove a request that was stored just now."""
+    def take_back(self) -> None:
+        """Remove the request that was stored just now."""
         if not self.has_failed:
-            self._attempt(self._database.remove, row, was_pending=True)
+            self.attempt(self._queue.take_back)
 
     def take(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if none is to be taken."""
@@ -148,19 +139,20 @@ class SafeQueue:
         # while responses wait to be scraped.
         if 0 < self._most_in_flight <= len(self._in_flight):
             return None
-        while len(self):
-            taken = self._attempt(self._database.take, self._downloads)
+        while not self.has_failed:
+            taken = self.attempt(self._queue.take, self._downloads)
             if taken is None:
-                return None
+                break
             try:
-                request = self._unpacked(taken.data)
+                request = self.unpacked(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 self._logger.error(  # noqa: TRY400 - one line
                     "A request of the job cannot be made again, and is left in %s: %s: %s",
-                    self._database.path,
+                    self._queue.name,
                     type(error).__name__,
                     error,
                 )
+                self.attempt(self._queue.set_aside, taken.id)
                 continue
             self._in_flight.add(request, taken.id)
             return request
@@ -169,36 +161,54 @@ class SafeQueue:
     def close(self) -> None:
         """Leave the queue to the next run, as it is."""
         self._in_flight.settle()
-        self._database.close()
-        self._lock.release()
+        try:
+            self._queue.close()
+        except StorageError as error:
+            if not self.has_failed:
+                self._fail(error)
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests were taken, and are not done."""
+        return len(self._in_flight)
 
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
-    def _unpacked(self, data: bytes) -> Request:
+    def unpacked(self, data: bytes) -> Request:
+        """Return a request that was stored. It may raise anything."""
         return request_from_dict(dict(unpacked(data)), spider=self._spider)
 
-    def _done(self, row: int) -> None:
+    def _done(self, row: Any) -> None:
         """Remove a request: all that it led to is scheduled."""
         # If something was not, it has to be in flight for the next run.
         if not self.has_failed:
-            self._attempt(self._database.remove, row)
+            self.attempt(self._queue.done, row)
 
-    def _attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Change the database; if that fails, return None, and end the crawl."""
+    def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Take a step of the queue; if that fails, return None, and end the crawl."""
         try:
             return function(*args, **options)
-        except sqlite3.Error as error:
-            self.has_failed = True
-            self._logger.error(  # noqa: TRY400 - one line
-                "The queue in %s cannot be written or read: %s. The spider is closed (reason "
-                "bloom_queue_failed), and nothing is lost: make room, or repair the disk, and "
-                "start the crawl again",
-                self._database.path,
-                error,
-            )
-            close_spider_soon(self._crawler, "bloom_queue_failed")
+        except (sqlite3.Error, StorageError) as error:
+            self._fail(error)
             return None
+
+    def _fail(self, error: Exception) -> None:
+        self.has_failed = True
+        reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
+        if isinstance(error, (OutageError, RefusedError)):
+            when = error.until if isinstance(error, OutageError) else "that is put right"
+            if self._failures is not None and not self._failures.is_first(error):
+                close_spider_soon(self._crawler, reason)
+                return
+            what, rest = str(error), f", and nothing is lost: start the crawl again when {when}"
+        elif isinstance(error, sqlite3.Error):
+            what = f"The queue in {self._queue.name} cannot be written or read: {error}"
+            rest = ", and nothing is lost: make room, or repair the disk, and start the crawl again"
+        else:
+            what, rest = str(error), ""
+        self._logger.error("%s. The spider is closed (reason %s)%s", what, reason, rest)
+        close_spider_soon(self._crawler, reason)
 
     def _log_unserializable(self, request: Request, error: ValueError) -> None:
         if self._logs_unserializable:

@@ -1,5 +1,6 @@
 """A scheduler whose requests survive the death of the process, at any instant."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,11 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
+from scrapy_bloom.queues.sqlite import RequestDatabase
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +35,9 @@ class CrashSafeScheduler(BaseScheduler):
     recorded in the duplicate filter. They stay until all that they led to is scheduled and their
     items are through. A process that dies leaves them pending or in flight; the next run with the
     same job directory crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
+
+    With BLOOM_QUEUE = "redis", requests are kept in Redis in the same way, and all crawlers that
+    have the same filter share them. What a dead one had in flight is crawled by the others.
 
     Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
     the order counts, and an unknown one is a SettingError.
@@ -49,6 +56,9 @@ class CrashSafeScheduler(BaseScheduler):
         self._order = order_of(crawler)
         self._memory: Any = None
         self._queue: SafeQueue | None = None
+        self._stored_in = "disk"  # where that is, in the stats
+        self._newest: bytes | None = None  # request of a job that was resumed
+        self._held = contextlib.ExitStack()  # what is to be released at the close
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
@@ -60,16 +70,24 @@ class CrashSafeScheduler(BaseScheduler):
         """
         path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
         job = Path(path).absolute() if path and is_crawl else None
+        is_shared = is_crawl and crawler.settings.get("BLOOM_QUEUE") == "redis"
         try:
             if job is not None:
                 check_no_disk_queue(job)
             order_of(crawler)  # sooner than the filter is made
+            dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+            if is_shared and not issubclass(dupefilter, BloomDupeFilter):
+                raise SettingError(
+                    'BLOOM_QUEUE is "redis", and DUPEFILTER_CLASS is '
+                    f"{crawler.settings['DUPEFILTER_CLASS']!r}: the queue is beside a filter of "
+                    'scrapy_bloom; set DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or '
+                    'BLOOM_QUEUE = "job"'
+                )
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
-        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-        new = cls(crawler, build_from_crawler(dupefilter, crawler), job)
-        if is_crawl and job is None:
+        new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
+        if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
                 'survives the end of the process: set JOBDIR, for example to "jobs/shop"',
@@ -81,7 +99,7 @@ class CrashSafeScheduler(BaseScheduler):
         """Open the queues, and the duplicate filter.
 
         Raises:
-            StorageError: the database cannot be used.
+            StorageError: the database or the server cannot be used.
         """
         self.spider = spider
         settings = self.crawler.settings
@@ -93,15 +111,15 @@ class CrashSafeScheduler(BaseScheduler):
             key="",
             start_queue_cls=load_object(start) if start else None,
         )
-        if self._job is not None:
-            by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
-            try:
-                self._queue = SafeQueue(
-                    self.crawler, spider, self._job, self._order, by_slot=by_slot
-                )
-            except BloomError as error:
-                self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
-                fail_at_the_start(self.crawler, error, logger)
+        by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
+        try:
+            if self._job is not None:
+                self._open_job(self._job, by_slot=by_slot)
+            elif isinstance(self.df, BloomDupeFilter) and self.df.settings.queue == "redis":
+                self._join_crawl(self.df, by_slot=by_slot)
+        except BloomError as error:
+            self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
+            fail_at_the_start(self.crawler, error, logger)
         opened: Deferred[None] | None = self.df.open()
         if opened is None:
             self._record_newest()
@@ -109,16 +127,49 @@ class CrashSafeScheduler(BaseScheduler):
             opened.addCallback(lambda _: self._record_newest())
         return opened
 
+    def _open_job(self, job: Path, *, by_slot: bool) -> None:
+        """Open the queue of a job directory, which no other crawl uses meanwhile."""
+        path = job / jobdir.DATABASE
+        self._held.callback(lock_file(Path(f"{path}.lock"), path, "JOBDIR").release)
+        database = RequestDatabase(path, by_slot=by_slot)
+        self._held.callback(database.close)
+        self._queue = SafeQueue(self.crawler, database, self._order, by_slot=by_slot)
+        self._newest = database.newest()
+        if database.resumed:
+            killed = database.were_in_flight
+            logger.info(
+                "Resuming crawl (%d requests scheduled%s)",
+                database.resumed,
+                f", {killed:,} of them in flight when the last run was killed" if killed else "",
+                extra={"spider": self.spider},
+            )
+
+    def _join_crawl(self, df: BloomDupeFilter, *, by_slot: bool) -> None:
+        """Share the queue in Redis with other workers."""
+        from scrapy_bloom.crawl.scheduler.shared_crawl import SharedCrawl  # noqa: PLC0415 - for those who use it
+
+        self._stored_in = "redis"
+        shared = SharedCrawl(self.crawler, df, by_slot=by_slot)
+        self._held.callback(shared.close)
+        self._queue = SafeQueue(
+            self.crawler, shared.queue, self._order, failures=df.failures, by_slot=by_slot
+        )
+        shared.begin(self._queue)
+
     def _record_newest(self) -> None:
         """Record the request that was added last: the process may have died before it did."""
-        request = self._queue.newest() if self._queue is not None else None
-        if request is not None and not request.dont_filter:
-            self.df.request_seen(request)
+        if self._newest is None or self._queue is None:
+            return
+        with contextlib.suppress(Exception):  # it will be told of when it is taken
+            request = self._queue.unpacked(self._newest)
+            if not request.dont_filter:
+                self.df.request_seen(request)
 
     def close(self, reason: str) -> Deferred[None] | None:
         """Close the queue, as it is, and the duplicate filter."""
         if self._queue is not None:
             self._queue.close()
+        self._held.close()
         return self.df.close(reason)
 
     def has_pending_requests(self) -> bool:
@@ -146,7 +197,7 @@ class CrashSafeScheduler(BaseScheduler):
 
         if not request.dont_filter and self._is_seen(request, store):
             if self._queue is not None and row:
-                self._queue.take_back(row)
+                self._queue.take_back()
             if not self._has_failed():
                 self.df.log(request, self.spider)
             return False
@@ -154,7 +205,7 @@ class CrashSafeScheduler(BaseScheduler):
             return False
         if not row:
             self._memory.push(request)
-        kind = "disk" if row else "memory"
+        kind = self._stored_in if row else "memory"
         self.stats.inc_value(f"scheduler/enqueued/{kind}")
         self.stats.inc_value("scheduler/enqueued")
         return True
@@ -178,7 +229,7 @@ class CrashSafeScheduler(BaseScheduler):
         request: Request | None = self._memory.pop()
         kind = "memory"
         if request is None and self._queue is not None:
-            request, kind = self._queue.take(), "disk"
+            request, kind = self._queue.take(), self._stored_in
         if request is not None:
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")

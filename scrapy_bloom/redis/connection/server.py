@@ -1,5 +1,7 @@
 """A Redis or Valkey server: asking it, and waiting out its outages."""
 
+import functools
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
 from scrapy_bloom.generations.backoff import next_attempt
-from scrapy_bloom.redis.connection.client import connect
+from scrapy_bloom.redis.connection.client import connect, import_redis
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
 from scrapy_bloom.redis.connection.identity import Identity
 from scrapy_bloom.redis.connection.url import hosts_of, without_secrets
@@ -150,6 +152,17 @@ class RedisServer:
         """Send one command, and return its answer; see `call`."""
         return self.call(lambda client: client.execute_command(*words), patient=patient)
 
+    def script(self, text: str, keys: Sequence[str], *args: Any, patient: bool = True) -> Any:
+        """Run a Lua script on the server, and return its answer; see `call`."""
+
+        def run(client: Any) -> Any:
+            try:
+                return client.execute_command("EVALSHA", _sha1(text), len(keys), *keys, *args)
+            except import_redis().exceptions.NoScriptError:  # of a server that has not met it yet
+                return client.execute_command("EVAL", text, len(keys), *keys, *args)
+
+        return self.call(run, patient=patient)
+
     def transaction(self, *commands: Sequence[Any]) -> list[Any]:
         """Send commands, each a sequence of words, as one transaction; return their answers."""
         return self.call(lambda client: _piped(client, commands, transaction=True))
@@ -233,6 +246,11 @@ class RedisServer:
             "runs, has room, and that BLOOM_REDIS_URL is right",
             since=since,
         )
+
+
+@functools.cache
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - as Redis names scripts
 
 
 def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool) -> list[Any]:

@@ -5,6 +5,7 @@
       <epoch>:<n>             JSON: generation n: its id, geometry, capacity, error rate, times
       <epoch>:<n>:count       requests recorded in it
       reset                   when the filter was last removed on purpose
+      queue                   id of the shared queue, if there is one: see `scrapy_bloom.queues`
       draft:<id>              JSON: keys that belong to no generation, not yet or no more
     <key>:<id>:<c>          the blocks of a generation, 127 to a key, as they are in a file; then
                             one byte whose first two bits are marks
@@ -31,7 +32,7 @@ from scrapy_bloom.generations.policy import Generation, Origin
 from scrapy_bloom.redis.keys.bitfield import BitfieldPacker
 
 FORMAT_VERSION = 1
-RESET = "reset"  # a field of the hash
+RESET, QUEUE = "reset", "queue"  # fields of the hash
 CHUNK_BLOCKS = 127  # of 8 KiB in one key
 
 

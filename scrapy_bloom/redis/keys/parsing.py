@@ -16,6 +16,7 @@ from scrapy_bloom.redis.keys.meta import (
     FIGURE_TYPES,
     FORMAT_VERSION,
     GEOMETRY_TYPES,
+    QUEUE,
     RESET,
     FilterInfo,
     RedisGeneration,
@@ -29,7 +30,7 @@ _MOST_CHUNKS = 1 << 24  # 16 TiB, more than the largest filter takes
 
 _ID = re.compile(r"[0-9a-f]{8}")
 _FIELD = re.compile(
-    rf"filter|{RESET}|draft:(?P<draft>{_ID.pattern})"
+    rf"filter|{RESET}|{QUEUE}|draft:(?P<draft>{_ID.pattern})"
     rf"|(?P<epoch>{_ID.pattern}):(?P<number>[1-9][0-9]{{0,9}})(?P<count>:count)?"
 )
 _SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")

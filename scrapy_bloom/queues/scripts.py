@@ -1,0 +1,269 @@
+"""The steps of a shared queue, each one atomic Lua script, and what its keys hold.
+
+    {<key>}:queue:pending   a sorted set whose scores are all 0, in the order of its members: slot,
+                            NUL, priority (8 bytes), rank (1), position (8), the request
+    {<key>}:queue:leased    likewise: worker (16), position (8), the member as it was pending; the
+                            worker `unreadable000000` has what no worker can make a request of again
+    {<key>}:queue:workers   a hash
+      <worker>                until when its lease lasts, in ms since 1970
+      <worker>:name           host:pid, for people
+      <worker>:push           number and position of its last push; stays if its lease ends
+      <worker>:take           token of its last take, and the positions of what it got
+    {<key>}:queue:state     a hash
+      id                      of this queue
+      pushed, done            how many requests, ever
+      last                    the slot that was served last
+      starting, started       the worker that runs start(); 1 when it is through
+      ended                   when nothing was left, in ms
+      look                    when to look for dead workers next, in ms
+    <key>                   the filter's hash: its field `queue` is the id
+
+Numbers are big-endian. A priority is 2^63 - 1 less its value, a rank 128 more. A position is n, or
+2^53 - n where the newest comes first; n counts the pushes, so it names a request as well. All keys
+are in one slot of a Cluster. The clock is the server's.
+"""
+
+_COMMON = r"""
+local pending, leased, workers, state, filter = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local call = redis.call
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local me = ARGV[1]
+
+local function give_back(worker)
+  local number = 0
+  while true do
+    local range = {'[' .. worker, '(' .. worker .. '\255', 'LIMIT', 0, 100}
+    local some = call('ZRANGEBYLEX', leased, unpack(range))
+    if #some == 0 then break end
+    for _, member in ipairs(some) do
+      call('ZREM', leased, member)
+      call('ZADD', pending, 0, string.sub(member, 25))
+    end
+    number = number + #some
+  end
+  call('HDEL', workers, worker, worker .. ':name', worker .. ':take')
+  if call('HGET', state, 'starting') == worker then call('HDEL', state, 'starting') end
+  return number
+end
+
+local function held_by(worker)
+  return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
+end
+
+local aside = 'unreadable000000'
+
+local function others()
+  local number, all = 0, call('HGETALL', workers)
+  for index = 1, #all, 2 do
+    if #all[index] == 16 and all[index] ~= me and tonumber(all[index + 1]) >= now then
+      number = number + 1
+    end
+  end
+  return number
+end
+
+local function note_end()
+  local left = call('ZCARD', pending) + call('ZCARD', leased)
+  if call('HGET', state, 'started') and left == held_by(aside) then
+    call('HSETNX', state, 'ended', now)
+  end
+end
+
+local function done(from, number)
+  for index = from, from + number - 1 do
+    local prefix = me .. ARGV[index]
+    local gone = call('ZREMRANGEBYLEX', leased, '[' .. prefix, '(' .. prefix .. '\255')
+    if gone > 0 then call('HINCRBY', state, 'done', 1) end
+  end
+end
+"""
+
+# worker, its name, lease in ms, an id for a new queue, the worker's former self or ''
+JOIN = (
+    _COMMON
+    + r"""
+local id, mark = call('HGET', state, 'id'), call('HGET', filter, 'queue')
+if not id and mark then return {0} end
+if not id then
+  id = ARGV[4]
+  call('HSET', state, 'id', id)
+end
+if others() == 0 and give_back(aside) > 0 then call('HDEL', state, 'ended') end
+if not mark and call('HEXISTS', filter, 'filter') == 1 then call('HSET', filter, 'queue', id) end
+local former, last, returned = ARGV[5], false, 0
+if former ~= '' then
+  last = call('HGET', workers, former .. ':push')
+  returned = give_back(former)
+end
+call('HSET', workers, me, now + ARGV[3], me .. ':name', ARGV[2])
+return {1, id, last, returned, call('ZCARD', pending), call('HGET', state, 'ended')}
+"""
+)
+
+# worker, lease in ms
+RENEW = (
+    _COMMON
+    + r"""
+if call('HEXISTS', workers, me) == 0 then return 0 end
+call('HSET', workers, me, now + ARGV[2])
+if call('HGET', filter, 'queue') == false and call('HEXISTS', filter, 'filter') == 1 then
+  call('HSET', filter, 'queue', call('HGET', state, 'id'))
+end
+return 1
+"""
+)
+
+# worker, number of the push, slot to rank, 1 if newest first, the request
+PUSH = (
+    _COMMON
+    + r"""
+local last = call('HGET', workers, me .. ':push') or '0 '
+local number = string.match(last, '^%d+')
+if number == ARGV[2] then return string.sub(last, #number + 2) end
+if number + 1 ~= tonumber(ARGV[2]) or call('HEXISTS', workers, me) == 0 then return '' end
+local position = call('HINCRBY', state, 'pushed', 1)
+if ARGV[4] == '1' then position = 2^53 - position end
+position = struct.pack('>I8', position)
+call('ZADD', pending, 0, ARGV[3] .. position .. ARGV[5])
+call('HSET', workers, me .. ':push', ARGV[2] .. ' ' .. position)
+call('HDEL', state, 'ended')
+return position
+"""
+)
+
+# worker, token, how many, lease in ms, 1 if by slots; how many are done, their positions; slots and
+# how many downloads each has
+TAKE = (
+    _COMMON
+    + r"""
+local lasts_until = call('HGET', workers, me)
+if not lasts_until then return {0} end
+local by_slot, first_busy = ARGV[5] == '1', 7 + ARGV[6]
+done(7, tonumber(ARGV[6]))
+
+local dead = {}
+local look = tonumber(call('HGET', state, 'look') or 0)
+if tonumber(lasts_until) < now then
+  -- All may have stood still, as when the server was away: let the others renew theirs first.
+  call('HSET', workers, me, now + ARGV[4])
+  call('HSET', state, 'look', now + ARGV[4] / 2)
+elseif look <= now or look > now + ARGV[4] then
+  call('HSET', state, 'look', now + math.min(1000, ARGV[4] / 4))
+  local all = call('HGETALL', workers)
+  for index = 1, #all, 2 do
+    if #all[index] == 16 and tonumber(all[index + 1]) < now then
+      local name = call('HGET', workers, all[index] .. ':name')
+      dead[#dead + 1] = {name, give_back(all[index])}
+    end
+  end
+end
+
+local function after(slot)
+  return call('ZRANGEBYLEX', pending, '(' .. slot .. '\1', '+', 'LIMIT', 0, 1)[1]
+      or call('ZRANGE', pending, 0, 0)[1]
+end
+
+local busy = {}
+for index = first_busy, #ARGV, 2 do busy[ARGV[index]] = tonumber(ARGV[index + 1]) end
+
+local function slot_of(member)
+  return string.sub(member, 1, string.find(member, '\0', 1, true) - 1)
+end
+
+local function next_of_slots()
+  local best = after(call('HGET', state, 'last') or '')
+  if not best then return nil end
+  local first = slot_of(best)
+  local slot, chosen, fewest = first, first, busy[first] or 0
+  while fewest > 0 do
+    local member = after(slot)
+    slot = slot_of(member)
+    if slot == first then break end
+    if (busy[slot] or 0) < fewest then best, chosen, fewest = member, slot, busy[slot] or 0 end
+  end
+  busy[chosen] = fewest + 1
+  call('HSET', state, 'last', chosen)
+  return best
+end
+
+local members = {}
+local memory = call('HGET', workers, me .. ':take') or ''
+local size = #ARGV[2]
+if string.sub(memory, 1, size) == ARGV[2] then
+  for at = size + 1, #memory, 8 do
+    local prefix = me .. string.sub(memory, at, at + 7)
+    local range = {'[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1}
+    members[#members + 1] = call('ZRANGEBYLEX', leased, unpack(range))[1]
+  end
+else
+  memory = ARGV[2]
+  for _ = 1, tonumber(ARGV[3]) do
+    local member
+    if by_slot then member = next_of_slots() else member = call('ZRANGE', pending, 0, 0)[1] end
+    if not member then break end
+    local at = string.find(member, '\0', 1, true) + 10
+    local position = string.sub(member, at, at + 7)
+    call('ZREM', pending, member)
+    member = me .. position .. member
+    call('ZADD', leased, 0, member)
+    members[#members + 1] = member
+    memory = memory .. position
+  end
+  call('HSET', workers, me .. ':take', memory)
+end
+
+note_end()
+return {1, call('ZCARD', pending), held_by(me),
+        call('HGET', state, 'started') or call('HGET', state, 'starting'),
+        call('HGET', state, 'ended'), dead, members}
+"""
+)
+
+# worker
+START = (
+    _COMMON
+    + r"""
+if call('HEXISTS', workers, me) == 0 then return 0 end
+if call('HGET', state, 'started') then return 0 end
+call('HSETNX', state, 'starting', me)
+return call('HGET', state, 'starting') == me and 1 or 0
+"""
+)
+
+# worker, 1 if start() is through, '' if it has failed
+STARTED = (
+    _COMMON
+    + r"""
+if call('HGET', state, 'starting') ~= me then return 0 end
+call('HDEL', state, 'starting')
+if ARGV[2] == '1' then call('HSET', state, 'started', 1) end
+return 1
+"""
+)
+
+# worker; how many are done, their positions
+LEAVE = (
+    _COMMON
+    + r"""
+done(3, tonumber(ARGV[2]))
+local returned = give_back(me)
+call('HDEL', workers, me .. ':push')
+note_end()
+return {others(), call('HGET', state, 'ended'), returned}
+"""
+)
+
+# worker, position
+SET_ASIDE = (
+    _COMMON
+    + r"""
+local prefix = me .. ARGV[2]
+local range = {'[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1}
+local member = call('ZRANGEBYLEX', leased, unpack(range))[1]
+if member then
+  call('ZREM', leased, member)
+  call('ZADD', leased, 0, aside .. string.sub(member, 17))
+end
+"""
+)

@@ -1,0 +1,70 @@
+"""How a shared queue stands: what waits, who has taken how much, and whether the crawl is over."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.redis.connection.server import RedisServer
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A crawler that shares the queue: its lease, where it runs, and what it has taken."""
+
+    id: str
+    name: str  # host:pid
+    is_alive: bool  # else its lease is over
+    in_flight: int
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """The figures of a shared queue at one moment."""
+
+    pending: int
+    done: int  # since it began
+    is_started: bool  # whether the spider's start() is through
+    ended_at: float  # seconds since 1970; 0: the crawl is not over
+    workers: Sequence[Worker]
+
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests all workers have taken."""
+        return sum(each.in_flight for each in self.workers)
+
+
+def read_state(server: RedisServer, key: str) -> QueueState | None:
+    """Return how the queue of a filter stands, None if it has none; raises a StorageError."""
+    pending, leased, of_workers, of_state, _ = keys_of_queue(key)
+    waiting, state, fields = server.transaction(
+        ("ZCARD", pending), ("HGETALL", of_state), ("HGETALL", of_workers)
+    )
+    if not state:
+        return None
+    now = 1000 * server.now()
+    alive = {name: until for name, until in fields.items() if b":" not in name}
+    counts = server.batches(
+        [("ZLEXCOUNT", leased, b"[" + name, b"(" + name + b"\xff") for name in alive]
+    )
+    workers = [
+        Worker(
+            id=name.decode(),
+            name=fields.get(name + b":name", b"?").decode(errors="backslashreplace"),
+            is_alive=float(until) >= now,
+            in_flight=count,
+        )
+        for (name, until), count in zip(alive.items(), counts, strict=True)
+    ]
+    return QueueState(
+        pending=waiting,
+        done=int(state.get(b"done", 0)),
+        is_started=b"started" in state,
+        ended_at=float(state.get(b"ended", 0)) / 1000,
+        workers=workers,
+    )
+
+
+def remove_queue(server: RedisServer, key: str) -> None:
+    """Remove the queue of a filter, for all crawlers, with all that waits in it."""
+    *keys, of_filter = keys_of_queue(key)
+    server.transaction(("UNLINK", *keys), ("HDEL", of_filter, "queue"))
