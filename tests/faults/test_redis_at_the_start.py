@@ -51,7 +51,8 @@ from redis_faults import (
 
 RIGHTS = (
     "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
-    "+@connection +@transaction +time, on a Cluster also +cluster|slots"
+    "+@connection +@transaction +time, with BLOOM_QUEUE = 'redis' also +@scripting, on a Cluster "
+    "also +cluster|slots"
 )
 LOGIN = "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
 

@@ -34,7 +34,6 @@ class DocsSpider(scrapy.Spider):
     async def start(self):
         if self.url is None:
             self.url = self.serve_bundled_site()
-        self.host = urlsplit(self.url).netloc
         yield scrapy.Request(self.url)
 
     def serve_bundled_site(self):
@@ -53,7 +52,7 @@ class DocsSpider(scrapy.Spider):
             return
         yield {"url": response.url, "title": response.css("title::text").get()}
         for link in self.extract_links(response):
-            if urlsplit(link.url).netloc == self.host:
+            if urlsplit(link.url).netloc == urlsplit(self.url).netloc:
                 yield scrapy.Request(link.url)
 
     def summarize(self, reason):
@@ -73,7 +72,8 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
   pages lost, expected  {stats["bloom/expected_false_drops"]:.2g}
   Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no such errors"""
         )
-        if reason == "shutdown" and job_dir(self.settings):
+        is_shared = self.settings["BLOOM_QUEUE"] == "redis"
+        if reason == "shutdown" and (job_dir(self.settings) or is_shared):
             print("Paused. The same command goes on from here.")
 
 

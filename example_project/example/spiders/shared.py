@@ -1,0 +1,17 @@
+from example.shared import REDIS, SITE
+from example.spiders.docs import DocsSpider
+
+
+class SharedSpider(DocsSpider):
+    """The same crawl by many workers: what waits is in Redis, too, and each page is one worker's."""
+
+    name = "shared"
+    custom_settings = {
+        **DocsSpider.custom_settings,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_QUEUE": "redis",
+        "BLOOM_REDIS_URL": REDIS,
+    }
+
+    def __init__(self, url=SITE, **kwargs):
+        super().__init__(url, **kwargs)
