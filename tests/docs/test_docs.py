@@ -206,7 +206,10 @@ def size(nbytes: float) -> str:
     return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-@pytest.mark.parametrize("recipe", ["Two workers, one filter", "A Redis Cluster"])
+SHARED = ["Two workers, one filter", "Two workers with scrapy-redis", "A Redis Cluster"]
+
+
+@pytest.mark.parametrize("recipe", SHARED)
 def test_the_recipes_for_many_crawlers(recipe: str, tree: Site, tmp_path: Path) -> None:
     (code,) = BLOCK.findall(recipe_text(recipe))
     settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)

@@ -16,9 +16,11 @@ import pytest
 from crawls import LIMIT
 from example.site import ARTICLES, SECTIONS, page_count, status_of
 from scrapy_bloom.files.header import FileGeneration
+from servers import free_port
 from sites import Site, tree_site
 
-EXAMPLE = Path(__file__).parents[2] / "example_project"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "example_project"
 
 
 @pytest.fixture
@@ -94,6 +96,54 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     assert figure(second, "Bloom filter") < recorded * 91 / 10
     assert 0 < figure(second, "error rate now") < 1e-6
     assert 0 < figure(second, "pages lost, expected") < 1e-2
+
+
+TERMINALS = re.compile(r"^\| \d \| `(.+)` \|$", re.MULTILINE)
+
+
+@pytest.fixture
+def terminals(project: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """One for each command of the page, where it is run as it stands there."""
+    first, *workers = TERMINALS.findall((ROOT / "docs/scaling.md").read_text())
+    programs = Path(sys.executable).parent
+    known = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    known["EXAMPLE_PORT"] = str(free_port())  # on this machine, others may run it now
+    started = []
+
+    def start(command: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command.split(),
+            cwd=project,
+            env=known,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    server = start(first)
+    limit = threading.Timer(LIMIT, server.kill)
+    limit.start()
+    assert server.stdout
+    assert "start workers" in server.stdout.readline()
+    limit.cancel()
+    yield [start(each) for each in workers]
+    for process in started[1:]:
+        process.kill()
+        process.communicate()
+    server.communicate("\n", timeout=LIMIT)
+    assert server.returncode == 0
+
+
+def test_two_workers_share_a_crawl(terminals: list[subprocess.Popen[str]]) -> None:
+    assert len(terminals) == 2
+    outputs = [each.communicate(timeout=LIMIT)[0] for each in terminals]
+    assert all("Crawl finished:" in output for output in outputs), outputs
+    assert all(pages(output) > 0 for output in outputs)
+    assert sum(map(pages, outputs)) == page_count()
+    assert sum("Spider closed (finished)" in output for output in outputs) == 2
 
 
 @pytest.fixture
