@@ -3,7 +3,7 @@ from example.spiders.docs import DocsSpider
 
 
 class SharedSpider(DocsSpider):
-    """The same crawl by many workers: what waits is in Redis, too, and each page is one worker's."""
+    """The same crawl by many workers: what waits is in Redis, too."""
 
     name = "shared"
     custom_settings = {
