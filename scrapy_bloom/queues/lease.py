@@ -13,11 +13,13 @@ _RENEWALS = 4  # in the time that a lease lasts
 class Lease:
     """Has `renew` called by a thread, four times while the lease lasts, until it is ended.
 
+    That returns whether there still was a lease to renew; a StorageError says nothing about it.
+
     Attributes:
         secs: how long the lease lasts.
     """
 
-    def __init__(self, renew: Callable[[], object], secs: float) -> None:
+    def __init__(self, renew: Callable[[], bool], secs: float) -> None:
         self.secs = secs
         self._renew = renew
         self._renewed_at = time.monotonic()
@@ -38,5 +40,5 @@ class Lease:
         while not self._ended.wait(self.secs / _RENEWALS):
             asked_at = time.monotonic()
             with contextlib.suppress(StorageError):  # the crawl will find out, and tell
-                self._renew()
-                self._renewed_at = asked_at
+                if self._renew():
+                    self._renewed_at = asked_at

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _KEPT = 1000  # pushes of late: a server may lose what it has not passed on yet
 _LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
 _MOST_REJOINS = 10  # of one step
+_CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 Row = tuple[bytes, bytes]  # the worker that has taken a request, and its position
 
@@ -104,9 +105,9 @@ class SharedRequests:
     def _run(self, script: str, *args: Any) -> Any:
         return self._server.script(script, self._keys, self._worker, *args)
 
-    def _renew(self) -> None:
+    def _renew(self) -> bool:
         args = self._keys, self._worker, self._lease_ms
-        self._renewing.script(scripts.RENEW, *args, patient=False)
+        return bool(self._renewing.script(scripts.RENEW, *args, patient=False))
 
     # Coming and going.
 
@@ -162,6 +163,7 @@ class SharedRequests:
 
     def close(self) -> None:
         """Give back what was taken and is not done, and leave the queue to the others."""
+        self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
         self._lease.end()
         others, ended, _ = self._run(scripts.LEAVE, len(self._done), *self._done)
         self.is_last = not others
@@ -195,6 +197,7 @@ class SharedRequests:
             if position:
                 self._number += 1
                 self._waiting += 1
+                self.ended_at = 0.0
                 self._pushed.append((self._number, self._to_push.popleft()))
                 self._member = push.prefix + position + push.data
             else:
@@ -234,7 +237,7 @@ class SharedRequests:
             ]
             answer = self._run(
                 scripts.TAKE,
-                *(token, number, self._lease_ms, self._by_slot),
+                *(self._number, token, number, self._lease_ms, self._by_slot),
                 *(len(self._done), *self._done),
                 *busy,
             )

@@ -132,24 +132,25 @@ return position
 """
 )
 
-# worker, token, how many, lease in ms, 1 if by slots; how many are done, their positions; slots and
-# how many downloads each has
+# worker, number of its last push, token, how many, lease in ms, 1 if by slots; how many are done,
+# their positions; slots and how many downloads each has
 TAKE = (
     _COMMON
     + r"""
 local lasts_until = call('HGET', workers, me)
-if not lasts_until then return {0} end
-local by_slot, first_busy = ARGV[5] == '1', 7 + ARGV[6]
-done(7, tonumber(ARGV[6]))
+local last_push = string.match(call('HGET', workers, me .. ':push') or '0', '^%d+')
+if not lasts_until or tonumber(last_push) < tonumber(ARGV[2]) then return {0} end
+local by_slot, first_busy = ARGV[6] == '1', 8 + ARGV[7]
+done(8, tonumber(ARGV[7]))
 
 local dead = {}
 local look = tonumber(call('HGET', state, 'look') or 0)
 if tonumber(lasts_until) < now then
   -- All may have stood still, as when the server was away: let the others renew theirs first.
-  call('HSET', workers, me, now + ARGV[4])
-  call('HSET', state, 'look', now + ARGV[4] / 2)
-elseif look <= now or look > now + ARGV[4] then
-  call('HSET', state, 'look', now + math.min(1000, ARGV[4] / 4))
+  call('HSET', workers, me, now + ARGV[5])
+  call('HSET', state, 'look', now + ARGV[5] / 2)
+elseif look <= now or look > now + ARGV[5] then
+  call('HSET', state, 'look', now + math.min(1000, ARGV[5] / 4))
   local all = call('HGETALL', workers)
   for index = 1, #all, 2 do
     if #all[index] == 16 and tonumber(all[index + 1]) < now then
@@ -189,16 +190,16 @@ end
 
 local members = {}
 local memory = call('HGET', workers, me .. ':take') or ''
-local size = #ARGV[2]
-if string.sub(memory, 1, size) == ARGV[2] then
+local size = #ARGV[3]
+if string.sub(memory, 1, size) == ARGV[3] then
   for at = size + 1, #memory, 8 do
     local prefix = me .. string.sub(memory, at, at + 7)
     local range = {'[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1}
     members[#members + 1] = call('ZRANGEBYLEX', leased, unpack(range))[1]
   end
 else
-  memory = ARGV[2]
-  for _ = 1, tonumber(ARGV[3]) do
+  memory = ARGV[3]
+  for _ = 1, tonumber(ARGV[4]) do
     local member
     if by_slot then member = next_of_slots() else member = call('ZRANGE', pending, 0, 0)[1] end
     if not member then break end

@@ -3,6 +3,7 @@
 from scrapy_bloom.redis.connection.client import import_redis
 
 # Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
+# Redis 6 puts what went wrong in front of the reply that a script has got.
 _PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
 _IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command in front of it
 
@@ -70,7 +71,10 @@ def is_passing(error: Exception) -> bool:
     )
     if isinstance(error, passing):
         return True
-    return isinstance(error, errors.ResponseError) and short_text(error).startswith(_PASSING)
+    if not isinstance(error, errors.ResponseError):
+        return False
+    text = short_text(error)
+    return text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
 
 
 def short_text(error: Exception) -> str:
