@@ -41,9 +41,11 @@ BENCHMARKS = {
     "crashes": "crashes",
     "restarts": "restarts",
     "scheduler": "scheduler",
+    "workers": "worker_kills",
+    "workers-peer": "worker_kills:run_peer",
 }
 # Those on the page of jobs; all others are on the first one.
-OF_JOBS = ("crashes", "restarts", "scheduler")
+OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer")
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ class Job:
     """A crawl of a site, in processes of their own, which can be started again and again."""
 
     def __init__(
-        self, directory: Path, url: str, settings: Mapping[str, str], *, slow: bool = False
+        self, directory: Path, url: str, settings: Mapping[str, object], *, slow: bool = False
     ) -> None:
         directory.mkdir(parents=True)
         self.job_dir = directory / "job"
@@ -119,9 +119,18 @@ class Job:
             log.seek(self._run_begins_at)
             return log.read().decode(errors="replace")
 
+    @property
+    def all_output(self) -> str:
+        """What all runs wrote."""
+        return self._log.read_text(errors="replace")
+
+    def lines(self) -> Sequence[str]:
+        """What was noted in all runs, in order."""
+        return self._journal.read_text().splitlines()
+
     def journal(self) -> set[str]:
-        """What was noted in all runs."""
-        return set(self._journal.read_text().splitlines())
+        """What was noted in all runs, each once."""
+        return set(self.lines())
 
     def responses(self) -> AbstractSet[str]:
         """The addresses whose responses the last run had."""
@@ -177,7 +186,9 @@ class Job:
 
 
 def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
-    options = [part for name, value in settings.items() for part in ("-s", f"{name}={value}")]
+    """Crawl a site by the example's spider; settings that are None are left out."""
+    set_here = {name: value for name, value in settings.items() if value is not None}
+    options = [part for name, value in set_here.items() for part in ("-s", f"{name}={value}")]
     return [sys.executable, "-m", "scrapy", "crawl", "docs", "-a", f"url={url}", *options]
 
 

@@ -7,12 +7,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import redis
+import redis.crc
 
 LIMIT_SECS = 60.0  # to start
 _SLOTS = 16_384  # of a Cluster
@@ -97,30 +98,91 @@ def running(program: Path) -> Iterator[Server]:
             server.kill()
 
 
+class Cluster:
+    """A Cluster of three masters on free ports.
+
+    Args:
+        program: of Redis or Valkey.
+        directory: for the files of all nodes.
+        replicas: whether each master has one, which takes over if it is gone for 2 s.
+
+    Attributes:
+        masters: the first masters.
+        nodes: all, those first.
+    """
+
+    def __init__(self, program: Path, directory: Path, *, replicas: bool = False) -> None:
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
+        options += ["--repl-diskless-sync-delay", "0"]
+        self.nodes: list[Server] = []
+        try:
+            for number in range(6 if replicas else 3):
+                self.nodes.append(Server(program, directory / str(number), *options))
+            self.masters = self.nodes[:3]
+            self._join()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Of the first node."""
+        return self.nodes[0].url
+
+    def master_of(self, key: str) -> Server:
+        """The one of the first masters that a key belongs to."""
+        slot = redis.crc.key_slot(key.encode())
+        return next(
+            node for number, node in enumerate(self.masters) if slot < (number + 1) * _SLOTS // 3
+        )
+
+    def end(self) -> None:
+        """Kill all nodes that run."""
+        for node in self.nodes:
+            node.kill()
+
+    def _join(self) -> None:
+        with ExitStack() as stack:
+            clients = [stack.enter_context(node.client()) for node in self.nodes]
+            for number, client in enumerate(clients):
+                if number < 3:
+                    slots = range(number * _SLOTS // 3, (number + 1) * _SLOTS // 3)
+                    client.execute_command("CLUSTER ADDSLOTS", *slots)
+                client.execute_command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+            _wait_until(lambda: all(_is_whole(client, len(clients)) for client in clients))
+            for number, client in enumerate(clients[3:]):
+                master = clients[number].execute_command("CLUSTER MYID")
+                client.execute_command("CLUSTER REPLICATE", master)
+            if len(clients) > 3:
+                _wait_until(lambda: all(map(_is_replicated, clients[:3])))
+
+
 @contextmanager
 def running_cluster(program: Path) -> Iterator[Server]:
     """A Cluster of three masters on free ports, ended on leaving; yields its first node."""
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        nodes = []
-        for number in range(3):
-            node = Server(program, Path(directory, str(number)), "--cluster-enabled", "yes")
-            stack.callback(node.kill)
-            nodes.append(node)
-        clients = [stack.enter_context(node.client()) for node in nodes]
-        for number, client in enumerate(clients):
-            slots = range(number * _SLOTS // 3, (number + 1) * _SLOTS // 3)
-            client.execute_command("CLUSTER ADDSLOTS", *slots)
-            client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
-        end = time.monotonic() + LIMIT_SECS
-        while not all(map(_is_whole, clients)):
-            assert time.monotonic() < end, "the Cluster is not ready"
-            time.sleep(0.05)
-        yield nodes[0]
+    with tempfile.TemporaryDirectory() as directory:
+        cluster = Cluster(program, Path(directory))
+        try:
+            yield cluster.nodes[0]
+        finally:
+            cluster.end()
 
 
-def _is_whole(client: Any) -> bool:
+def _is_whole(client: Any, nodes: int) -> bool:
     info = client.cluster("INFO")
-    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3")
+    return bool(info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(nodes))
+
+
+def _is_replicated(client: Any) -> bool:
+    info = client.info("replication")
+    return bool(info["connected_slaves"] and info["slave0"]["state"] == "online")
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_SECS
+    while not condition():
+        assert time.monotonic() < end, "the Cluster is not ready"
+        time.sleep(0.05)
 
 
 def free_port() -> int:

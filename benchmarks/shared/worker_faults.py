@@ -1,0 +1,315 @@
+"""Workers that share a queue, and what is done to them in mid-crawl: kills, stops, lost replies."""
+
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.shared.example_crawls import Job, job_that_ends
+from benchmarks.shared.servers import Cluster, Server, programs
+from benchmarks.shared.sites import PART, TINY, CountingSite, DocSite, ExampleSite
+from benchmarks.shared.workers import LEASE_SECS, OURS, Crowd, settings_of
+from tests.support.proxies import DroppingProxy
+
+WORKERS = 4
+AT_ONCE = 2
+DROPPED = 0.02
+NOT_COUNTED = "/robots.txt"  # each worker asks for it
+GROWS, ENOUGH = 100, 5000  # requests that the filter is made for
+QUEUE = "{docs:bloom}:queue:pending"
+EXAMPLE, DOC = "the example site", "python3-doc"
+_SCRAPYS = {
+    "JOBDIR": None,
+    "SCHEDULER": "scrapy.core.scheduler.Scheduler",
+    "DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is done in mid-crawl.
+
+    Attributes:
+        name: for people.
+        do: does it, to a place; the workers that it killed.
+        is_kill: whether it is one of the kills at random.
+        place: what the workers' server is: "server", "cluster" or "proxy".
+    """
+
+    name: str
+    do: Callable[["Place", random.Random], Sequence[Job]]
+    is_kill: bool = True
+    place: str = "server"
+
+    @property
+    def kills_all(self) -> bool:
+        """Whether no worker is left that could end the crawl."""
+        return self.do is _kill_all
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is done: the workers and their server."""
+
+    crowd: Crowd
+    server: Server | Cluster
+
+
+@dataclass(frozen=True)
+class Case:
+    """One crawl.
+
+    Attributes:
+        kind: what is done to it.
+        name: of the scheduler.
+        site: its name.
+        grows: whether the filter has to.
+        again: whether the workers that were killed are started again.
+        number: among its like.
+    """
+
+    kind: Kind
+    name: str
+    site: str
+    grows: bool
+    again: bool
+    number: int
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is common to the crawls of a site.
+
+    Attributes:
+        serve: serves it anew.
+        addresses: all that an undisturbed crawl by Scrapy's own scheduler and filter asks for.
+        journal: what such a crawl notes.
+    """
+
+    serve: Callable[[], CountingSite]
+    addresses: AbstractSet[str]
+    journal: AbstractSet[str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a crawl.
+
+    Attributes:
+        case: the crawl.
+        at: requests that were answered when it was done.
+        killed: how many workers were.
+        missing: addresses that were never asked for, and what is missing in the journals.
+        twice: requests for what had been asked for.
+        items_twice: items that came through a pipeline again.
+        has_ended: each worker that was not killed for good ended by itself, and was finished.
+        complaints: tracebacks, and lines with an ERROR.
+        directory: where the logs are.
+    """
+
+    case: Case
+    at: int
+    killed: int
+    missing: Sequence[str]
+    twice: int
+    items_twice: int
+    has_ended: bool
+    complaints: Sequence[str]
+    directory: Path
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every page was crawled, and its item was there."""
+        return not self.missing
+
+    @property
+    def tracebacks(self) -> int:
+        """How many there were."""
+        return sum(line.startswith("Traceback") for line in self.complaints)
+
+
+def _kill(victims: Sequence[Job]) -> Sequence[Job]:
+    for worker in victims:
+        worker.send(signal.SIGKILL)
+    for worker in victims:
+        worker.end()
+    return victims
+
+
+def _kill_one(place: Place, rng: random.Random) -> Sequence[Job]:
+    return _kill(place.crowd.some(rng, 1))
+
+
+def _kill_two(place: Place, rng: random.Random) -> Sequence[Job]:
+    return _kill(place.crowd.some(rng, 2))
+
+
+def _kill_all(place: Place, _: random.Random) -> Sequence[Job]:
+    return _kill(place.crowd.workers)
+
+
+def _kill_server(place: Place, rng: random.Random) -> Sequence[Job]:
+    assert isinstance(place.server, Server)
+    place.server.kill()
+    time.sleep(rng.uniform(0, 1))
+    place.server.start()
+    return ()
+
+
+def _stop(place: Place, rng: random.Random) -> Sequence[Job]:
+    (worker,) = place.crowd.some(rng, 1)
+    worker.send(signal.SIGSTOP)
+    time.sleep(2 * LEASE_SECS)
+    worker.send(signal.SIGCONT)
+    return ()
+
+
+def _kill_master(place: Place, rng: random.Random) -> Sequence[Job]:
+    """That of the queue; or another one, which has a part of the filter."""
+    assert isinstance(place.server, Cluster)
+    of_queue = place.server.master_of(QUEUE)
+    others = [node for node in place.server.masters if node is not of_queue]
+    rng.choice([of_queue, rng.choice(others)]).kill()
+    return ()
+
+
+def _nothing(_: Place, __: random.Random) -> Sequence[Job]:
+    return ()
+
+
+KINDS = (
+    Kind("SIGKILL of one worker", _kill_one),
+    Kind("SIGKILL of two workers", _kill_two),
+    Kind("SIGKILL of all, then again", _kill_all),
+    Kind("SIGKILL of the server", _kill_server),
+    Kind("SIGSTOP of one for two leases", _stop, is_kill=False),
+    Kind(f"{DROPPED:.0%} of the replies dropped", _nothing, is_kill=False, place="proxy"),
+    Kind("a master of a Cluster killed", _kill_master, is_kill=False, place="cluster"),
+)
+
+
+def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequence[Outcome]:
+    """Crawl them all, some at once. What is wrong with ours stays in its directory.
+
+    Args:
+        cases: the crawls.
+        quiet_secs: without a request, after which workers that have not ended are killed.
+        quick: whether the example site is tiny.
+    """
+    seed = random.SystemRandom().randrange(10**6)
+    directory = Path(tempfile.mkdtemp(prefix="workers-"))
+    size = TINY if quick else PART
+    serve: dict[str, Callable[[], CountingSite]] = {
+        EXAMPLE: lambda: ExampleSite(size),
+        DOC: DocSite,
+    }
+    sites = {
+        name: _undisturbed(directory / name, serve[name])
+        for name in dict.fromkeys(case.site for case in cases)
+    }
+
+    def outcome(case: Case) -> Outcome:
+        # Again, if the crawl was over before anything was done to it.
+        for attempt in range(20):
+            what = f"{case.kind.name} {case.number} {attempt}"
+            place = directory / re.sub(r"\W+", "-", f"{case.name} {what}")
+            rng = random.Random(f"{seed} {what}")
+            found = _disturbed(place, sites[case.site], rng, quiet_secs, case)
+            if case.name != OURS or not found or (found.is_complete and found.has_ended):
+                shutil.rmtree(place)
+            if found:
+                return found
+        raise TimeoutError(f"{case} ended before each instant")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(outcome, cases))
+    if not any(directory.iterdir()):
+        directory.rmdir()
+    return found
+
+
+def _undisturbed(directory: Path, serve: Callable[[], CountingSite]) -> Site:
+    site = serve()
+    job = Job(directory, site.url, _SCRAPYS)
+    with job_that_ends(job):
+        job.start()
+        assert job.wait() == 0, job.output
+    site.end()
+    assert set(site.hits.values()) == {1}, site.hits
+    addresses, journal = set(site.hits), job.journal()
+    shutil.rmtree(directory)
+    return Site(serve, addresses, journal)
+
+
+def _disturbed(
+    directory: Path, usual: Site, rng: random.Random, quiet_secs: float, case: Case
+) -> Outcome | None:
+    with ExitStack() as stack:
+        site = usual.serve()
+        stack.callback(site.end)
+        server, url = stack.enter_context(_served(directory, case.kind.place, rng))
+        more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
+        expected = GROWS if case.grows else ENOUGH
+        settings = settings_of(case.name, url, expected, **more)
+        crowd = Crowd(directory, site.url, settings, WORKERS)
+        stack.callback(crowd.end)
+        crowd.start()
+        at = rng.random() * len(usual.addresses)
+        if not crowd.wait_until(lambda: site.total >= at):
+            return None
+        time.sleep(rng.uniform(0, 0.02))
+        if not crowd.are_running():
+            return None
+        asked = site.total
+        killed = case.kind.do(Place(crowd, server), rng)
+        living = [worker for worker in crowd.workers if worker not in killed]
+        if case.again and killed:
+            time.sleep(rng.uniform(0, 1.5 * LEASE_SECS))
+            for worker in killed:
+                worker.start()
+            living = crowd.workers
+        has_ended = crowd.wait(living, lambda: site.total, quiet_secs)
+        journal = crowd.journal()
+        unnoted = {line.partition(" ")[2] for line in usual.journal - set(journal)}
+        return Outcome(
+            case=case,
+            at=asked,
+            killed=len(killed),
+            missing=sorted(unnoted | usual.addresses - set(site.hits)),
+            twice=sum(n - 1 for each, n in site.hits.items() if each != NOT_COUNTED),
+            items_twice=sum(n - 1 for line, n in journal.items() if line.startswith("item ")),
+            has_ended=has_ended,
+            complaints=crowd.complaints(),
+            directory=directory,
+        )
+
+
+@contextmanager
+def _served(
+    directory: Path, place: str, rng: random.Random
+) -> Iterator[tuple[Server | Cluster, str]]:
+    """A server, and the URL of what is in front of it."""
+    program = next(iter(programs().values()))
+    directory.mkdir(parents=True)
+    if place == "cluster":
+        cluster = Cluster(program, directory / "cluster", replicas=True)
+        try:
+            yield cluster, cluster.url
+        finally:
+            cluster.end()
+        return
+    server = Server(program, directory / "server", "--appendonly", "yes")
+    proxy = DroppingProxy(server.port, DROPPED if place == "proxy" else 0.0, rng.randrange(10**6))
+    try:
+        yield server, f"redis://127.0.0.1:{proxy.port}/0" if place == "proxy" else server.url
+    finally:
+        proxy.end()
+        server.kill()

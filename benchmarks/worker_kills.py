@@ -1,0 +1,169 @@
+"""Workers that share a queue, and are killed or stopped, as their server is: what is lost?
+
+The same is done with scrapy-redis.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
+
+from benchmarks.shared.example_crawls import CONCURRENT_REQUESTS
+from benchmarks.shared.report import Check, Section, Table, all_of, at_most
+from benchmarks.shared.sites import PART, PYTHON_DOC
+from benchmarks.shared.worker_faults import (
+    DOC,
+    ENOUGH,
+    EXAMPLE,
+    GROWS,
+    KINDS,
+    WORKERS,
+    Case,
+    Kind,
+    Outcome,
+    outcomes,
+)
+from benchmarks.shared.workers import LEASE_SECS, OURS, SCRAPY_REDIS
+
+KILLS, FAULTS = 15, 8  # crawls of each kind
+# Without a request, after which workers that have not ended are killed.
+QUIET_SECS, PEER_QUIET_SECS = 90.0, 10.0
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    """Ours."""
+    found = outcomes(_cases(OURS, KINDS, quick=quick), QUIET_SECS, quick=quick)
+    kills = [each for each in found if each.case.kind.is_kill]
+    return Section(
+        title="Workers that are killed",
+        method=_method(kills, OURS),
+        checks=[
+            all_of(
+                "crawls with a kill at random in which every page is crawled, with its item",
+                sum(each.is_complete for each in kills),
+                len(kills),
+            ),
+            all_of(
+                "of these, in which all workers end by themselves",
+                sum(each.has_ended for each in kills),
+                len(kills),
+            ),
+            at_most(
+                "pages crawled twice for each killed worker, the most",
+                max(each.twice / each.killed for each in kills if each.killed),
+                CONCURRENT_REQUESTS,
+            ),
+            *_checks_of_faults([each for each in found if not each.case.kind.is_kill]),
+        ],
+        tables=_tables(found),
+        notes=_notes(found),
+    )
+
+
+def run_peer(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    """Scrapy-redis's."""
+    kinds = [kind for kind in KINDS if kind.place != "cluster"]
+    quiet_secs = 2.0 if quick else PEER_QUIET_SECS
+    found = outcomes(_cases(SCRAPY_REDIS, kinds, quick=quick), quiet_secs, quick=quick)
+    return Section(
+        title="Workers of scrapy-redis that are killed",
+        method=_method([each for each in found if each.case.kind.is_kill], SCRAPY_REDIS),
+        tables=_tables(found),
+        notes=f"{_notes(found)}\nIts connections wait for the server, as docs/recipes.md says.\n"
+        "Its workers never end by themselves (its spiders wait for more): they are ended when "
+        f"nothing has been asked for within {quiet_secs:.0f} seconds.\nIt does not support a "
+        "Cluster.",
+    )
+
+
+def _cases(name: str, kinds: Iterable[Kind], *, quick: bool) -> Sequence[Case]:
+    cases = []
+    for kind in kinds:
+        number = 1 if quick else KILLS if kind.is_kill else FAULTS
+        for n in range(number):
+            site = DOC if n % 3 == 2 and PYTHON_DOC.exists() else EXAMPLE
+            cases.append(Case(kind, name, site, n % 2 == 0, n % 4 < 2 or kind.kills_all, n))
+    return cases
+
+
+def _checks_of_faults(found: Sequence[Outcome]) -> Sequence[Check]:
+    checks = []
+    for name in dict.fromkeys(each.case.kind.name for each in found):
+        these = [each for each in found if each.case.kind.name == name]
+        if these[0].case.kind.place == "cluster":
+            what = "all workers go on to the end"
+            right = sum(each.has_ended for each in these)
+        else:
+            what = "every page is crawled, all workers end, and there is no traceback"
+            right = sum(e.is_complete and e.has_ended and not e.tracebacks for e in these)
+        checks.append(all_of(f"{name}: {what}", right, len(these)))
+    return checks
+
+
+def _method(kills: Sequence[Outcome], name: str) -> str:
+    lease = f", BLOOM_QUEUE_LEASE_SECS = {LEASE_SECS}" if name == OURS else ""
+    scheduler = "CrashSafeScheduler with BLOOM_QUEUE = 'redis'" if name == OURS else name
+    return (
+        f"Crawls by {WORKERS} workers that share {scheduler} on one server (appendonly yes{lease}):"
+        f" of {EXAMPLE} with {PART.sections} section, and, each third, of Python's documentation; "
+        f"with BLOOM_EXPECTED_REQUESTS = {GROWS}, so that the filter grows several times, and with "
+        f"{ENOUGH:,}. {len(kills)} crawls have a kill at a random instant: the number of requests "
+        "answered so far is drawn. Workers that were killed are started again in half of the "
+        "cases, a few seconds later; if all were killed, always. The server comes back within a "
+        "second, with the same files. The site is served and the requests are counted by the "
+        "benchmark. A page is crawled when it was asked for, its callback ran to the end, and its "
+        "item passed the pipeline of a worker; the pages are those of a crawl with Scrapy's own "
+        "scheduler and filter."
+    )
+
+
+def _tables(found: Sequence[Outcome]) -> Sequence[Table]:
+    return [
+        _table("in mid-crawl", found, lambda case: case.kind.name),
+        _table("all of these, by site", found, _place),
+    ]
+
+
+def _place(case: Case) -> str:
+    return f"{case.site}, {'the filter grows' if case.grows else 'one size'}"
+
+
+def _table(head: str, found: Sequence[Outcome], name_of: Callable[[Case], str]) -> Table:
+    rows = []
+    for name in dict.fromkeys(name_of(each.case) for each in found):
+        these = [each for each in found if name_of(each.case) == name]
+        per_killed = [each.twice / each.killed for each in these if each.killed]
+        rows.append(
+            (
+                name,
+                f"{len(these)}",
+                f"{sum(each.is_complete for each in these)}",
+                f"{max(len(each.missing) for each in these)}",
+                f"{sum(each.has_ended for each in these)}",
+                f"{max(each.twice for each in these)}",
+                f"{mean(each.twice for each in these):.1f}",
+                f"{max(per_killed):.1f}" if per_killed else "-",
+            )
+        )
+    return Table(
+        (
+            *(head, "crawls", "every page", "missing, most", "ended"),
+            *("crawled twice, most", "mean", "for a killed worker, most"),
+        ),
+        rows,
+    )
+
+
+def _notes(found: Sequence[Outcome]) -> str:
+    notes = (
+        f"CONCURRENT_REQUESTS is {CONCURRENT_REQUESTS}. What each worker asks for, robots.txt, is "
+        "not counted as crawled twice.\n"
+        f"Items that came through a pipeline twice: {sum(each.items_twice for each in found):,}; "
+        f"tracebacks in the logs: {sum(each.tracebacks for each in found):,}."
+    )
+    for each in found:
+        if each.missing or not each.has_ended:
+            what = "ended" if each.has_ended else "not ended"
+            print(
+                f"{each.case.kind.name} {each.case.number}, at {each.at}: {what}, missing", end=" "
+            )
+            print(f"{len(each.missing)} {each.missing[:5]}, {each.directory}")
+    return notes
