@@ -43,9 +43,10 @@ BENCHMARKS = {
     "scheduler": "scheduler",
     "workers": "worker_kills",
     "workers-peer": "worker_kills:run_peer",
+    "shared-queue": "shared_queue",
 }
 # Those on the page of jobs; all others are on the first one.
-OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer")
+OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer", "shared-queue")
 
 
 def main() -> None:
