@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
@@ -44,6 +44,7 @@ class Steps:
         nbytes: of the server, for a request.
         secs: of each step, by its name.
         trips: likewise, round trips.
+        queue_trips: of these, those for the queue.
         ping_secs: of as many round trips that do nothing.
     """
 
@@ -54,6 +55,7 @@ class Steps:
     nbytes: float = 0.0
     secs: dict[str, list[float]] = field(default_factory=dict)
     trips: dict[str, list[int]] = field(default_factory=dict)
+    queue_trips: dict[str, list[int]] = field(default_factory=dict)
     ping_secs: list[float] = field(default_factory=list)
 
 
@@ -89,9 +91,10 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             ),
             at_most("round trips of one take, the most", max(ours.trips["take"]), 2, "{:.0f}"),
             at_most(
-                "round trips for adding a request, with the one of the filter",
-                sum(ours.trips["add"]) / len(ours.trips["add"]),
-                2,
+                "round trips of one push, beside the filter's, the most",
+                max(ours.queue_trips["add"][1:]),  # the first one loads the script
+                1,
+                "{:.0f}",
             ),
         ],
         tables=[
@@ -105,7 +108,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             ),
             Table(
                 (
-                    *(f"{count:,} pending", "bytes", "round trips", "the most in one step"),
+                    *(f"{count:,} pending", "bytes", "round trips", "of these, for the queue"),
+                    "the most in one step",
                     *("µs, median", "99.9 %", "the longest step, ms"),
                 ),
                 [row for each in steps.values() for row in _step_rows(each)],
@@ -130,12 +134,13 @@ def _ratios(speeds: Mapping[str, Sequence[float]]) -> Sequence[float]:
 
 def _step_rows(steps: Steps) -> Iterator[Sequence[str]]:
     for what, secs in (*steps.secs.items(), ("PING", steps.ping_secs)):
-        trips = steps.trips.get(what, [1])
+        trips, of_queue = steps.trips.get(what, [1]), steps.queue_trips.get(what, [0])
         ordered = sorted(secs)
         yield (
             f"{steps.name}: {what}",
             f"{steps.nbytes:.0f}" if what == "add" else "-",
-            f"{sum(trips) / len(trips):.2f}",
+            f"{mean(trips):.2f}",
+            f"{mean(of_queue):.2f}",
             f"{max(trips)}",
             f"{1e6 * median(secs):.0f}",
             f"{1e6 * ordered[len(ordered) * 999 // 1000]:.0f}",
@@ -236,10 +241,12 @@ def _measure(scheduler: Any, spider: StepSpider) -> None:
     with _counted_trips() as trips, redis.Redis.from_url(steps.url) as client:
 
         def timed(what: str, step: Callable[..., Any], *args: Any) -> Any:
-            before, begun = trips[0], perf_counter()
+            trips.clear()
+            begun = perf_counter()
             answer = step(*args)
             steps.secs.setdefault(what, []).append(perf_counter() - begun)
-            steps.trips.setdefault(what, []).append(trips[0] - before)
+            steps.trips.setdefault(what, []).append(len(trips))
+            steps.queue_trips.setdefault(what, []).append(sum(trips))
             return answer
 
         for number in range(steps.count):
@@ -278,15 +285,17 @@ def _nbytes(client: Any) -> int:
 
 
 @contextmanager
-def _counted_trips() -> Iterator[list[int]]:
-    """How often any connection of this process sends something."""
-    trips = [0]
+def _counted_trips() -> Iterator[list[bool]]:
+    """Whatever this thread sends is added to the list: whether it is for the queue."""
+    trips: list[bool] = []
     kind: Any = redis.connection.AbstractConnection
     send = kind.send_packed_command
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        trips[0] += threading.current_thread() is threading.main_thread()  # not of the lease
-        return send(*args, **kwargs)
+    def counted(connection: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():  # not that of the lease
+            sent = command if isinstance(command, bytes) else b"".join(command)
+            trips.append(b":queue:" in sent or b":requests" in sent)
+        return send(connection, command, *args, **kwargs)
 
     kind.send_packed_command = counted
     try:
