@@ -36,11 +36,11 @@ class QueueState:
 def read_state(server: RedisServer, key: str) -> QueueState | None:
     """Return how the queue of a filter stands, None if it has none; raises a StorageError."""
     pending, leased, of_workers, of_state, _ = keys_of_queue(key)
-    waiting, state, fields = server.transaction(
-        ("ZCARD", pending), ("HGETALL", of_state), ("HGETALL", of_workers)
-    )
+    # Not as a transaction: on a Cluster, redis-py would make no dicts of the answers.
+    state = server.send("HGETALL", of_state)
     if not state:
         return None
+    waiting, fields = server.send("ZCARD", pending), server.send("HGETALL", of_workers)
     now = 1000 * server.now()
     alive = {name: until for name, until in fields.items() if b":" not in name}
     counts = server.batches(

@@ -119,6 +119,7 @@ class RequestDatabase:
         """Add a pending request, and return its row; raises sqlite3.Error."""
         priority = max(-_LARGEST, min(priority, _LARGEST))
         row = self._last_id + 1
+        slot = slot.encode(errors="backslashreplace").decode()  # SQLite knows no surrogates
         self._db.execute(
             "INSERT INTO requests VALUES (?, ?, ?, ?, ?, 0, ?)",
             (row, slot, priority, rank, -row if newest_first else row, data),

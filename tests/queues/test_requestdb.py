@@ -1,4 +1,4 @@
-"""The database of a job's requests: its order, its crashes, its refusals."""
+"""The database of a job's requests: its crashes, its refusals. The rest is the contract's."""
 
 import os
 import resource
@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -15,57 +14,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from request_queues import names, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.queues.queue import packed, unpacked
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 
 
-def push(database: RequestDatabase, name: str, **options) -> int:
-    values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
-    return database.push(packed({"name": name}), **values)
-
-
-def names(database: RequestDatabase, number: int) -> list[str]:
-    return [unpacked(taken.data)["name"] for _ in range(number) if (taken := database.take())]
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "requests.sqlite"
-
-
-def test_priorities_ranks_and_positions(path: Path) -> None:
-    database = RequestDatabase(path, by_slot=False)
-    push(database, "start 1", rank=1, newest_first=False)
-    push(database, "start 2", rank=1, newest_first=False)
-    for name in ("old", "new"):
-        push(database, name)
-    push(database, "urgent", priority=5)
-    push(database, "late", priority=-5)
-    assert names(database, 9) == ["urgent", "new", "old", "start 1", "start 2", "late"]
-    database.close()
-
-
-def test_slots_take_turns(path: Path) -> None:
-    """The next slot in the order of names that has the fewest downloads."""
-    database = RequestDatabase(path, by_slot=True)
-    for number in range(3):
-        for slot in "abc":
-            push(database, f"{slot}{number}", slot=slot, newest_first=False)
-    downloads: dict[str, int] = defaultdict(int)
-    order = []
-    for _ in range(6):
-        taken = database.take(downloads.__getitem__)
-        assert taken
-        order.append(unpacked(taken.data)["name"])
-        downloads[order[-1][0]] += 1
-    assert order == ["a0", "b0", "c0", "a1", "b1", "c1"]
-    downloads.update(a=5, b=1, c=1)
-    taken = database.take(downloads.__getitem__)
-    assert taken
-    assert unpacked(taken.data)["name"] == "b2"  # after c comes a, but that is busy
-    database.close()
 
 
 def test_a_million_hosts_take_no_time(path: Path) -> None:
@@ -127,14 +85,6 @@ def test_a_kill_while_it_is_made(path: Path) -> None:
     push(database, "a")
     database.close()
     assert read_counts(path) == (1, 0)
-
-
-def test_priorities_beyond_those_of_sqlite(path: Path) -> None:
-    database = RequestDatabase(path, by_slot=True)
-    for priority in (-(2**70), 0, 2**70):
-        push(database, str(priority), priority=priority)
-    assert names(database, 3) == [str(2**70), "0", str(-(2**70))]
-    database.close()
 
 
 def test_it_is_known_by_its_first_bytes(path: Path) -> None:

@@ -1,0 +1,158 @@
+"""The two stores of CrashSafeScheduler's requests: in a file, and on the servers of all tests."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from redis_filters import url_of
+from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.redis import SharedRequests
+from scrapy_bloom.queues.shared_state import QueueState, read_state
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.redis.connection.server import RedisServer
+
+LONG = 600.0  # seconds: a lease that only `lapse` ends
+
+
+def push(queue: Any, name: str, **options: Any) -> Any:
+    values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
+    return queue.push(packed({"name": name}), **values)
+
+
+def name_of(taken: Any) -> str:
+    return unpacked(taken.data)["name"]
+
+
+def names(queue: Any, number: int) -> list[str]:
+    """Take so many requests, if there are; their names."""
+    return [name_of(taken) for _ in range(number) if (taken := queue.take())]
+
+
+class InFile:
+    """A queue in a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "queue" / "requests.sqlite"
+        self.path.parent.mkdir(exist_ok=True)
+        self._opened: list[RequestDatabase] = []
+
+    def open(self, *, by_slot: bool = False) -> RequestDatabase:
+        queue = RequestDatabase(self.path, by_slot=by_slot)
+        self._opened.append(queue)
+        return queue
+
+    def die(self, queue: RequestDatabase) -> None:
+        """End it as a kill does: the files are as they were at that instant."""
+        directory = self.path.parent
+        copy = directory.with_name("copy")
+        shutil.copytree(directory, copy)
+        queue.close()
+        shutil.rmtree(directory)
+        copy.rename(directory)
+
+    def bury(self) -> None:
+        """Nobody has to wait for what has died."""
+
+    def counts(self) -> tuple[int, int]:
+        """How many are pending, and in flight."""
+        return read_counts(self.path)
+
+    def end(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+class InRedis:
+    """A queue on a server, and its workers, whose leases last until they are told to end.
+
+    Args:
+        place: one of `redis_filters.PLACES`.
+        key: of the filter.
+        url: of another server.
+    """
+
+    def __init__(self, place: str, key: str, *, url: str = "") -> None:
+        self.key = key
+        self.place = place
+        self.url = url or url_of(place)
+        self._is_cluster = place == "cluster"
+        self._servers: list[RedisServer] = []
+        self._opened: list[SharedRequests] = []
+        self.server = self.connect()
+
+    def connect(self, url: str = "", *, deadline_secs: float = 10) -> RedisServer:
+        url = f"{url or self.url}?socket_timeout=10"
+        server = RedisServer(url, cluster=self._is_cluster, deadline_secs=deadline_secs)
+        self._servers.append(server)
+        return server
+
+    def open(
+        self,
+        *,
+        by_slot: bool = False,
+        url: str = "",
+        lease_secs: float = LONG,
+        deadline_secs: float = 10,
+        prefetch: int = 1,
+    ) -> SharedRequests:
+        """A worker, reached at another URL if there is one."""
+        queue = SharedRequests(
+            self.connect(url, deadline_secs=deadline_secs),
+            self.connect(url),
+            self.key,
+            by_slot=by_slot,
+            lease_secs=lease_secs,
+            prefetch=prefetch,
+        )
+        self._opened.append(queue)
+        return queue
+
+    def die(self, queue: SharedRequests) -> None:
+        """End a worker as a kill does; its lease goes on until `bury`, or `lapse`."""
+        queue._lease.end()
+        self._opened.remove(queue)
+
+    def bury(self) -> None:
+        """End the leases of all workers that have died."""
+        alive = {each._worker for each in self._opened}
+        for name in self.workers():
+            if name not in alive:
+                self.lapse(name)
+
+    def lapse(self, worker: bytes | SharedRequests) -> None:
+        """Have a lease end now, as it does when the worker stands still for that long."""
+        if isinstance(worker, SharedRequests):
+            worker._lease._renewed_at -= worker._lease.secs
+            worker = worker._worker
+        self.server.send("HSET", self.keys[2], worker, 1)
+        self.server.send("HDEL", self.keys[3], "look")
+
+    def workers(self) -> list[bytes]:
+        return [name for name in self.server.send("HKEYS", self.keys[2]) if b":" not in name]
+
+    @property
+    def keys(self) -> list[str]:
+        """Those of pending requests, leased ones, workers and state, and the filter's."""
+        return list(keys_of_queue(self.key))
+
+    def state(self) -> QueueState:
+        state = read_state(self.server, self.key)
+        assert state
+        return state
+
+    def counts(self) -> tuple[int, int]:
+        """How many are pending, and in flight."""
+        state = self.state()
+        return state.pending, state.in_flight
+
+    def end(self) -> None:
+        for each in self._opened:
+            each._lease.end()
+        for server in self._servers:
+            server.close()
+
+
+def store_in(place: str, directory: Path, *, url: str = "") -> InFile | InRedis:
+    """The store of that name: "file", or one of `redis_filters.PLACES`."""
+    return InFile(directory) if place == "file" else InRedis(place, str(directory), url=url)
