@@ -176,9 +176,12 @@ class SharedRequests:
         self.can_start = False
         return bool(self._run(scripts.START))
 
-    def end_start(self, *, is_through: bool) -> None:
-        """Note that start() is through, and nobody has to run it again; or let another try."""
-        self._run(scripts.STARTED, "1" if is_through else "")
+    def end_start(self, queue: bytes, *, is_through: bool) -> None:
+        """Note that start() is through for this queue, by its id; or let another worker try.
+
+        If the lease has ended meanwhile, and another worker runs it, that is left to that one.
+        """
+        self._run(scripts.STARTED, queue, "1" if is_through else "")
 
     # The steps of a request.
 

@@ -232,13 +232,14 @@ return call('HGET', state, 'starting') == me and 1 or 0
 """
 )
 
-# worker, 1 if start() is through, '' if it has failed
+# worker, id of the queue, 1 if start() is through, '' if it has failed
 STARTED = (
     _COMMON
     + r"""
-if call('HGET', state, 'starting') ~= me then return 0 end
+local starting = call('HGET', state, 'starting')
+if call('HGET', state, 'id') ~= ARGV[2] or (starting and starting ~= me) then return 0 end
 call('HDEL', state, 'starting')
-if ARGV[2] == '1' then call('HSET', state, 'started', 1) end
+if ARGV[3] == '1' then call('HSET', state, 'started', 1) end
 return 1
 """
 )

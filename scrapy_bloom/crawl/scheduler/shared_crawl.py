@@ -80,9 +80,9 @@ class SharedCrawl:
                         async for each in start:
                             yield each
                     except Exception:  # another worker tries
-                        self._safe.attempt(self.queue.end_start, is_through=False)
+                        self._safe.attempt(self.queue.end_start, began_in, is_through=False)
                         raise
-                    self._safe.attempt(self.queue.end_start, is_through=True)
+                    self._safe.attempt(self.queue.end_start, began_in, is_through=True)
                 continue
             await self._wait()
 
