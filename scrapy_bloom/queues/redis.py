@@ -165,7 +165,8 @@ class SharedRequests:
         """Give back what was taken and is not done, and leave the queue to the others."""
         self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
         self._lease.end()
-        others, ended, _ = self._run(scripts.LEAVE, len(self._done), *self._done)
+        self._held.clear()
+        others, self._waiting, ended = self._run(scripts.LEAVE, len(self._done), *self._done)
         self.is_last = not others
         self._note_end(ended)
 

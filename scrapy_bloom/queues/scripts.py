@@ -249,10 +249,10 @@ LEAVE = (
     _COMMON
     + r"""
 done(3, tonumber(ARGV[2]))
-local returned = give_back(me)
+give_back(me)
 call('HDEL', workers, me .. ':push')
 note_end()
-return {others(), call('HGET', state, 'ended'), returned}
+return {others(), call('ZCARD', pending), call('HGET', state, 'ended')}
 """
 )
 

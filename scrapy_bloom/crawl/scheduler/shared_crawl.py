@@ -109,6 +109,13 @@ class SharedCrawl:
         if self._waking is not None and not self._waking.called:
             self._waking.callback(None)
         self._renewing.close()
+        if self.queue.is_last and not self.queue.ended_at:
+            self._logger.info(
+                "The crawl of the queue in %s is not over, and nobody is left to crawl: pending "
+                "requests: %s. The same command goes on with them",
+                self.queue.name,
+                f"{self.queue.pending:,}",
+            )
         if self._flush and self.queue.is_last and self.queue.ended_at:
             self._safe.attempt(remove_queue, self._backend.server, self._backend.key)
             self._backend.flush = True
