@@ -89,9 +89,9 @@ if not id then
   id = ARGV[4]
   call('HSET', state, 'id', id)
 end
-if others() == 0 and give_back(aside) > 0 then call('HDEL', state, 'ended') end
-if not mark and call('HEXISTS', filter, 'filter') == 1 then call('HSET', filter, 'queue', id) end
 local former, last, returned = ARGV[5], false, 0
+if former == '' and others() == 0 and give_back(aside) > 0 then call('HDEL', state, 'ended') end
+if not mark and call('HEXISTS', filter, 'filter') == 1 then call('HSET', filter, 'queue', id) end
 if former ~= '' then
   last = call('HGET', workers, former .. ':push')
   returned = give_back(former)
