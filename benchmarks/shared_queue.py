@@ -174,7 +174,7 @@ def _crawls(
 def _crawl(
     directory: Path, server: Server, name: str, size: Size, expected: int
 ) -> tuple[int, float]:
-    """Requests of a crawl, and the seconds from the first to the last.
+    """Addresses asked for in a crawl, and the seconds from the first to the last.
 
     Ours ends by itself; scrapy-redis's is ended after as many requests as ours had.
     """
@@ -188,12 +188,12 @@ def _crawl(
             while any(worker.running() for worker in crowd.workers):
                 if site.total != total:
                     total, last = site.total, time.monotonic()
-                if name == SCRAPY_REDIS and total >= expected:
+                if name == SCRAPY_REDIS and len(site.hits) >= expected:
                     break
                 assert time.monotonic() < last + QUIET_SECS, crowd.complaints()
                 time.sleep(0.01)
             assert len(site.hits) > site.pages, crowd.complaints()
-            return total, last - begun
+            return len(site.hits), last - begun
         finally:
             crowd.end()
 
