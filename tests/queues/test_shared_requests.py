@@ -137,7 +137,7 @@ def test_each_step_may_lose_its_reply(shared: InRedis) -> None:
     warm = InRedis("valkey", f"{shared.key}:other")
     other = warm.open()  # so that the server knows all scripts, and none is sent twice for that
     assert other.claim_start()
-    other.end_start(is_through=True)
+    other.end_start(other.id, is_through=True)
     push(other, "a")
     other.set_aside(other.take().id)
     other.close()
@@ -156,7 +156,7 @@ def test_each_step_may_lose_its_reply(shared: InRedis) -> None:
     for name in "abcd":
         assert lost(scripts.PUSH, lambda name=name: push(worker, name, newest_first=False))
     assert shared.counts() == (4, 0)
-    lost(scripts.STARTED, lambda: worker.end_start(is_through=True))
+    lost(scripts.STARTED, lambda: worker.end_start(worker.id, is_through=True))
     assert shared.state().is_started
     taken = lost(scripts.TAKE, lambda: look(worker))
     assert name_of(taken) == "a"
@@ -306,13 +306,13 @@ def test_one_worker_runs_start_and_another_after_its_death(shared: InRedis) -> N
     assert look(second) is None
     assert second.can_start
     assert [each.claim_start() for each in (second, third)] == [True, False]
-    second.end_start(is_through=False)  # it has failed
+    second.end_start(second.id, is_through=False)  # it has failed
     assert look(third) is None
     assert third.can_start
     assert third.claim_start()
-    second.end_start(is_through=True)  # of one that is not the one
+    second.end_start(second.id, is_through=True)  # of one that is not the one
     assert not shared.state().is_started
-    third.end_start(is_through=True)
+    third.end_start(third.id, is_through=True)
     assert not second.claim_start()
     assert shared.state().is_started
 
@@ -323,7 +323,7 @@ def test_the_end_is_seen_by_all(shared: InRedis) -> None:
     assert not first.ended_at  # start() may find something
     assert first.claim_start()
     push(first, "a")
-    first.end_start(is_through=True)
+    first.end_start(first.id, is_through=True)
     taken = look(second)
     assert look(first) is None
     assert not first.ended_at
@@ -348,7 +348,7 @@ def test_what_no_worker_can_read_keeps_no_crawl_from_its_end(shared: InRedis) ->
     worker, other = shared.open(), shared.open()
     assert worker.claim_start()
     push(worker, "gone callback")
-    worker.end_start(is_through=True)
+    worker.end_start(worker.id, is_through=True)
     worker.set_aside(look(worker).id)
     assert look(other) is None
     assert other.ended_at
