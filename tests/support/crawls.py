@@ -110,6 +110,10 @@ class Crawl:
         return crawl
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def output(self) -> str:
         return self._log.read_text(errors="replace")
 

