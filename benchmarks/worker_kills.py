@@ -23,7 +23,8 @@ from benchmarks.shared.worker_faults import (
 )
 from benchmarks.shared.workers import LEASE_SECS, OURS, SCRAPY_REDIS
 
-KILLS, FAULTS = 15, 8  # crawls of each kind
+KILLS, FAULTS = 15, 6  # crawls of each kind
+PEER_KILLS, PEER_FAULTS = 5, 3
 # Without a request, after which workers that have not ended are killed.
 QUIET_SECS, PEER_QUIET_SECS = 90.0, 10.0
 
@@ -77,7 +78,8 @@ def run_peer(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is calle
 def _cases(name: str, kinds: Iterable[Kind], *, quick: bool) -> Sequence[Case]:
     cases = []
     for kind in kinds:
-        number = 1 if quick else KILLS if kind.is_kill else FAULTS
+        kills, faults = (KILLS, FAULTS) if name == OURS else (PEER_KILLS, PEER_FAULTS)
+        number = 1 if quick else kills if kind.is_kill else faults
         for n in range(number):
             site = DOC if n % 3 == 2 and PYTHON_DOC.exists() else EXAMPLE
             cases.append(Case(kind, name, site, n % 2 == 0, n % 4 < 2 or kind.kills_all, n))
@@ -153,17 +155,9 @@ def _table(head: str, found: Sequence[Outcome], name_of: Callable[[Case], str]) 
 
 
 def _notes(found: Sequence[Outcome]) -> str:
-    notes = (
+    return (
         f"CONCURRENT_REQUESTS is {CONCURRENT_REQUESTS}. What each worker asks for, robots.txt, is "
         "not counted as crawled twice.\n"
         f"Items that came through a pipeline twice: {sum(each.items_twice for each in found):,}; "
         f"tracebacks in the logs: {sum(each.tracebacks for each in found):,}."
     )
-    for each in found:
-        if each.missing or not each.has_ended:
-            what = "ended" if each.has_ended else "not ended"
-            print(
-                f"{each.case.kind.name} {each.case.number}, at {each.at}: {what}, missing", end=" "
-            )
-            print(f"{len(each.missing)} {each.missing[:5]}, {each.directory}")
-    return notes
