@@ -79,8 +79,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             "the last one. Then, in a fresh process and with a fresh server for each, the start() "
             f"of a spider adds {count:,} requests for {HOSTS:,} hosts to the scheduler of its own "
             f"engine, which is paused (all but the first {FILTERED:,} with dont_filter), and takes "
-            f"{taken:,}, {BATCH} at once, which are done before the next ones are taken. Memory is that of the queue's keys (MEMORY USAGE, SAMPLES 0). A round trip is "
-            "one sending of one or more commands at once."
+            f"{taken:,}, {BATCH} at once, which are done before the next ones are taken. Memory is "
+            "that of the queue's keys (MEMORY USAGE, SAMPLES 0). A round trip is one sending of "
+            "one or more commands at once."
         ),
         checks=[
             at_least("requests per second over scrapy-redis's", median(ratios), SPEED, "{:.2f}"),
