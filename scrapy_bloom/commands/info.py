@@ -7,6 +7,10 @@ that runs on this machine now.
 "Asked for" is the error rate that the filter was made to keep, however far it grows. Who knows the
 salt can make URLs that look seen: --show-salt prints it.
 
+Of a queue that workers share in Redis, it tells what waits, who has taken how much, whose lease is
+over (that worker is dead, and the others get its requests), and how many requests are done in a
+second.
+
 What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
 bits themselves: it reads all of the filter, and tells what is really there.
 
@@ -19,6 +23,7 @@ Examples:
 import argparse
 import math
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +32,19 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.report import measured
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
-from scrapy_bloom.commands.shared.project import Reader, opened_filter, state_text
+from scrapy_bloom.commands.shared.project import (
+    Reader,
+    connect,
+    load_project,
+    opened_filter,
+    state_text,
+)
+from scrapy_bloom.commands.shared.queues import job_queue, print_workers, queue_text, shared_queue
 from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.redis.reader import RedisReader
 from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
@@ -68,44 +80,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
-    path = None if is_redis(options.place) else Path(options.place)
-    queue = _queue(path) if path else None
-    if path and queue and not jobdir.filter_files(filter_directory(path)):
-        figures: _Figures = {"location": str(path), "queue": queue}  # its filter is elsewhere
-    else:
-        with opened_filter(options, settings) as reader:
-            figures = _figures(reader, settings.get("BLOOM_ON_FULL", "grow"), queue)
-            if options.scan:
-                _scan(figures["generations"], reader)
-        if not options.show_salt:
-            figures["salt"] = _MASKED
+    is_shared = is_redis(options.place)
+    figures = (_in_redis if is_shared else _in_files)(options, settings)
+    if not options.show_salt and "salt" in figures:
+        figures["salt"] = _MASKED
     if options.json:
         print_json(figures)
     elif "generations" in figures:
         _print(figures)
     else:
-        say(f"Job in {path}, without a filter")
-        say(f"  queue: {_queue_text(figures['queue'])}")
+        say(f"{'Queue' if is_shared else 'Job'} in {figures['location']}, without a filter")
+        say(f"  queue: {queue_text(figures['queue'])}")
+    if not options.json:
+        print_workers(figures["queue"])
 
 
-def _queue(path: Path) -> _Figures | None:
-    """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
-    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
-    for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
-        if (database := job_dir / jobdir.DATABASE).exists():
-            pending, in_flight = read_counts(database)
-            return {"pending": pending, "in_flight": in_flight}
-    return None
+def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
+    path = Path(options.place)
+    queue = job_queue(path)
+    if queue and not jobdir.filter_files(filter_directory(path)):
+        return {"location": str(path), "queue": queue}  # its filter is elsewhere
+    with opened_filter(options, settings) as reader:
+        return _figures(reader, options, settings, queue)
 
 
-def _queue_text(queue: _Figures) -> str:
-    return f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight"
+def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
+    store = connect(options, load_project(settings, options.spider, options.place))
+    with closing(store.server):
+        queue = shared_queue(store)
+        if queue and not store.read().generations:
+            return {"location": f"{store.server.address}, key {store.key}", "queue": queue}
+        return _figures(RedisReader(store.server, store.key), options, settings, queue)
 
 
-def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
+def _figures(
+    reader: Reader, options: argparse.Namespace, settings: Settings, queue: _Figures | None
+) -> _Figures:
     live, is_local = reader.generations, isinstance(reader, FilterReader)
-    status = FilterStatus.of(reader.location, live, on_full)
-    return {
+    status = FilterStatus.of(reader.location, live, settings.get("BLOOM_ON_FULL", "grow"))
+    figures: _Figures = {
         "location": status.location,
         "recorded": status.count,
         "capacity": status.capacity,
@@ -138,9 +151,12 @@ def _figures(reader: Reader, on_full: str, queue: _Figures | None) -> _Figures:
         "salt": reader.salt,
         "closed": reader.is_closed(),
         "in_use": reader.is_in_use(),
-        **({"queue": queue} if is_local else {}),
+        "queue": queue,
         "forgotten": reader.count_forgotten(),
     }
+    if options.scan:
+        _scan(figures["generations"], reader)
+    return figures
 
 
 def _scan(generations: list[_Figures], reader: Reader) -> None:
@@ -171,7 +187,7 @@ def _print(figures: _Figures) -> None:
         "false drops": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
     }
     if queue := figures.get("queue"):
-        lines["queue"] = _queue_text(queue)
+        lines["queue"] = queue_text(queue)
     if figures["forgotten"]:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when met"
     say(f"Filter in {figures['location']}")

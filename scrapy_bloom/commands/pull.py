@@ -1,12 +1,15 @@
-"""Copy a filter from Redis or Valkey into files, where a single crawl can go on with it.
+"""Copy a filter and its queue from Redis or Valkey into files, where a single crawl can go on.
 
 DIRECTORY becomes the BLOOM_DIR of that crawl, or is the "bloom" in its JOBDIR; it must not hold a
 filter yet. The copy is read back and compared. Crawlers may use the filter in Redis meanwhile; what
 they record then may be missing in the copy.
 
+What waits in a queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR: a crawl
+with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.
+
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
-  scrapy bloom pull redis://localhost:6379/0 filters/backup --key shop:bloom --json
+  scrapy bloom pull redis://localhost:6379/0 jobs/alone/bloom --key shop:bloom --json
 """
 
 import argparse
@@ -16,12 +19,15 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import say_where, tell_copied
-from scrapy_bloom.commands.shared.output import working
+from scrapy_bloom.commands.shared.output import note, working
 from scrapy_bloom.commands.shared.project import connect, load_project
+from scrapy_bloom.commands.shared.queues import warn_of_workers
+from scrapy_bloom.copying.queues import download_with_queue
 from scrapy_bloom.copying.transfer import download
+from scrapy_bloom.queues.shared_state import read_state
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
-HELP = "copy a filter from Redis into files"
+HELP = "copy a filter, and what waits in its queue, from Redis into files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,20 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
     store = connect(options, load_project(settings, options.spider, options.url))
     with closing(store.server), working(f"Copying from {store.server.address}"):
-        copied = download(store.server, store.key, options.path)
-    tell_copied(options, copied, str(options.path))
+        state, queue = read_state(store.server, store.key), None
+        waiting = state.pending + state.in_flight if state else 0
+        if state and waiting and options.path.name == "bloom":
+            copied, queue = download_with_queue(store.server, store.key, options.path)
+        else:
+            copied = download(store.server, store.key, options.path)
+    tell_copied(options, copied, str(options.path), queue)
+    if state and queue:
+        warn_of_workers(state)
+    elif waiting:
+        note(
+            f"scrapy bloom: warning: {waiting:,} requests wait in the queue of {store.key!r}, and "
+            "were not copied: a crawl with the copy takes them for seen. A BLOOM_DIR has no queue: "
+            'give the "bloom" in a JOBDIR to copy both'
+        )
     if not options.json:
         say_where(options.path)

@@ -1,11 +1,16 @@
 """Delete a filter, so that everything is crawled again. It asks before it does.
 
 PATH is a JOBDIR or a BLOOM_DIR. Only the filter's own files are deleted, not Scrapy's queue of a
-paused job, and none while a crawl runs. In Redis nobody can know whether crawlers use a filter;
-those that do go on with an empty one.
+paused job, and none while a crawl runs. In Redis, the queue that workers share is deleted with the
+filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
+one.
+
+With --queue, the queue in Redis is deleted, and the filter stays: what waited there is not crawled,
+and the next crawl begins with the filter as it is.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
+  scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --queue --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --yes
 """
 
@@ -14,32 +19,44 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
+from scrapy_bloom.commands.shared.queues import live_workers
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
+from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.text import size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--yes]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     add_place(parser)
+    parser.add_argument(
+        "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
+    )
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
     if is_redis(options.place):
-        _reset_in_redis(options, settings)
+        store = connect(options, load_project(settings, options.spider, options.place))
+        with closing(store.server):
+            _reset_in_redis(store, only_queue=options.queue, yes=options.yes)
+    elif options.queue:
+        raise UsageError("--queue is for a queue in Redis: give the URL of its server")
     else:
         _reset_files(Path(options.place), yes=options.yes)
 
@@ -69,23 +86,39 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         )
 
 
-def _reset_in_redis(options: argparse.Namespace, settings: Settings) -> None:
-    store = connect(options, load_project(settings, options.spider, options.place))
-    name = f"{store.key} in {store.server.address}"
-    with closing(store.server):
-        stored = store.read()
-        if stored.info is None:
-            store.read_filter()  # says best that there is none
-        generations = stored.generations
-        count = sum(generation.count for generation in generations)
-        size = size_text(sum(generation.geometry.nbytes for generation in generations))
-        _confirm(
-            f"Delete the filter {name}: {count:,} requests, {size}? Crawlers that use it now go on "
-            "with an empty one.",
-            yes=options.yes,
+def _reset_in_redis(store: RedisStore, *, only_queue: bool, yes: bool) -> None:
+    server, key, name = store.server, store.key, f"{store.key} in {store.server.address}"
+    queue, stored = read_state(server, key), store.read()
+    if only_queue or stored.info is None:
+        if queue is None and only_queue:
+            raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
+        if queue is not None:
+            _confirm(f"Delete the queue {name}{_waiting(queue)}?{_users(queue)}", yes=yes)
+            remove_queue(server, key)
+            say(f"Deleted the queue {name}")
+            return
+        store.read_filter()  # says best that there is none
+    count = sum(generation.count for generation in stored.generations)
+    size = size_text(sum(generation.geometry.nbytes for generation in stored.generations))
+    if queue is None:
+        what, users = "", " Crawlers that use it now go on with an empty one."
+    else:
+        what, users = f", and its queue{_waiting(queue)}", _users(queue)
+    _confirm(f"Delete the filter {name}: {count:,} requests, {size}{what}?{users}", yes=yes)
+    store.reset(*keys_of_queue(key)[:-1])
+    say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
+
+
+def _waiting(queue: QueueState) -> str:
+    return f", in which {queue.pending + queue.in_flight:,} requests wait"
+
+
+def _users(queue: QueueState) -> str:
+    if number := live_workers(queue):
+        return (
+            f" {number:,} worker{'s use' if number > 1 else ' uses'} it now, and will start over."
         )
-        store.reset()
-    say(f"Deleted the filter {name}")
+    return " No worker uses it now."
 
 
 def _confirm(question: str, *, yes: bool) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_json, say
+from scrapy_bloom.copying.queues import CopiedQueue
 from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import FilterStatus
@@ -40,7 +41,12 @@ def tell_changed(
         say_where(directory)
 
 
-def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
+def tell_copied(
+    options: argparse.Namespace,
+    copied: Copied,
+    destination: str,
+    queue: CopiedQueue | None = None,
+) -> None:
     """Print what was copied."""
     if options.json:
         print_json(
@@ -51,6 +57,7 @@ def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -
                 "bytes": copied.nbytes,
                 "bits_set": copied.bits,
                 "crc32": f"{copied.checksum:08x}",
+                "queue": queue and {"requests": queue.requests, "bytes": queue.nbytes},
             }
         )
         return
@@ -59,6 +66,8 @@ def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -
         f"generation{'s' if copied.generations > 1 else ''}, {size_text(copied.nbytes)}; read "
         "back and compared"
     )
+    if queue:
+        say(f"And its queue: {queue.requests:,} requests that wait, {size_text(queue.nbytes)}")
 
 
 def say_where(directory: Path) -> None:
@@ -71,7 +80,7 @@ def say_where(directory: Path) -> None:
 
 
 def warn_of_queue(path: Path) -> None:
-    """Say so if requests that a filter holds wait in its job's queue."""
+    """Say so if requests that a filter holds wait in its job's queue, which was not copied."""
     directory = filter_directory(path)
     job_dir = directory.parent
     if directory.name == "bloom" and has_waiting(job_dir):

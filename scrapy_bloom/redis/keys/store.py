@@ -17,6 +17,7 @@ from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.keys.blocks import RedisBlocks
 from scrapy_bloom.redis.keys.lock import RedisLock
 from scrapy_bloom.redis.keys.meta import (
+    QUEUE,
     RESET,
     FilterInfo,
     RedisGeneration,
@@ -74,7 +75,11 @@ class RedisStore:
 
     def redefine(self, info: FilterInfo) -> None:
         """Begin a new epoch: from now on, the generations there are left over."""
-        self.server.transaction(("HSET", self.key, "filter", info.text), ("PERSIST", self.key))
+        self.server.transaction(
+            ("HSET", self.key, "filter", info.text),
+            ("HDEL", self.key, QUEUE),
+            ("PERSIST", self.key),
+        )
 
     def undefine(self, info: FilterInfo) -> None:
         """Remove the definition of a filter without generations; in an hour nothing is left."""
@@ -82,15 +87,20 @@ class RedisStore:
         if stored.info == info and not stored.generations:
             self._remove_definition(("PEXPIRE", self.key, 1000 * _RESET_SECS))
 
-    def reset(self) -> None:
-        """Remove the filter, for all crawlers: those that knew it begin a new one."""
-        self._remove_definition()
+    def reset(self, *queue: str) -> None:
+        """Remove the filter, for all crawlers, and the keys of its queue, all at once.
+
+        Those that knew it begin a new one.
+        """
+        self._remove_definition(*([("UNLINK", *queue)] if queue else []))
         self.remove_left_over(self.read())
 
     def _remove_definition(self, *more: Sequence[object]) -> None:
         # With a note of the purpose: else others write back what looks lost.
         self.server.transaction(
-            ("HSET", self.key, RESET, self.server.now()), ("HDEL", self.key, "filter"), *more
+            ("HSET", self.key, RESET, self.server.now()),
+            ("HDEL", self.key, "filter", QUEUE),
+            *more,
         )
 
     def set_aside(self, stored: Stored, info: FilterInfo) -> str:

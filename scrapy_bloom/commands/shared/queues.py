@@ -1,0 +1,98 @@
+"""What subcommands tell of a queue: that of a job, or one in Redis that workers share."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from scrapy_bloom.commands.shared.output import note, print_table, say
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.shared_state import QueueState, read_state
+from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.redis.keys.store import RedisStore
+
+_RATE_SECS = 1.0
+
+_Figures = dict[str, Any]
+
+_COLUMNS = (
+    ("worker:", "name", str),
+    ("lease:", "is_alive", lambda is_alive: "alive" if is_alive else "over: it is dead"),
+    ("in flight", "in_flight", "{:,}".format),
+)
+
+
+def job_queue(path: Path) -> _Figures | None:
+    """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
+    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
+    for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
+        if (database := job_dir / jobdir.DATABASE).exists():
+            pending, in_flight = read_counts(database)
+            return {"pending": pending, "in_flight": in_flight}
+    return None
+
+
+def shared_queue(store: RedisStore) -> _Figures | None:
+    """Return the figures of a shared queue, None if there is none.
+
+    If a worker is alive, that takes a second: how many requests are done in it.
+    """
+    begun, before = time.monotonic(), read_state(store.server, store.key)
+    if before is None:
+        return None
+    state, rate = before, None
+    if live_workers(before):
+        time.sleep(_RATE_SECS)
+        state = read_state(store.server, store.key) or before
+        rate = max(0, state.done - before.done) / (time.monotonic() - begun)
+    return {
+        "pending": state.pending,
+        "in_flight": state.in_flight,
+        "done": state.done,
+        "done_per_second": rate,
+        "started": state.is_started,
+        "ended_at": state.ended_at or None,
+        "workers": [
+            {
+                "id": each.id,
+                "name": each.name,
+                "is_alive": each.is_alive,
+                "in_flight": each.in_flight,
+            }
+            for each in state.workers
+        ],
+    }
+
+
+def live_workers(state: QueueState | None) -> int:
+    """Return how many workers use a queue now."""
+    return sum(each.is_alive for each in state.workers) if state else 0
+
+
+def queue_text(queue: _Figures) -> str:
+    """Return the figures of a queue in one line."""
+    texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
+    if "done" in queue:
+        texts.append(f"{queue['done']:,} done")
+    if queue.get("done_per_second") is not None:
+        texts.append(f"{queue['done_per_second']:,.1f} a second")
+    if queue.get("ended_at"):
+        ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
+        texts.append(f"the crawl ended at {ended}")
+    return ", ".join(texts)
+
+
+def print_workers(queue: _Figures | None) -> None:
+    """Print who shares a queue, if anybody does."""
+    if queue and queue.get("workers"):
+        say("")
+        print_table(_COLUMNS, queue["workers"])
+
+
+def warn_of_workers(state: QueueState) -> None:
+    """Say so if a queue is copied while workers use it."""
+    if number := live_workers(state):
+        note(
+            f"scrapy bloom: warning: {number:,} worker{'s use' if number > 1 else ' uses'} the "
+            "queue now. What they did meanwhile may be missing in the copy, or be crawled again: "
+            "stop them, and copy again, to have all of it"
+        )

@@ -1,0 +1,221 @@
+"""Copying a filter together with its queue, between a job directory and Redis.
+
+The queue is that of CrashSafeScheduler: in a job's SQLite database, or shared by many workers. At
+no instant is there a copy of the filter without that of the queue: what waits would look seen.
+"""
+
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrapy_bloom.copying.transfer import Copied, download, upload
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.redis.connection.server import RedisServer
+
+_READ = 100  # requests that are read from the server at once
+_WRITTEN_BYTES = 1 << 20  # and written to it, if not a single one is larger
+
+
+@dataclass
+class CopiedQueue:
+    """The figures of a copy, found alike on both sides.
+
+    Attributes:
+        requests: how many.
+        nbytes: their size, serialized, with their places in the order.
+        checksum: sum of the hashes of all of them, in any order.
+    """
+
+    requests: int = 0
+    nbytes: int = 0
+    checksum: int = 0
+
+    def add(self, member: bytes) -> None:
+        """Count a request, as members of the shared queue have it."""
+        self.requests += 1
+        self.nbytes += len(member)
+        digest = hashlib.blake2b(member, digest_size=8).digest()
+        self.checksum = (self.checksum + int.from_bytes(digest, "big")) % 2**64
+
+
+def waiting_database(directory: Path) -> Path | None:
+    """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it."""
+    database = directory.parent / jobdir.DATABASE
+    if directory.name != "bloom" or not jobdir.is_database(database):
+        return None
+    return database if sum(read_counts(database)) else None
+
+
+def upload_with_queue(
+    directory: Path, server: RedisServer, key: str
+) -> tuple[Copied, CopiedQueue | None]:
+    """Copy the filter of a closed job into Redis, and what waits in the queue beside it, if any.
+
+    Arguments and errors are those of `upload`. There must not be a queue in Redis either, and the
+    job must not be in use. The spider's start() is run again by the first worker, as by each run of
+    a job.
+    """
+    database = waiting_database(directory)
+    if database is None:
+        return upload(directory, server, key), None
+    with _locked(database), _uploaded(database, server, key) as queue:
+        return upload(directory, server, key), queue
+
+
+def download_with_queue(
+    server: RedisServer, key: str, directory: Path
+) -> tuple[Copied, CopiedQueue]:
+    """Save a filter in Redis, and its queue, to a job directory, where a single crawl goes on.
+
+    Requests that workers have in flight are pending in the copy. What live workers do meanwhile may
+    be missing in it.
+
+    Args:
+        server: the connection.
+        key: see `download`.
+        directory: JOBDIR/bloom, without a filter or a queue yet; made if missing.
+
+    Raises:
+        StorageError: see `download`; the job directory has a queue. What was begun is removed.
+    """
+    database = directory.parent / jobdir.DATABASE
+    new = database.with_name(f"{database.name}.new")
+    with _locked(database):
+        if database.exists() or jobdir.has_queued(directory.parent):
+            raise StorageError(
+                f'{directory.parent} holds a queue already; give it the "bloom" of another JOBDIR'
+            )
+        # Should we be killed, a crawl would find a queue that was cut to nothing, and refuse that.
+        database.touch()
+        try:
+            # The filter first: what is recorded from now on is in the queue already.
+            copied = download(server, key, directory)
+            try:
+                queue = _save(server, key, new)
+                new.rename(database)
+            except BaseException:
+                for path in [*jobdir.filter_files(directory), *forgotten_file.files(directory)]:
+                    path.unlink()
+                raise
+        except BaseException:
+            for path in (database, new, *beside(new)):
+                path.unlink(missing_ok=True)
+            raise
+        return copied, queue
+
+
+@contextmanager
+def _locked(database: Path) -> Iterator[None]:
+    lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _uploaded(database: Path, server: RedisServer, key: str) -> Iterator[CopiedQueue]:
+    """Write a queue to Redis, and let workers know of it after the block."""
+    pending, _, _, state, of_filter = keys = keys_of_queue(key)
+    if server.send("EXISTS", *keys[:-1]):
+        raise StorageError(
+            f"{server.address} has a queue {key!r} already; nothing was changed: give it another "
+            "key, or remove that one with `scrapy bloom reset --queue`"
+        )
+    try:
+        with closing(connect_readonly(database)) as db:
+            last = db.execute("SELECT max(max(id, abs(position))) FROM requests").fetchone()[0]
+            server.send("HSET", state, "pushed", last)  # the next request gets another position
+            copied = CopiedQueue()
+            for batch in _batches(_rows(db), copied):
+                server.send("ZADD", pending, *(word for each in batch for word in (0, each)))
+        _compare(copied, _read(server, pending), server.address)
+        yield copied
+    except BaseException:
+        with suppress(StorageError):
+            if not server.send("HEXISTS", state, "id"):  # else workers have begun with it
+                server.send("UNLINK", *keys[:-1])
+        raise
+    queue = secrets.token_hex(8)  # unless a worker was faster
+    server.transaction(("HSETNX", state, "id", queue), ("HSETNX", of_filter, "queue", queue))
+
+
+def _rows(db: sqlite3.Connection) -> Iterator[bytes]:
+    rows = db.execute("SELECT slot, priority, is_start, position, request FROM requests")
+    for slot, priority, rank, position, data in rows:
+        place = position + (NEWEST_FIRST if position < 0 else 0)
+        yield Member(slot, priority, rank, place, data).packed
+
+
+def _batches(members: Iterable[bytes], copied: CopiedQueue) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for member in members:
+        copied.add(member)
+        if batch and size + len(member) > _WRITTEN_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(member)
+        size += len(member)
+    if batch:
+        yield batch
+
+
+def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
+    pending, leased, *_ = keys_of_queue(key)
+    RequestDatabase(path, by_slot=True).close()
+    copied = CopiedQueue()
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        # Workers that live may take a request meanwhile, or give it back.
+        for name in (leased, pending, leased):
+            for member in _members(server, name):
+                each = parsed_leased(member)[2] if name == leased else parsed(member)
+                if _insert(db, each):
+                    copied.add(each.packed)
+        db.execute("COMMIT")
+        found = CopiedQueue()
+        for member in _rows(db):
+            found.add(member)
+    _compare(copied, found, str(path.parent))
+    return copied
+
+
+def _insert(db: sqlite3.Connection, member: Member) -> bool:
+    newest_first = member.position > NEWEST_FIRST // 2
+    position = member.position - (NEWEST_FIRST if newest_first else 0)
+    row = (abs(position), member.slot, member.priority, member.rank, position, 0, member.data)
+    insert = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)"
+    return db.execute(insert, row).rowcount == 1
+
+
+def _members(server: RedisServer, name: str) -> Iterator[bytes]:
+    start = b"-"
+    while some := server.send("ZRANGEBYLEX", name, start, "+", "LIMIT", 0, _READ):
+        yield from some
+        start = b"(" + some[-1]
+
+
+def _read(server: RedisServer, name: str) -> CopiedQueue:
+    found = CopiedQueue()
+    for member in _members(server, name):
+        found.add(member)
+    return found
+
+
+def _compare(source: CopiedQueue, copy: CopiedQueue, what: str) -> None:
+    if copy != source:
+        raise StorageError(
+            f"the copy of the queue in {what} differs ({copy} in place of {source}); it was "
+            "removed: try again, and check the memory and disk of that machine"
+        )

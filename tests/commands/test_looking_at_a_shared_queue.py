@@ -1,0 +1,122 @@
+"""`scrapy bloom info` and `reset` of a queue that workers share."""
+
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import at_a_terminal, bloom
+from crawls import SHARED_SPIDER, Crawl
+from sites import Site
+from workspace import fingerprints, in_redis, shared_filter, urls
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return f"{tmp_path.name}:bloom"
+
+
+def settings(key: str) -> dict[str, object]:
+    more = in_redis(key, BLOOM_QUEUE="redis")
+    return {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **more}
+
+
+def queue_keys(server: servers.Server, key: str) -> list[bytes]:
+    return server.client.keys(f"{{{key}}}:queue:*")
+
+
+def test_who_has_taken_how_much(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}
+    Crawl.held(tree, 20, tmp_path, leases, spider=SHARED_SPIDER).kill()
+    place = (server.url, "--key", key)
+
+    def dead() -> bool:
+        (worker,) = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["workers"]
+        return not worker["is_alive"]
+
+    servers.wait_for(dead, lambda: "the lease of a killed worker does not end")
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    (worker,) = queue["workers"]
+    assert worker["in_flight"] == queue["in_flight"] > 0
+    assert queue["done"] > 0
+    assert queue["done_per_second"] is None  # nobody does anything
+    text = bloom("info", *place, cwd=tmp_path).out
+    assert f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight" in text
+    assert "over: it is dead" in text
+
+    crawl = Crawl.held(tree, 40, tmp_path, settings(key), spider=SHARED_SPIDER)
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    assert [each["is_alive"] for each in queue["workers"]] == [True]
+    assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
+    assert queue["done_per_second"] >= 0
+    assert "a second" in bloom("info", *place, cwd=tmp_path).out
+    tree.release()
+    assert crawl.finish() == 0
+    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
+    assert (queue["pending"], queue["in_flight"], queue["workers"]) == (0, 0, [])
+    assert queue["ended_at"] > 0
+    assert "the crawl ended at " in bloom("info", *place, cwd=tmp_path).out
+
+
+def test_a_queue_without_a_filter_and_the_reverse(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    place = (server.url, "--key", key)
+    Crawl.held(tree, 20, tmp_path, settings(key), spider=SHARED_SPIDER).interrupt()
+    server.client.delete(key)
+    assert "without a filter" in bloom("info", *place, cwd=tmp_path).out
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"] > 0
+    assert "Deleted the queue" in bloom("reset", *place, "--yes", cwd=tmp_path).out
+    assert not queue_keys(server, key)
+    assert "has no filter" in bloom("info", *place, cwd=tmp_path).error
+    shared_filter(server, key, fingerprints(urls(range(10))))
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
+    assert "has no queue" in bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).error
+    assert bloom("info", *place, "--json", cwd=tmp_path).json["recorded"] == 10
+
+
+def test_reset_removes_both_and_says_what_waits(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    Crawl.held(tree, 20, tmp_path, settings(key), spider=SHARED_SPIDER).interrupt()
+    place = (server.url, "--key", key)
+    waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
+    no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
+    assert f"in which {waiting:,} requests wait" in " ".join(no.out.split())
+    assert queue_keys(server, key)
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
+    assert not queue_keys(server, key)
+    assert server.client.hkeys(key) == [b"reset"]
+    tree.hits.clear()
+    assert Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER).finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_reset_of_the_queue_keeps_the_filter(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    assert Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER).finish() == 0
+    place = (server.url, "--key", key)
+    before = bloom("info", *place, "--json", cwd=tmp_path).json
+    late = Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER)
+    assert late.finish() == 0
+    assert "nothing is left of it" in late.output
+    assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
+    assert not queue_keys(server, key)
+    after = bloom("info", *place, "--json", cwd=tmp_path).json
+    assert after["queue"] is None
+    assert after["recorded"] == before["recorded"]
+    assert b"queue" not in server.client.hkeys(key)
+    tree.hits.clear()
+    again = Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER)
+    assert again.finish() == 0
+    assert not again.told("ERROR")
+    assert len(tree.hits) <= 1
+
+
+def test_a_queue_in_a_job_is_no_business_of_reset(tmp_path: Path) -> None:
+    ran = bloom("reset", "job", "--queue", cwd=tmp_path)
+    assert ran.status == 2
+    assert "give the URL of its server" in ran.err

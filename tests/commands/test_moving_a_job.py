@@ -1,0 +1,122 @@
+"""`scrapy bloom push` and `pull` of a job with its queue: a crawl goes on elsewhere."""
+
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from crawls import SHARED_SPIDER, Crawl
+from sites import Site
+from workspace import contents, in_redis
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+JOB = {**SAFE, "JOBDIR": "job"}
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return f"{tmp_path.name}:bloom"
+
+
+def shared(key: str) -> dict[str, object]:
+    return {**SAFE, **in_redis(key, BLOOM_QUEUE="redis")}
+
+
+def paused(site: Site, path: Path, settings: dict[str, object]) -> None:
+    crawl = Crawl.held(site, 30, path, settings, spider=SHARED_SPIDER)
+    assert crawl.interrupt() == 0, crawl.output
+    assert 30 <= len(site.hits) < 150
+
+
+def two_workers(site: Site, path: Path, key: str) -> None:
+    workers = [
+        Crawl(site.url, path / name, shared(key), spider=SHARED_SPIDER) for name in ("one", "two")
+    ]
+    for each in workers:
+        assert each.finish() == 0, each.output
+        assert not each.told("WARNING") + each.told("ERROR")
+        assert "'finish_reason': 'finished'" in each.output
+
+
+def crawled_once(site: Site) -> None:
+    assert len(site.hits) == 150
+    twice = {page for page, count in site.hits.items() if count > 1}
+    assert twice <= {"/", "/p/0"}  # the start page has two addresses
+
+
+def test_a_paused_job_is_finished_by_two_workers(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    paused(tree, tmp_path, JOB)
+    before = contents(tmp_path / "job")
+    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert "And its queue: " in ran.out
+    assert not ran.err
+    locks = {"bloom/lock", "requests.sqlite.lock"}
+    after = contents(tmp_path / "job")
+    assert {name: after[name] for name in after.keys() - locks} == {
+        name: before[name] for name in before.keys() - locks
+    }
+    again = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    assert f"has a queue {key!r} already; nothing was changed" in again.error
+    tree.delay = 0.01
+    two_workers(tree, tmp_path, key)
+    crawled_once(tree)
+
+
+def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    paused(tree, tmp_path, shared(key))
+    keys = {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")}
+    without = bloom("pull", server.url, "backup", "--key", key, cwd=tmp_path)
+    assert "requests wait in the queue" in without.err
+    assert "A BLOOM_DIR has no queue" in without.err
+    ran = bloom("pull", server.url, "job/bloom", "--key", key, "--json", cwd=tmp_path)
+    assert ran.status == 0, ran
+    waiting = ran.json["queue"]["requests"]
+    assert waiting > 0
+    assert bloom("info", "job", "--json", cwd=tmp_path).json["queue"] == {
+        "pending": waiting,
+        "in_flight": 0,
+    }
+    assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
+    again = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
+    assert "job holds a queue already" in again.error
+    crawl = Crawl(tree.url, tmp_path, JOB, spider=SHARED_SPIDER)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    crawled_once(tree)
+
+
+def test_a_job_that_is_in_use_is_refused(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    crawl = Crawl.held(tree, 30, tmp_path, JOB, spider=SHARED_SPIDER)
+    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    assert "is in use by another running crawl" in ran.error
+    assert not server.client.keys(f"*{key}*")
+    tree.release()
+    assert crawl.finish() == 0
+    crawled_once(tree)
+
+
+def test_a_job_that_was_killed_is_refused_until_it_was_closed(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    Crawl.held(tree, 30, tmp_path, JOB, spider=SHARED_SPIDER).kill()
+    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    assert ran.status == 1
+    assert not server.client.keys(f"*{key}*")
+
+
+def test_workers_that_use_the_queue_are_told_of(
+    key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    crawl = Crawl.held(tree, 30, tmp_path, shared(key), spider=SHARED_SPIDER)
+    ran = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert "1 worker uses the queue now" in ran.err
+    crawl.interrupt()
