@@ -17,6 +17,8 @@ import servers
 from backends import local_backend, redis_backend
 from cli import Ran, bloom
 from scrapy_bloom.copying.transfer import upload
+from scrapy_bloom.queues.queue import packed
+from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.redis.connection.server import RedisServer
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
@@ -111,8 +113,18 @@ def prepare(path: Path) -> str:
         make_filter(path / "filters" / name, fingerprints(urls(numbers)), salt=SALT)
     client.flushdb()
     upload(path / "jobs/shop/bloom", RedisServer(url), "shop:bloom")
+    make_queue(url, "shop:bloom")
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
     return url
+
+
+def make_queue(url: str, key: str) -> None:
+    """A shared queue in which a request waits, and which no worker uses."""
+    options = {"by_slot": False, "lease_secs": 60.0}
+    queue = SharedRequests(RedisServer(url), RedisServer(url), key, **options)
+    request = packed(Request("https://shop.example/waits").to_dict())
+    queue.push(request, slot="", priority=0, rank=0, newest_first=True)
+    queue.close()
 
 
 def forget_shared(url: str) -> None:
