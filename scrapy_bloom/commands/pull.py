@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     store = connect(options, load_project(settings, options.spider, options.url))
     with closing(store.server), working(f"Copying from {store.server.address}"):
         state, queue = read_state(store.server, store.key), None
-        waiting = state.pending + state.in_flight if state else 0
+        waiting = state.waiting if state else 0
         if state and waiting and options.path.name == "bloom":
             copied, queue = download_with_queue(store.server, store.key, options.path)
         else:

@@ -110,7 +110,7 @@ def _reset_in_redis(store: RedisStore, *, only_queue: bool, yes: bool) -> None:
 
 
 def _waiting(queue: QueueState) -> str:
-    return f", in which {queue.pending + queue.in_flight:,} requests wait"
+    return f", in which {queue.waiting:,} requests wait"
 
 
 def _users(queue: QueueState) -> str:

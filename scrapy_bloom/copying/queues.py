@@ -181,6 +181,8 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
         for name in (leased, pending, leased):
             for member in _members(server, name):
                 each = parsed_leased(member)[2] if name == leased else parsed(member)
+                # As the database has the slots: without surrogates.
+                each = each._replace(slot=each.slot.encode(errors="backslashreplace").decode())
                 if _insert(db, each):
                     copied.add(each.packed)
         db.execute("COMMIT")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.redis.connection.server import RedisServer
 
+_ASIDE = b"unreadable000000"  # see `scrapy_bloom.queues.scripts`
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -26,6 +28,12 @@ class QueueState:
     is_started: bool  # whether the spider's start() is through
     ended_at: float  # seconds since 1970; 0: the crawl is not over
     workers: Sequence[Worker]
+    set_aside: int = 0  # requests that no worker can make again
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests are in the queue, taken by a worker or not."""
+        return self.pending + self.in_flight + self.set_aside
 
     @property
     def in_flight(self) -> int:
@@ -44,7 +52,7 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
     now = 1000 * server.now()
     alive = {name: until for name, until in fields.items() if b":" not in name}
     counts = server.batches(
-        [("ZLEXCOUNT", leased, b"[" + name, b"(" + name + b"\xff") for name in alive]
+        [("ZLEXCOUNT", leased, b"[" + name, b"(" + name + b"\xff") for name in [*alive, _ASIDE]]
     )
     workers = [
         Worker(
@@ -53,7 +61,7 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
             is_alive=float(until) >= now,
             in_flight=count,
         )
-        for (name, until), count in zip(alive.items(), counts, strict=True)
+        for (name, until), count in zip(alive.items(), counts[:-1], strict=True)
     ]
     return QueueState(
         pending=waiting,
@@ -61,6 +69,7 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
         is_started=b"started" in state,
         ended_at=float(state.get(b"ended", 0)) / 1000,
         workers=workers,
+        set_aside=counts[-1],
     )
 
 

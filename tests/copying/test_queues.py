@@ -133,6 +133,24 @@ def test_what_workers_have_taken_goes_along(key: str, tmp_path: Path) -> None:
     queue.close()
 
 
+def test_a_slot_of_any_name_and_what_was_set_aside(key: str, tmp_path: Path) -> None:
+    queue = shared("valkey", key)
+    for number in range(3):
+        slot = f"\ud800-{number}"
+        queue.push(b"request", slot=slot, priority=0, rank=0, newest_first=False)
+    taken = queue.take(lambda _: 0)
+    assert taken
+    queue.set_aside(taken.id)
+    queue.close()
+    state = read_state(server_of("valkey"), key)
+    assert state
+    assert (state.pending, state.in_flight, state.set_aside, state.waiting) == (2, 0, 1, 3)
+    upload_filter_of_another(tmp_path / "filter", key)
+    _, copied = download_with_queue(server_of("valkey"), key, tmp_path / "job/bloom")
+    assert copied.requests == 3
+    assert emptied(local(tmp_path / "job")) == [b"request"] * 3
+
+
 def upload_filter(directory: Path, key: str) -> None:
     _, queue = upload_with_queue(directory, server_of("valkey"), key)
     assert queue is None

@@ -47,6 +47,7 @@ def shared_queue(store: RedisStore) -> _Figures | None:
     return {
         "pending": state.pending,
         "in_flight": state.in_flight,
+        "set_aside": state.set_aside,
         "done": state.done,
         "done_per_second": rate,
         "started": state.is_started,
@@ -71,6 +72,8 @@ def live_workers(state: QueueState | None) -> int:
 def queue_text(queue: _Figures) -> str:
     """Return the figures of a queue in one line."""
     texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
+    if queue.get("set_aside"):
+        texts.append(f"{queue['set_aside']:,} set aside, which no worker can make again")
     if "done" in queue:
         texts.append(f"{queue['done']:,} done")
     if queue.get("done_per_second") is not None:
