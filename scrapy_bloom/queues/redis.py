@@ -60,7 +60,7 @@ class SharedRequests:
     Attributes:
         id: of this queue; another one if the server has lost it, and a new one was begun.
         ended_at: since when nothing is left of the crawl, in seconds since 1970; 0: something is.
-        can_start: whether nobody seems to have run the spider's start(), nor to run it now.
+        can_start: whether nobody seems to have run the spider's start(), nor another to run it now.
         is_last: after the close: whether no other worker was left.
     """
 
@@ -251,7 +251,8 @@ class SharedRequests:
         self._token += 1
         self._done.clear()
         _, self._waiting, leased, start, ended, dead, members = answer
-        self.can_start = start is None
+        # Of itself, it says so only while it runs it, or if the server has lost that it is through.
+        self.can_start = start in {None, self._worker}
         self._note_end(ended)
         for name, held in dead:
             logger.info(

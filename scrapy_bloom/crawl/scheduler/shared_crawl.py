@@ -71,9 +71,9 @@ class SharedCrawl:
             return
         began_in = b""
         while not (self._is_closed or self._safe.has_failed or self.queue.ended_at):
-            if self.queue.id != began_in and self.queue.can_start:
+            if self.queue.can_start:
                 if self._safe.attempt(self.queue.claim_start):
-                    if began_in:  # the server has lost that queue, with all that it led to
+                    if began_in:  # the server has lost the queue, or that this was through
                         start = await start_again(self._crawler)
                     began_in = self.queue.id
                     try:

@@ -1,0 +1,209 @@
+"""A crawl whose workers share a queue in Redis: start, end, pause, kills."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import scrapy
+from scrapy.settings import default_settings
+
+import servers
+from crawls import Crawl
+from shared_crawls import SharedCrawl
+from sites import Site
+
+PAGES = 150
+# Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
+CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
+LOOPS = [
+    pytest.param({"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}, id="select"),
+    pytest.param(
+        {"TWISTED_REACTOR_ENABLED": False},
+        id="no reactor",
+        marks=pytest.mark.skipif(
+            not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
+            reason="this version of Scrapy always has a reactor",
+        ),
+    ),
+]
+
+
+def crawled_twice(site: Site) -> int:
+    """The start page does not count: it has several addresses."""
+    return sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
+
+
+def is_quiet(*workers: Crawl) -> bool:
+    return not [line for each in workers for line in each.told("ERROR") + each.told("WARNING")]
+
+
+def stat(worker: Crawl, name: str) -> int:
+    found = [line for line in worker.output.splitlines() if f"'{name}': " in line]
+    return int(found[0].rpartition(": ")[2].strip(",}")) if found else 0
+
+
+def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:
+    # Oldest first: of a tree, many requests wait.
+    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE="scrapy.squeues.PickleFifoDiskQueue")
+    crawl.hold(50)
+    assert crawl.state().pending
+    tree.hold_after(5)
+    late = crawl.start()
+    assert "Joining the crawl of the queue in" in late.output
+    crawl.finish()
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+    assert crawl.starts() == 1
+    assert is_quiet(*crawl.workers)
+    for kind in ("enqueued", "dequeued"):
+        counts = [stat(worker, f"scheduler/{kind}/redis") for worker in crawl.workers]
+        assert sum(counts) == tree.total()
+        assert counts == [stat(worker, f"scheduler/{kind}") for worker in crawl.workers]
+    state = crawl.state()
+    assert (state.pending, state.in_flight, state.done) == (0, 0, tree.total())
+    assert state.ended_at
+    assert not state.workers
+    total = tree.total()
+    after = crawl.start()
+    crawl.finish(after)
+    (line,) = [line for line in after.told("INFO") if "ended at" in line]
+    assert "this worker has nothing to do" in line
+    assert tree.total() == total
+
+
+def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path)
+    for worker in crawl.hold(40):
+        worker.send(signal.SIGINT)
+        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+    crawl.finish(reason="shutdown")
+    state = crawl.state()
+    assert state.pending > 0
+    assert (state.in_flight, len(state.workers), state.ended_at) == (0, 0, 0)
+    assert len(crawl.told("is not over, and nobody is left to crawl")) == 1
+    assert len(tree.hits) < PAGES
+    crawl.finish(crawl.start())
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+    assert crawl.starts() == 1
+    assert is_quiet(*crawl.workers)
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_what_killed_workers_had_is_crawled(killed: int, tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path)
+    workers = crawl.hold(40, 3)
+    for worker in workers[:killed]:
+        worker.kill()
+    crawl.finish(workers[-1])
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= killed * CONCURRENT
+    assert len(crawl.told("gives no sign of life")) == killed
+    assert crawl.starts() == 1
+    assert is_quiet(*workers)
+
+
+def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path)
+    for worker in crawl.hold(40):
+        worker.kill()
+    tree.settle()
+    worker = crawl.start()
+    crawl.finish(worker)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= 2 * CONCURRENT
+    assert len([line for line in worker.told("INFO") if "gives no sign of life" in line]) == 2
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path, **loop)
+    workers = crawl.hold(40)
+    workers[0].kill()
+    crawl.finish(workers[1])
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) <= CONCURRENT
+    assert crawl.starts() == 1
+    assert is_quiet(*workers)
+
+
+# The spider's start().
+
+
+@pytest.mark.parametrize("how", ["is killed", "is interrupted"])
+def test_start_is_run_by_another_one_if_its_worker(how: str, tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)")
+    first = crawl.start()
+    servers.wait_for(lambda: tree.total() > 0, lambda: first.output)
+    second = crawl.start()
+    assert crawl.starts() == 1
+    if how == "is killed":
+        first.kill()
+    else:
+        first.interrupt()
+    crawl.finish(second)
+    assert crawl.starts() == 2
+    assert len(tree.hits) == PAGES
+    assert crawl.state().ended_at
+    assert is_quiet(*crawl.workers)
+
+
+def test_start_is_run_by_another_one_if_it_fails(tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path, first_time="raise RuntimeError('no more')")
+    tree.hold_after(0)
+    workers = [crawl.start() for _ in range(2)]
+    servers.wait_for(lambda: crawl.starts() == 2, lambda: workers[1].output)
+    tree.release()
+    assert workers[0].finish() == 0
+    crawl.finish(workers[1])
+    assert sum("RuntimeError: no more" in worker.output for worker in workers) == 1
+    assert len(tree.hits) == PAGES
+    assert crawl.state().ended_at
+
+
+def test_a_middleware_that_collects_all_start_requests(tree: Site, tmp_path: Path) -> None:
+    code = (
+        "class Collect:\n"
+        "    async def process_start(self, start):\n"
+        "        for each in [each async for each in start]:\n"
+        "            yield each\n"
+        "LinkSpider.custom_settings = {'SPIDER_MIDDLEWARES': {Collect: 1}}\n"
+    )
+    crawl = SharedCrawl(tree, tmp_path, code=code)
+    crawl.hold(30)
+    crawl.finish()
+    assert crawl.starts() == 1
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+    assert is_quiet(*crawl.workers)
+
+
+# Requests that no worker can make.
+
+
+def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
+    code = (
+        "def parse(self, response):\n"
+        "    for link in response.css('a::attr(href)').getall():\n"
+        "        yield response.follow(link, callback=self.parse_page)\n"
+        "def parse_page(self, response):\n"
+        "    yield from self.parse(response)\n"
+        "LinkSpider.parse = parse\n"
+    )
+    crawl = SharedCrawl(tree, tmp_path)
+    crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
+    for worker in crawl.hold(40):
+        worker.send(signal.SIGINT)
+        worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
+    crawl.finish(reason="shutdown")
+    crawl.write_spider(code)
+    waiting = crawl.state().pending
+    assert waiting > 0
+    crawl.finish(crawl.start())
+    errors = crawl.told("A request of the job cannot be made again", "ERROR")
+    assert len(errors) == waiting
+    crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
+    crawl.finish(crawl.start())
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
+    assert crawl.state().ended_at

@@ -1,0 +1,126 @@
+"""Crawls whose workers share a queue, each in a process of its own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import servers
+from crawls import SPIDER, Crawl, spider_with
+from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.shared_state import QueueState, read_state
+from scrapy_bloom.redis.connection.server import RedisServer
+from sites import Site
+
+# Its start() writes a line into a file each time it begins; what comes then is given.
+_START = """
+import asyncio
+from pathlib import Path
+LOG = Path(__file__).with_name("started")
+
+async def start(self):
+    with LOG.open("a") as log:
+        log.write("x")
+    for url in self.start_urls:
+        yield scrapy.Request(url, dont_filter=True)
+    if len(LOG.read_text()) == 1:
+        {first_time}
+
+LinkSpider.start = start
+"""
+
+
+class SharedCrawl:
+    """A crawl of a site by workers that share a queue.
+
+    Args:
+        site: the site.
+        directory: of the workers; its name is the key.
+        server: of the queue; else that of all tests.
+        first_time: what the spider's start() does when it is run for the first time.
+        code: more code of the spider.
+        **settings: of all workers.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        directory: Path,
+        *,
+        server: servers.Server | None = None,
+        first_time: str = "pass",
+        code: str = "",
+        **settings: Any,
+    ) -> None:
+        self.site = site
+        self.directory = directory
+        self.key = os.fspath(directory)
+        self.server = server or servers.shared("valkey")
+        self.settings = {
+            "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+            "BLOOM_BACKEND": "redis",
+            "BLOOM_QUEUE": "redis",
+            # A server that is only slow is not away.
+            "BLOOM_REDIS_URL": f"{self.server.url}?socket_timeout=10",
+            "BLOOM_REDIS_KEY": self.key,
+            "BLOOM_QUEUE_LEASE_SECS": 1,
+            **settings,
+        }
+        self.workers: list[Crawl] = []
+        self.spider = SPIDER
+        self.write_spider(_START.format(first_time=first_time) + code)
+
+    def write_spider(self, code: str) -> None:
+        self.spider = spider_with(self.directory, code)
+
+    def start(self, number: int = 1, **settings: Any) -> Crawl:
+        """Start so many workers, and wait until they share the queue; the last one of them."""
+        for _ in range(number):
+            place = self.directory / f"worker-{len(self.workers)}"
+            settings = {**self.settings, **settings}
+            self.workers.append(Crawl(self.site.url, place, settings, spider=self.spider))
+        for worker in self.workers[-number:]:
+            worker.wait_until(lambda worker=worker: "Bloom filter in " in worker.output)
+        return self.workers[-1]
+
+    def hold(self, answers: int, workers: int = 2) -> list[Crawl]:
+        """Start workers of which each waits for answers: the site holds them back."""
+        self.site.hold_after(answers)
+        self.start(workers)
+        each_has_some = 2  # requests
+        servers.wait_for(
+            lambda: (
+                self.site.is_holding()
+                and [each.in_flight >= each_has_some for each in self.state().workers]
+                == [True] * workers
+            ),
+            lambda: f"they do not wait: {self.state()}",
+        )
+        return self.workers
+
+    def finish(self, *workers: Crawl, reason: str = "finished") -> None:
+        """Have the site answer, and wait for workers, or else all, to end well."""
+        self.site.release()
+        for worker in workers or self.workers:
+            assert worker.finish() == 0, worker.output
+            assert f"'finish_reason': '{reason}'" in worker.output, worker.output
+            assert "Traceback" not in worker.output, worker.output
+
+    def state(self) -> QueueState:
+        server = RedisServer(self.server.url)
+        state = read_state(server, self.key)
+        server.close()
+        assert state
+        return state
+
+    @property
+    def keys(self) -> list[str]:
+        """Those of pending requests, leased ones, workers and state, and the filter's."""
+        return list(keys_of_queue(self.key))
+
+    def starts(self) -> int:
+        """How often start() has begun."""
+        return len((self.directory / "started").read_text())
+
+    def told(self, text: str, level: str = "INFO") -> list[str]:
+        """The lines of all workers with that text."""
+        return [line for each in self.workers for line in each.told(level) if text in line]
