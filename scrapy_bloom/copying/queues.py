@@ -7,6 +7,7 @@ no instant is there a copy of the filter without that of the queue: what waits w
 import hashlib
 import secrets
 import sqlite3
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -180,9 +181,7 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
         # Workers that live may take a request meanwhile, or give it back.
         for name in (leased, pending, leased):
             for member in _members(server, name):
-                each = parsed_leased(member)[2] if name == leased else parsed(member)
-                # As the database has the slots: without surrogates.
-                each = each._replace(slot=each.slot.encode(errors="backslashreplace").decode())
+                each = _parsed(member, name, is_leased=name == leased)
                 if _insert(db, each):
                     copied.add(each.packed)
         db.execute("COMMIT")
@@ -191,6 +190,18 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
             found.add(member)
     _compare(copied, found, str(path.parent))
     return copied
+
+
+def _parsed(member: bytes, name: str, *, is_leased: bool) -> Member:
+    try:
+        found = parsed_leased(member)[2] if is_leased else parsed(member)
+    except (struct.error, ValueError):
+        raise StorageError(
+            f"the key {name!r} holds {member[:60]!r}, which is no request of CrashSafeScheduler; "
+            "it was left as it is"
+        ) from None
+    # As the database has the slots: without surrogates.
+    return found._replace(slot=found.slot.encode(errors="backslashreplace").decode())
 
 
 def _insert(db: sqlite3.Connection, member: Member) -> bool:

@@ -7,6 +7,7 @@ import pytest
 import servers
 from cli import at_a_terminal, bloom
 from crawls import SHARED_SPIDER, Crawl
+from scrapy_bloom.queues.members import keys_of_queue
 from sites import Site
 from workspace import fingerprints, in_redis, shared_filter, urls
 
@@ -120,3 +121,15 @@ def test_a_queue_in_a_job_is_no_business_of_reset(tmp_path: Path) -> None:
     ran = bloom("reset", "job", "--queue", cwd=tmp_path)
     assert ran.status == 2
     assert "give the URL of its server" in ran.err
+
+
+def test_in_a_cluster(key: str, tree: Site, tmp_path: Path) -> None:
+    cluster = servers.shared_cluster()
+    more = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
+    Crawl.held(tree, 20, tmp_path, {**settings(key), **more}, spider=SHARED_SPIDER).interrupt()
+    place = (cluster.url, "--key", key, "-s", "BLOOM_REDIS_CLUSTER=True")
+    figures = bloom("info", *place, "--json", cwd=tmp_path).json
+    assert figures["recorded"] > figures["queue"]["pending"] > 0
+    assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
+    assert not cluster.client.exists(*keys_of_queue(key)[:-1])
+    assert cluster.client.hkeys(key) == [b"reset"]

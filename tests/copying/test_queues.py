@@ -190,6 +190,23 @@ def test_nothing_is_left_of_a_copy_that_failed(key: str, tmp_path: Path) -> None
     }
 
 
+def test_nothing_is_left_in_a_job_of_a_copy_that_failed(key: str, tmp_path: Path) -> None:
+    client, pending = servers.shared("valkey").client, f"{{{key}}}:queue:pending"
+    make_job(tmp_path / "one")
+    queue = local(tmp_path / "one")
+    fill(queue)
+    queue.close()
+    upload_with_queue(tmp_path / "one/bloom", server_of("valkey"), key)
+    client.zadd(pending, {b"zzz of somebody else": 0})
+    for told in ("is no request of CrashSafeScheduler", "lost"):
+        with pytest.raises(StorageError, match=told):
+            download_with_queue(server_of("valkey"), key, tmp_path / "two/bloom")
+        files = {path.name for path in (tmp_path / "two").rglob("*") if path.is_file()}
+        assert files == {"lock", "requests.sqlite.lock"}
+        client.zrem(pending, b"zzz of somebody else")
+        client.delete(*client.keys(f"{key}:*:0"), "none")
+
+
 def upload_filter_of_another(job: Path, key: str) -> None:
     make_job(job)
     upload_filter(job / "bloom", key)
