@@ -146,6 +146,15 @@ class TestClear:
         backend.close()
         assert not servers.keys_for_good(servers.shared("valkey").client, f"{key}*")
 
+    def test_a_filter_that_was_cleared_names_no_queue(self, key: str) -> None:
+        """Else the queue of the next one, which is another, would be taken for lost."""
+        backend, client = opened("valkey", key), servers.shared("valkey").client
+        for remove in (backend.clear, backend._store.reset):
+            client.hset(key, "queue", "0123456789abcdef")
+            remove()
+            assert not client.hexists(key, "queue")
+        backend.close()
+
     def test_a_crawler_that_died_while_it_made_keys_leaves_none_for_long(self, key: str) -> None:
         backend = opened("valkey", key)
         client = servers.shared("valkey").client
