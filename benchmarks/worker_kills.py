@@ -23,7 +23,7 @@ from benchmarks.shared.worker_faults import (
 )
 from benchmarks.shared.workers import LEASE_SECS, OURS, SCRAPY_REDIS
 
-KILLS, FAULTS = 15, 6  # crawls of each kind
+KILLS, FAULTS = 15, 5  # crawls of each kind
 PEER_KILLS, PEER_FAULTS = 5, 3
 # Without a request, after which workers that have not ended are killed.
 QUIET_SECS, PEER_QUIET_SECS = 90.0, 10.0
@@ -81,7 +81,7 @@ def _cases(name: str, kinds: Iterable[Kind], *, quick: bool) -> Sequence[Case]:
         kills, faults = (KILLS, FAULTS) if name == OURS else (PEER_KILLS, PEER_FAULTS)
         number = 1 if quick else kills if kind.is_kill else faults
         for n in range(number):
-            site = DOC if n % 3 == 2 and PYTHON_DOC.exists() else EXAMPLE
+            site = DOC if n % 5 == 4 and PYTHON_DOC.exists() else EXAMPLE
             cases.append(Case(kind, name, site, n % 2 == 0, n % 4 < 2 or kind.kills_all, n))
     return cases
 
@@ -105,7 +105,7 @@ def _method(kills: Sequence[Outcome], name: str) -> str:
     scheduler = "CrashSafeScheduler with BLOOM_QUEUE = 'redis'" if name == OURS else name
     return (
         f"Crawls by {WORKERS} workers that share {scheduler} on one server (appendonly yes{lease}):"
-        f" of {EXAMPLE} with {PART.sections} section, and, each third, of Python's documentation; "
+        f" of {EXAMPLE} with {PART.sections} section, and, each fifth, of Python's documentation; "
         f"with BLOOM_EXPECTED_REQUESTS = {GROWS}, so that the filter grows several times, and with "
         f"{ENOUGH:,}. {len(kills)} crawls have a kill at a random instant: the number of requests "
         "answered so far is drawn. Workers that were killed are started again in half of the "

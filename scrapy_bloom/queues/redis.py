@@ -56,6 +56,7 @@ class SharedRequests:
         lease_secs: how long a worker keeps what it has taken without a sign of life.
         most_in_flight: how many are taken and not done at most, as the server knows; 0: any number.
         prefetch: how many are taken with one round trip.
+        record: called with what a dead worker pushed last: it may have died before it recorded it.
 
     Attributes:
         id: of this queue; another one if the server has lost it, and a new one was begun.
@@ -74,6 +75,7 @@ class SharedRequests:
         lease_secs: float,
         most_in_flight: int = 16,
         prefetch: int = 4,
+        record: Callable[[bytes], object] = lambda _: None,
     ) -> None:
         self.name = f"{server.address}, key {key}"
         self.ended_at = 0.0
@@ -87,6 +89,7 @@ class SharedRequests:
         self._lease_ms = round(1000 * lease_secs)
         self._most_in_flight = most_in_flight
         self._prefetch = prefetch
+        self._record = record
         self.id = b""
         self._waiting = 0  # as the server last said
         self._former = b""  # what this worker was before its lease ended
@@ -254,7 +257,9 @@ class SharedRequests:
         # Of itself, it says so only while it runs it, or if the server has lost that it is through.
         self.can_start = start in {None, self._worker}
         self._note_end(ended)
-        for name, held in dead:
+        for name, newest, held in dead:
+            if newest:
+                self._record(newest)
             logger.info(
                 "The worker %s gives no sign of life: its lease is over, and %s requests that it "
                 "had taken of the queue in %s are pending again",

@@ -8,6 +8,7 @@
       <worker>                until when its lease lasts, in ms since 1970
       <worker>:name           host:pid, for people
       <worker>:push           number and position of its last push; stays if its lease ends
+      <worker>:newest         the request that it pushed last, and may not have recorded yet
       <worker>:take           token of its last take, and the positions of what it got
     {<key>}:queue:state     a hash
       id                      of this queue
@@ -42,7 +43,7 @@ local function give_back(worker)
     end
     number = number + #some
   end
-  call('HDEL', workers, worker, worker .. ':name', worker .. ':take')
+  call('HDEL', workers, worker, worker .. ':name', worker .. ':take', worker .. ':newest')
   if call('HGET', state, 'starting') == worker then call('HDEL', state, 'starting') end
   return number
 end
@@ -126,7 +127,7 @@ local position = call('HINCRBY', state, 'pushed', 1)
 if ARGV[4] == '1' then position = 2^53 - position end
 position = struct.pack('>I8', position)
 call('ZADD', pending, 0, ARGV[3] .. position .. ARGV[5])
-call('HSET', workers, me .. ':push', ARGV[2] .. ' ' .. position)
+call('HSET', workers, me .. ':push', ARGV[2] .. ' ' .. position, me .. ':newest', ARGV[5])
 call('HDEL', state, 'ended')
 return position
 """
@@ -155,7 +156,8 @@ elseif look <= now or look > now + ARGV[5] then
   for index = 1, #all, 2 do
     if #all[index] == 16 and tonumber(all[index + 1]) < now then
       local name = call('HGET', workers, all[index] .. ':name')
-      dead[#dead + 1] = {name, give_back(all[index])}
+      local newest = call('HGET', workers, all[index] .. ':newest')
+      dead[#dead + 1] = {name, newest, give_back(all[index])}
     end
   end
 end

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import servers
-from crawls import Crawl
+from crawls import SPIDER, Crawl, spider_with
 from proxies import DroppingProxy
 from redis_faults import (
     KEY,
@@ -54,7 +54,12 @@ def cluster() -> Iterator[servers.Cluster]:
 
 
 def begin(
-    site: GatedSite, url: str, work_dir: Path, number: int = 2, **settings: Any
+    site: GatedSite,
+    url: str,
+    work_dir: Path,
+    number: int = 2,
+    spider: Path = SPIDER,
+    **settings: Any,
 ) -> Sequence[Crawl]:
     """So many workers, which share a crawl."""
     shared = {
@@ -63,7 +68,7 @@ def begin(
         "BLOOM_QUEUE_LEASE_SECS": LONG,
         **settings,
     }
-    return [start(site, url, work_dir / str(n), **shared) for n in range(number)]
+    return [start(site, url, work_dir / str(n), spider, **shared) for n in range(number)]
 
 
 def state_of(url: str, *, cluster: bool = False) -> QueueState | None:
@@ -126,6 +131,41 @@ def test_what_a_killed_worker_had_taken_is_crawled_by_the_others(
     all_end(others, site, repeats=MOST)
     (line,) = lines(others, GONE)
     assert before.name in line
+
+
+DIES = """
+import os
+import signal
+from scrapy_bloom.redis.backend import RedisBackend
+
+add = RedisBackend.add
+
+def add_three(self, fingerprint, new=[]):
+    if fingerprint not in self:
+        new.append(fingerprint)
+    if len(new) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return add(self, fingerprint)
+
+RedisBackend.add = add_three
+"""
+
+
+def test_what_a_killed_worker_had_stored_and_not_recorded_is_crawled_once(
+    server: servers.Server, tmp_path: Path
+) -> None:
+    """Only what was in flight is crawled twice, and not what that leads to as well."""
+    site = gated_tree()
+    try:
+        site.open()
+        url, settings = url_of(server), {"BLOOM_QUEUE_LEASE_SECS": 1}
+        (victim,) = begin(site, url, tmp_path, 1, spider=spider_with(tmp_path, DIES), **settings)
+        assert victim.finish() == -signal.SIGKILL, victim.output
+        asked = set(site.site.hits)
+        all_end(begin(site, url, tmp_path, 1, **settings), site, repeats=MOST)
+        assert {path for path, number in site.site.hits.items() if number > 1} <= asked
+    finally:
+        site.end()
 
 
 def test_all_workers_are_killed_and_the_same_commands_go_on(

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 import servers
-from crawls import Crawl
+from crawls import SPIDER, Crawl
 from proxies import DroppingProxy
 from sites import ScriptedSite, Site, tree_site
 
@@ -166,7 +166,9 @@ def patient_url_of(place: servers.Server | DroppingProxy) -> str:
     return f"{url_of(place)}?socket_timeout={STALLED}"
 
 
-def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
+def start(
+    site: GatedSite, url: str, work_dir: Path, spider: Path = SPIDER, **settings: Any
+) -> Crawl:
     settings = {
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
@@ -174,7 +176,7 @@ def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
         "BLOOM_EXPECTED_REQUESTS": 5000,
         **settings,
     }
-    return Crawl(site.site.url, work_dir, settings)
+    return Crawl(site.site.url, work_dir, settings, spider=spider)
 
 
 def start_until_the_middle(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:

@@ -149,7 +149,7 @@ class CrashSafeScheduler(BaseScheduler):
         from scrapy_bloom.crawl.scheduler.shared_crawl import SharedCrawl  # noqa: PLC0415 - for those who use it
 
         self._stored_in = "redis"
-        shared = SharedCrawl(self.crawler, df, by_slot=by_slot)
+        shared = SharedCrawl(self.crawler, df, self._record, by_slot=by_slot)
         self._held.callback(shared.close)
         self._queue = SafeQueue(
             self.crawler, shared.queue, self._order, failures=df.failures, by_slot=by_slot
@@ -158,10 +158,14 @@ class CrashSafeScheduler(BaseScheduler):
 
     def _record_newest(self) -> None:
         """Record the request that was added last: the process may have died before it did."""
-        if self._newest is None or self._queue is None:
+        if self._newest is not None:
+            self._record(self._newest)
+
+    def _record(self, stored: bytes) -> None:
+        if self._queue is None:
             return
         with contextlib.suppress(Exception):  # it will be told of when it is taken
-            request = self._queue.unpacked(self._newest)
+            request = self._queue.unpacked(stored)
             if not request.dont_filter:
                 self.df.request_seen(request)
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
 from scrapy.crawler import Crawler
@@ -31,7 +31,14 @@ class SharedCrawl:
         queue: the requests.
     """
 
-    def __init__(self, crawler: Crawler, df: BloomDupeFilter, *, by_slot: bool) -> None:
+    def __init__(
+        self,
+        crawler: Crawler,
+        df: BloomDupeFilter,
+        record: Callable[[bytes], object],
+        *,
+        by_slot: bool,
+    ) -> None:
         self._crawler = crawler
         self._backend = cast("RedisBackend", df.backend)
         self._flush = df.settings.redis_flush
@@ -49,6 +56,7 @@ class SharedCrawl:
             prefetch=max(
                 1, min(_LONGEST_PREFETCH, crawler.settings.getint("CONCURRENT_REQUESTS") // 4)
             ),
+            record=record,
         )
 
     def begin(self, safe: SafeQueue) -> None:
