@@ -207,3 +207,18 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
     assert crawl.state().ended_at
+
+
+def test_a_download_slot_that_is_a_number(tree: Site, tmp_path: Path) -> None:
+    code = (
+        "parse_links = LinkSpider.parse\n"
+        "def parse(self, response):\n"
+        "    for request in parse_links(self, response):\n"
+        "        yield request.replace(meta={'download_slot': 5})\n"
+        "LinkSpider.parse = parse\n"
+    )
+    by_slot = "scrapy.pqueues.DownloaderAwarePriorityQueue"
+    crawl = SharedCrawl(tree, tmp_path, code=code, SCHEDULER_PRIORITY_QUEUE=by_slot)
+    crawl.start()
+    crawl.finish()
+    assert len(tree.hits) == PAGES

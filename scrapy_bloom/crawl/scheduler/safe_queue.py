@@ -121,7 +121,8 @@ class SafeQueue:
         row: int | None = self.attempt(
             self._queue.push,
             data,
-            slot=self._downloader.get_slot_key(request) if self._downloader else "",
+            # A project may name slots as it likes, by numbers too.
+            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
