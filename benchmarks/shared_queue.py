@@ -61,7 +61,7 @@ class Steps:
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
-    rounds, count, taken = (1, 2000, 160) if quick else (5, 1_000_000, 8000)
+    rounds, count, taken = (1, 2000, 160) if quick else (3, 100_000, 8000)
     size = TINY if quick else WHOLE
     program = next(iter(programs().values()))
     with tempfile.TemporaryDirectory() as directory, running(program) as server:

@@ -24,7 +24,7 @@ from benchmarks.shared.worker_faults import (
 from benchmarks.shared.workers import LEASE_SECS, OURS, SCRAPY_REDIS
 
 KILLS, FAULTS = 15, 5  # crawls of each kind
-PEER_KILLS, PEER_FAULTS = 5, 3
+PEER_KILLS, PEER_FAULTS = 4, 2
 # Without a request, after which workers that have not ended are killed.
 QUIET_SECS, PEER_QUIET_SECS = 90.0, 10.0
 
