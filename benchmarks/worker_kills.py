@@ -158,6 +158,9 @@ def _notes(found: Sequence[Outcome]) -> str:
     return (
         f"CONCURRENT_REQUESTS is {CONCURRENT_REQUESTS}. What each worker asks for, robots.txt, is "
         "not counted as crawled twice.\n"
+        "A worker with all it may have in flight can die after it has stored one request more, and "
+        "before it has recorded it. If another one finds that page in the seconds until the lease "
+        "is over, it is crawled twice as well: one more than was in flight.\n"
         f"Items that came through a pipeline twice: {sum(each.items_twice for each in found):,}; "
         f"tracebacks in the logs: {sum(each.tracebacks for each in found):,}."
     )
