@@ -274,7 +274,7 @@ def _disturbed(
         stack.callback(crowd.end)
         crowd.start()
         # Where replies are dropped from the beginning, there may be no middle.
-        at = 0 if case.kind.place == "proxy" else rng.random() * len(usual.addresses)
+        at = 1 if case.kind.place == "proxy" else rng.random() * len(usual.addresses)
         if not crowd.wait_until(lambda: site.total >= at):
             return None
         time.sleep(rng.uniform(0, 0.02))
