@@ -134,10 +134,11 @@ class Crowd:
             quiet: something that changes as the crawl goes on.
             secs: without a change, after which all are killed.
         """
-        last, end = quiet(), time.monotonic() + secs
+        last, end, is_open = quiet(), time.monotonic() + secs, False
         while any(worker.running() for worker in living):
             time.sleep(0.01)
-            if (now := quiet()) != last:
+            is_open = is_open or all("Spider opened" in worker.output for worker in living)
+            if (now := quiet()) != last or not is_open:
                 last, end = now, time.monotonic() + secs
             if time.monotonic() > end:
                 self.end()
