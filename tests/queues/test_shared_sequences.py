@@ -275,7 +275,7 @@ class Workers(RuleBasedStateMachine):
 
 
 def test_any_sequence_of_steps_and_faults() -> None:
-    Workers.server = servers.Server("valkey", "--appendonly", "yes")
+    Workers.server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
     Workers.proxy = LossyProxy(Workers.server.port)
     try:
         run_state_machine_as_test(
