@@ -19,6 +19,7 @@ from scrapy_bloom.queues.lease import Lease
 from scrapy_bloom.queues.members import (
     WORKER_BYTES,
     keys_of_queue,
+    parsed,
     parsed_leased,
     prefix,
     slot_name,
@@ -259,7 +260,7 @@ class SharedRequests:
         self._note_end(ended)
         for name, newest, held in dead:
             if newest:
-                self._record(newest)
+                self._record(parsed(newest).data)
             logger.info(
                 "The worker %s gives no sign of life: its lease is over, and %s requests that it "
                 "had taken of the queue in %s are pending again",

@@ -8,7 +8,7 @@
       <worker>                until when its lease lasts, in ms since 1970
       <worker>:name           host:pid, for people
       <worker>:push           number and position of its last push; stays if its lease ends
-      <worker>:newest         the request that it pushed last, and may not have recorded yet
+      <worker>:newest         the member that it pushed last, and may not have recorded yet
       <worker>:take           token of its last take, and the positions of what it got
     {<key>}:queue:state     a hash
       id                      of this queue
@@ -126,8 +126,9 @@ if number + 1 ~= tonumber(ARGV[2]) or call('HEXISTS', workers, me) == 0 then ret
 local position = call('HINCRBY', state, 'pushed', 1)
 if ARGV[4] == '1' then position = 2^53 - position end
 position = struct.pack('>I8', position)
-call('ZADD', pending, 0, ARGV[3] .. position .. ARGV[5])
-call('HSET', workers, me .. ':push', ARGV[2] .. ' ' .. position, me .. ':newest', ARGV[5])
+local member = ARGV[3] .. position .. ARGV[5]
+call('ZADD', pending, 0, member)
+call('HSET', workers, me .. ':push', ARGV[2] .. ' ' .. position, me .. ':newest', member)
 call('HDEL', state, 'ended')
 return position
 """
@@ -157,7 +158,10 @@ elseif look <= now or look > now + ARGV[5] then
     if #all[index] == 16 and tonumber(all[index + 1]) < now then
       local name = call('HGET', workers, all[index] .. ':name')
       local newest = call('HGET', workers, all[index] .. ':newest')
-      dead[#dead + 1] = {name, newest, give_back(all[index])}
+      local returned = give_back(all[index])
+      -- What is not pending any more has been met since, and perhaps forgotten again.
+      newest = newest and call('ZSCORE', pending, newest) and newest
+      dead[#dead + 1] = {name, newest, returned}
     end
   end
 end
