@@ -23,7 +23,7 @@ from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.reactor import CallLaterOnce
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import globalLogBeginner
 from twisted.python.failure import Failure
 
@@ -197,6 +197,12 @@ async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
     return started
 
 
+def is_running(engine: Any) -> bool:
+    """Return whether a crawl goes on: it was not told to stop."""
+    running: bool = engine.running
+    return running
+
+
 def ask_scheduler(engine: Any) -> None:
     """Have the engine ask the scheduler for requests soon: it may have some, also of others."""
     if (slot := engine._slot) is not None:  # noqa: SLF001 - it has no other place
@@ -211,7 +217,8 @@ async def until(event: Deferred[None], secs: float) -> None:
             event.callback(None)
 
     _call_later(secs, bring_about)
-    await maybe_deferred_to_future(event)
+    with contextlib.suppress(CancelledError):  # without asyncio, the engine would log it at its end
+        await maybe_deferred_to_future(event)
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

@@ -31,6 +31,10 @@ class Lease:
         """Return whether it was not renewed for so long that others may have taken it for over."""
         return time.monotonic() - self._renewed_at >= self.secs
 
+    def renewed(self) -> None:
+        """Note that it was renewed otherwise."""
+        self._renewed_at = time.monotonic()
+
     def end(self) -> None:
         """End the thread; it waits for an answer that is on its way."""
         self._ended.set()

@@ -10,8 +10,8 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues import scripts
@@ -25,22 +25,19 @@ from scrapy_bloom.queues.members import (
     slot_name,
 )
 from scrapy_bloom.queues.queue import Taken
+from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 1000  # pushes of late: a server may lose what it has not passed on yet
+    1000,
+    8 << 20,
+)  # pushes of late: a server may lose what it has not passed on yet
 _LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
 _MOST_REJOINS = 10  # of one step
 _CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 Row = tuple[bytes, bytes]  # the worker that has taken a request, and its position
-
-
-class _Push(NamedTuple):
-    prefix: bytes  # slot, priority and rank
-    newest_first: int
-    data: bytes
 
 
 class SharedRequests:
@@ -57,13 +54,15 @@ class SharedRequests:
         lease_secs: how long a worker keeps what it has taken without a sign of life.
         most_in_flight: how many are taken and not done at most, as the server knows; 0: any number.
         prefetch: how many are taken with one round trip.
-        record: called with what a dead worker pushed last: it may have died before it recorded it.
+        record: called with what a dead worker pushed last, and may not have recorded; and with what
+            is pushed again, since the server has lost it.
 
     Attributes:
         id: of this queue; another one if the server has lost it, and a new one was begun.
         ended_at: since when nothing is left of the crawl, in seconds since 1970; 0: something is.
         can_start: whether nobody seems to have run the spider's start(), nor another to run it now.
-        is_last: after the close: whether no other worker was left.
+        is_last: whether no other worker was there when this one came, or after the close: left.
+        set_aside_for_later: after the close, how many requests no worker could make again.
     """
 
     def __init__(
@@ -82,6 +81,7 @@ class SharedRequests:
         self.ended_at = 0.0
         self.can_start = True
         self.is_last = False
+        self.set_aside_for_later = 0
         self._server = server
         self._renewing = renewing
         self._key = key
@@ -94,8 +94,8 @@ class SharedRequests:
         self.id = b""
         self._waiting = 0  # as the server last said
         self._former = b""  # what this worker was before its lease ended
-        self._to_push: deque[_Push] = deque()
-        self._pushed: deque[tuple[int, _Push]] = deque(maxlen=_KEPT)
+        self._to_push: deque[Push] = deque()
+        self._pushed = RecentPushes()
         self._look_again = 0.0  # on a monotonic clock
         self._enter()
         self._join()
@@ -127,6 +127,12 @@ class SharedRequests:
     def _join(self) -> None:
         name = f"{socket.gethostname()}:{os.getpid()}"
         answer = self._run(scripts.JOIN, name, self._lease_ms, secrets.token_hex(8), self._former)
+        if answer[0] == 2:
+            raise StorageError(
+                f"The crawl of the queue in {self.name} has ended while this worker stood still, "
+                "and its last worker has removed queue and filter (BLOOM_REDIS_FLUSH): nothing is "
+                "left to do"
+            )
         if not answer[0]:
             raise StorageError(
                 f"{self._server.address} has lost the queue of {self._key!r}, and not the filter: "
@@ -135,14 +141,16 @@ class SharedRequests:
                 f"{self._key}`; with --queue, that command keeps the filter, and the crawl goes on "
                 "without those pages"
             )
-        _, queue, last, returned, self._waiting, ended = answer
+        _, queue, last, returned, others, self._waiting, ended = answer
+        self.is_last = not others
         is_same, self.id = queue == self.id, queue
         self._note_end(ended)
         if not self._former:
             return
-        lost = self._lost_pushes(last) if is_same else ()
+        # What the server does not know any more, though it has answered that it does.
+        lost = self._pushed.since(int(last.split(b" ", 1)[0]) if last else 0) if is_same else ()
         self._to_push.extendleft(reversed(lost))
-        self._pushed.clear()
+        self._pushed = RecentPushes()
         self._former = b""
         logger.info(
             "This worker's lease of the queue in %s %s: it goes on with a new one, and %s "
@@ -156,11 +164,7 @@ class SharedRequests:
         self._former = self._former or self._worker
         self._enter()
         self._join()
-
-    def _lost_pushes(self, last: bytes | None) -> Sequence[_Push]:
-        """Return what the server does not know any more, though it has answered that it does."""
-        known = int(last.split(b" ", 1)[0]) if last else 0
-        return [push for number, push in self._pushed if number > known]
+        self._lease.renewed()
 
     def _note_end(self, ended: bytes | None) -> None:
         self.ended_at = float(ended) / 1000 if ended else 0.0
@@ -170,7 +174,8 @@ class SharedRequests:
         self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
         self._lease.end()
         self._held.clear()
-        others, self._waiting, ended = self._run(scripts.LEAVE, len(self._done), *self._done)
+        answer = self._run(scripts.LEAVE, len(self._done), *self._done)
+        others, self.set_aside_for_later, self._waiting, ended = answer
         self.is_last = not others
         self._note_end(ended)
 
@@ -192,7 +197,7 @@ class SharedRequests:
 
     def push(self, data: bytes, *, slot: str, priority: int, rank: int, newest_first: bool) -> int:
         """Add a pending request; sent twice, it is stored once."""
-        self._to_push.append(_Push(prefix(slot, priority, rank), int(newest_first), data))
+        self._to_push.append(Push(prefix(slot, priority, rank), int(newest_first), data))
         self._push_all()
         self._look_again = 0.0
         return self._number
@@ -201,20 +206,22 @@ class SharedRequests:
         rejoins = 0
         while self._to_push:
             push = self._to_push[0]
-            position = self._run(scripts.PUSH, self._number + 1, *push)
+            position = self._run(scripts.PUSH, self._number + 1, *push[:3])
             if position:
                 self._number += 1
                 self._waiting += 1
                 self.ended_at = 0.0
-                self._pushed.append((self._number, self._to_push.popleft()))
                 self._member = push.prefix + position + push.data
+                self._pushed.add(self._number, self._to_push.popleft())
+                if push.is_again:
+                    self._record(push.data)
             else:
                 rejoins = self._again(rejoins)
 
     def take_back(self) -> None:
         """Remove the request that was pushed last, unless another worker has taken it already."""
-        self._pushed.pop()
-        self._waiting -= self._server.send("ZREM", self._keys[0], self._member)
+        self._pushed.drop_last()
+        self._waiting -= self._run(scripts.TAKE_BACK, self._member)
 
     def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
         """Take the next request, if any; the server is asked for several at once."""

@@ -17,6 +17,7 @@
       starting, started       the worker that runs start(); 1 when it is through
       ended                   when nothing was left, in ms
       look                    when to look for dead workers next, in ms
+      flushed                 alone, with `ended`, and for a day: the last worker has removed all
     <key>                   the filter's hash: its field `queue` is the id
 
 Numbers are big-endian. A priority is 2^63 - 1 less its value, a rank 128 more. A position is n, or
@@ -84,6 +85,10 @@ end
 JOIN = (
     _COMMON
     + r"""
+if call('HEXISTS', state, 'flushed') == 1 then
+  if ARGV[5] ~= '' then return {2} end
+  call('DEL', state)
+end
 local id, mark = call('HGET', state, 'id'), call('HGET', filter, 'queue')
 if not id and mark then return {0} end
 if not id then
@@ -98,7 +103,7 @@ if former ~= '' then
   returned = give_back(former)
 end
 call('HSET', workers, me, now + ARGV[3], me .. ':name', ARGV[2])
-return {1, id, last, returned, call('ZCARD', pending), call('HGET', state, 'ended')}
+return {1, id, last, returned, others(), call('ZCARD', pending), call('HGET', state, 'ended')}
 """
 )
 
@@ -227,6 +232,16 @@ return {1, call('ZCARD', pending), held_by(me),
 """
 )
 
+# worker, the member that it pushed last
+TAKE_BACK = (
+    _COMMON
+    + r"""
+-- If its lease has ended, another worker may have recorded that: it must stay.
+if call('HEXISTS', workers, me) == 0 then return 0 end
+return call('ZREM', pending, ARGV[2])
+"""
+)
+
 # worker
 START = (
     _COMMON
@@ -258,7 +273,7 @@ done(3, tonumber(ARGV[2]))
 give_back(me)
 call('HDEL', workers, me .. ':push')
 note_end()
-return {others(), call('ZCARD', pending), call('HGET', state, 'ended')}
+return {others(), held_by(aside), call('ZCARD', pending), call('HGET', state, 'ended')}
 """
 )
 

@@ -82,7 +82,7 @@ class SafeQueue:
     another way.
 
     Attributes:
-        has_failed: the queue has failed, and the spider is closed. What is in it stays.
+        has_failed: the queue has failed, or is closed. What is in it stays.
     """
 
     def __init__(
@@ -113,10 +113,14 @@ class SafeQueue:
     def push(self, request: Request) -> int:
         """Store a request, and return its row: 0 if it cannot be serialized, or stored."""
         rank, newest_first = self._order(request)
+        if not isinstance(request.priority, int):  # no request could be made again with it
+            error = ValueError(f"the priority {request.priority!r} is not an integer")
+            self._log_unserializable(request, error)
+            return 0
         try:
             data = packed(request.to_dict(spider=self._spider))
-        except ValueError as error:
-            self._log_unserializable(request, error)
+        except ValueError as unserializable:
+            self._log_unserializable(request, unserializable)
             return 0
         row: int | None = self.attempt(
             self._queue.push,
@@ -131,8 +135,7 @@ class SafeQueue:
 
     def take_back(self) -> None:
         """Remove the request that was stored just now."""
-        if not self.has_failed:
-            self.attempt(self._queue.take_back)
+        self.attempt(self._queue.take_back)
 
     def take(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if none is to be taken."""
@@ -167,6 +170,7 @@ class SafeQueue:
         except StorageError as error:
             if not self.has_failed:
                 self._fail(error)
+        self.has_failed = True
 
     @property
     def in_flight(self) -> int:
@@ -183,11 +187,12 @@ class SafeQueue:
     def _done(self, row: Any) -> None:
         """Remove a request: all that it led to is scheduled."""
         # If something was not, it has to be in flight for the next run.
-        if not self.has_failed:
-            self.attempt(self._queue.done, row)
+        self.attempt(self._queue.done, row)
 
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Take a step of the queue; if that fails, return None, and end the crawl."""
+        """Take a step of the queue; return None if it fails, which ends the crawl, or has before."""
+        if self.has_failed:
+            return None
         try:
             return function(*args, **options)
         except (sqlite3.Error, StorageError) as error:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, cast
 
 from scrapy.crawler import Crawler
@@ -10,10 +11,17 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import ask_scheduler, replace_start, start_again, until
+from scrapy_bloom.crawl.engine import (
+    ask_scheduler,
+    is_running,
+    replace_start,
+    start_again,
+    until,
+)
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, most_in_flight
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.redis import SharedRequests
-from scrapy_bloom.queues.shared_state import remove_queue
+from scrapy_bloom.queues.shared_state import flush_queue, remove_queue
 from scrapy_bloom.redis.backend import RedisBackend
 
 _POLL_SECS = 0.5
@@ -46,18 +54,25 @@ class SharedCrawl:
         self._waking: Deferred[None] | None = None
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), df.failures.extra)
         self._renewing = redis_server(df.settings)
-        self.queue = SharedRequests(
+        concurrent = crawler.settings.getint("CONCURRENT_REQUESTS")
+        join = partial(
+            SharedRequests,
             self._backend.server,
             self._renewing,
             self._backend.key,
             by_slot=by_slot,
             lease_secs=df.settings.queue_lease_secs,
             most_in_flight=most_in_flight(crawler.settings),
-            prefetch=max(
-                1, min(_LONGEST_PREFETCH, crawler.settings.getint("CONCURRENT_REQUESTS") // 4)
-            ),
+            prefetch=max(1, min(_LONGEST_PREFETCH, concurrent // 4)),
             record=record,
         )
+        self.queue = join()
+        if self._flush and self.queue.ended_at and self.queue.is_last:
+            # The last worker of that crawl could not do it: it died.
+            self.queue.close()
+            remove_queue(self._backend.server, self._backend.key)
+            df.clear()
+            self.queue = join()
 
     def begin(self, safe: SafeQueue) -> None:
         """Begin the crawl, with the queue as it is used.
@@ -81,16 +96,19 @@ class SharedCrawl:
         while not (self._is_closed or self._safe.has_failed or self.queue.ended_at):
             if self.queue.can_start:
                 if self._safe.attempt(self.queue.claim_start):
-                    if began_in:  # the server has lost the queue, or that this was through
-                        start = await start_again(self._crawler)
-                    began_in = self.queue.id
+                    is_first, began_in = not began_in, self.queue.id
+                    is_through = False
                     try:
+                        if not is_first:  # the server has lost the queue, or that this was through
+                            start = await start_again(self._crawler)
                         async for each in start:
                             yield each
+                        # What it yields while the crawl is being closed may be dropped.
+                        is_through = is_running(self._crawler.engine)
                     except Exception:  # another worker tries
                         self._safe.attempt(self.queue.end_start, began_in, is_through=False)
                         raise
-                    self._safe.attempt(self.queue.end_start, began_in, is_through=True)
+                    self._safe.attempt(self.queue.end_start, began_in, is_through=is_through)
                 continue
             await self._wait()
 
@@ -125,5 +143,20 @@ class SharedCrawl:
                 f"{self.queue.pending:,}",
             )
         if self._flush and self.queue.is_last and self.queue.ended_at:
-            self._safe.attempt(remove_queue, self._backend.server, self._backend.key)
+            self._flush_all()
+
+    def _flush_all(self) -> None:
+        if number := self.queue.set_aside_for_later:
+            self._logger.warning(
+                "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s requests "
+                "are left in it that could not be made again",
+                self.queue.name,
+                f"{number:,}",
+            )
+            return
+        try:
+            flush_queue(self._backend.server, self._backend.key)
+        except StorageError as error:
+            self._logger.error("%s", error)  # noqa: TRY400 - one line
+        else:
             self._backend.flush = True
