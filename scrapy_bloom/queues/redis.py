@@ -30,9 +30,6 @@ from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 
-    1000,
-    8 << 20,
-)  # pushes of late: a server may lose what it has not passed on yet
 _LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
 _MOST_REJOINS = 10  # of one step
 _CLOSING_SECS = 5.0  # for an outage that begins at the close
@@ -61,8 +58,8 @@ class SharedRequests:
         id: of this queue; another one if the server has lost it, and a new one was begun.
         ended_at: since when nothing is left of the crawl, in seconds since 1970; 0: something is.
         can_start: whether nobody seems to have run the spider's start(), nor another to run it now.
-        is_last: whether no other worker was there when this one came, or after the close: left.
-        set_aside_for_later: after the close, how many requests no worker could make again.
+        is_last: whether no other worker was there when this one came, or, after the close, left.
+        set_aside_for_later: after the close, how many requests could not be made again.
     """
 
     def __init__(

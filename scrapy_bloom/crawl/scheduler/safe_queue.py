@@ -190,7 +190,7 @@ class SafeQueue:
         self.attempt(self._queue.done, row)
 
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Take a step of the queue; return None if it fails, which ends the crawl, or has before."""
+        """Take a step of the queue, and end the crawl if that fails; return None then, and ever after."""
         if self.has_failed:
             return None
         try:
