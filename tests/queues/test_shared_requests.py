@@ -15,6 +15,7 @@ from proxies import DroppingProxy
 from redis_filters import messages
 from request_queues import InRedis, name_of, names, push
 from scrapy_bloom.queues import scripts
+from scrapy_bloom.queues.queue import unpacked
 from scrapy_bloom.queues.redis import SharedRequests
 
 INFO = logging.INFO
@@ -358,3 +359,20 @@ def test_what_no_worker_can_read_keeps_no_crawl_from_its_end(shared: InRedis) ->
     assert look(worker) is None
     worker.close()
     assert names(shared.open(), 1) == ["gone callback"]
+
+
+# What a stopped worker does when it goes on.
+
+
+def test_what_another_one_has_recorded_is_not_taken_back(shared: InRedis) -> None:
+    """The other has found it dead, and recorded its last push: to this one, it looks seen."""
+    stopped, other = shared.open(), shared.open()
+    recorded: list[bytes] = []
+    other._record = recorded.append
+    push(stopped, "urgent", priority=5)
+    push(stopped, "newest")
+    shared.lapse(stopped)
+    assert name_of(look(other)) == "urgent"
+    assert [unpacked(each) for each in recorded] == [{"name": "newest"}]
+    stopped.take_back()
+    assert name_of(look(other)) == "newest"

@@ -190,7 +190,7 @@ class SafeQueue:
         self.attempt(self._queue.done, row)
 
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Take a step of the queue, and end the crawl if that fails; return None then, and ever after."""
+        """Take a step of the queue; return None if it has failed, now or before: the crawl ends."""
         if self.has_failed:
             return None
         try:
