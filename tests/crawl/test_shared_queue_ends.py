@@ -14,11 +14,16 @@ from sites import Site
 PAGES = 150
 SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
 
-# Waits for a file, then yields a page that nothing links to.
-LATE = (
-    "[await asyncio.sleep(0.01) for _ in range(10_000) if not LOG.with_name('go').exists()]\n"
-    "        yield scrapy.Request(self.start_urls[0] + 'p/149?late=1')"
-)
+# Waits for a file, then yields a page that nothing links to; waits for another one, and ends when
+# a server that was away would be asked again.
+LATE = """for name in ("go", "end"):
+            for _ in range(10_000):
+                if LOG.with_name(name).exists():
+                    break
+                await asyncio.sleep(0.01)
+            yield scrapy.Request(self.start_urls[0] + "p/149?late=" + name)
+        await asyncio.sleep(2)
+        LOG.with_name("ended").touch()"""
 
 
 @pytest.fixture
@@ -29,10 +34,6 @@ def durable() -> Iterator[servers.Server]:
     server.end()
 
 
-def go(crawl: SharedCrawl) -> None:
-    (crawl.directory / "go").touch()
-
-
 def test_start_whose_requests_were_dropped_is_not_through(
     tree: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
@@ -41,10 +42,12 @@ def test_start_whose_requests_were_dropped_is_not_through(
     )
     (worker,) = crawl.hold(40, 1)
     durable.kill()
-    go(crawl)
+    (tmp_path / "go").touch()
     worker.wait_until(lambda: bool(worker.told("ERROR")))
-    crawl.finish(reason="bloom_outage")
     durable.start()
+    (tmp_path / "end").touch()
+    worker.wait_until((tmp_path / "ended").exists)
+    crawl.finish(reason="bloom_outage")
     crawl.finish(crawl.start())
     assert crawl.starts() == 2
     assert len(tree.hits) == PAGES
