@@ -127,8 +127,7 @@ class SharedRequests:
         if answer[0] == 2:
             raise StorageError(
                 f"The crawl of the queue in {self.name} has ended while this worker stood still, "
-                "and its last worker has removed queue and filter (BLOOM_REDIS_FLUSH): nothing is "
-                "left to do"
+                "and was flushed (BLOOM_REDIS_FLUSH): nothing is left to do"
             )
         if not answer[0]:
             raise StorageError(
