@@ -151,7 +151,7 @@ def _figures(
         "salt": reader.salt,
         "closed": reader.is_closed(),
         "in_use": reader.is_in_use(),
-        "queue": queue,
+        **({"queue": queue} if is_local or queue else {}),
         "forgotten": reader.count_forgotten(),
     }
     if options.scan:

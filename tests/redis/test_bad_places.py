@@ -58,7 +58,7 @@ class TestBadPlaces:
 
     def test_blocks_of_another_type(self, key: str) -> None:
         backend = opened("valkey", key)
-        (generation,) = RedisStore(backend._server, key).read().generations
+        (generation,) = RedisStore(backend.server, key).read().generations
         client = servers.shared("valkey").client
         client.delete(f"{key}:{generation.id}:0")
         client.lpush(f"{key}:{generation.id}:0", "x")

@@ -37,7 +37,7 @@ def test_few_messages(place: str, key: str) -> None:
     backend.close()
     assert messages_to(nodes_of(place)) - begun < 2500
     begun = messages_to(nodes_of(place))
-    reader = RedisReader(make(place, key)._server, key)
+    reader = RedisReader(make(place, key).server, key)
     assert reader.are_seen(wanted) == [True] * 5000
     assert not any(reader.are_seen(fps(5000, 6000)))
     reader.close()

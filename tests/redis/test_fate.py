@@ -155,7 +155,7 @@ class TestAllIsLost:
         assert all(late.add(fingerprint) for fingerprint in fps(10, 20))
         assert len(messages(caplog, WARNING)) <= 1
         assert not any(first.add(fingerprint) for fingerprint in fps(20))
-        stored = RedisStore(first._server, "k").read()
+        stored = RedisStore(first.server, "k").read()
         assert not stored.left_over
         (generation,) = stored.generations
         assert set(server.client.keys()) == {b"k", f"k:{generation.id}:0".encode()}
@@ -246,7 +246,7 @@ class TestSomeIsLost:
     ) -> None:
         backend = opened(server.url)
         assert all(backend.add(fingerprint) for fingerprint in fps(1000))
-        (generation,) = RedisStore(backend._server, "k").read().generations
+        (generation,) = RedisStore(backend.server, "k").read().generations
         assert server.client.delete(f"k:{generation.id}:0") == 1
         assert backend.add(b"new")
         other = opened(server.url)

@@ -16,7 +16,7 @@ class TestLostKeys:
         for fingerprint in fps(1000):
             backend.add(fingerprint)
         client = backend._store.server._client
-        (generation,) = RedisStore(backend._server, key).read().generations
+        (generation,) = RedisStore(backend.server, key).read().generations
         assert client.delete(f"{key}:{generation.id}:0") == 1
         assert backend.add(b"one more")
         (warning,) = messages(caplog, WARNING)
@@ -36,7 +36,7 @@ class TestLostKeys:
         for fingerprint in fps(1000):
             backend.add(fingerprint)
         client = servers.shared("valkey").client
-        (generation,) = RedisStore(backend._server, key).read().generations
+        (generation,) = RedisStore(backend.server, key).read().generations
         client.delete(f"{key}:{generation.id}:0")
         assert all(backend.add(fingerprint) for fingerprint in fps(1000))
         assert not any(backend.add(fingerprint) for fingerprint in fps(1000))

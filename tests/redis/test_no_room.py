@@ -88,9 +88,9 @@ class TestFull:
         clock.now += 5000
         assert not backend.add(b"other")
         backend.close()
-        assert [
-            each.open_until for each in RedisStore(backend._server, "k").read().generations
-        ] == [0]
+        assert [each.open_until for each in RedisStore(backend.server, "k").read().generations] == [
+            0
+        ]
 
     def test_warn_stays_in_one_generation(self, key: str) -> None:
         backend = opened("valkey", key, capacity=100, on_full="warn", error_rate=1e-6)

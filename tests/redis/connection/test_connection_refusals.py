@@ -22,6 +22,7 @@ from connections import (
     use,
 )
 from scrapy_bloom import OutageError, SettingError, StorageError
+from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.redis.connection.server import RedisServer
 
 
@@ -107,7 +108,7 @@ class TestRefusals:
         assert refusal(url, cluster=cluster).partition("; ")[2] == message.partition("; ")[2]
         assert "; the user needs ~KEY* and ~{KEY*" in message
         categories = re.findall(r"\+[@\w|]+", message)
-        assert len(categories) == 6
+        assert len(categories) == 7
         rules = [each for each in categories if cluster or "|" not in each]
         allow(f"~{key}*", f"~{{{key}*", *rules)
         server = RedisServer(url, cluster=cluster)
@@ -123,6 +124,12 @@ class TestRefusals:
         assert backend.add(b"2" * 20)  # it makes anew what is lost
         assert not backend.add(b"1" * 20)
         backend.clear()
+        queue = SharedRequests(
+            backend.server, RedisServer(url, cluster=cluster), key, by_slot=True, lease_secs=60
+        )
+        queue.push(b"request", slot="a", priority=0, rank=0, newest_first=True)
+        assert queue.take()
+        queue.close()
         backend.close()
 
     @pytest.mark.parametrize("program", PROGRAMS)
