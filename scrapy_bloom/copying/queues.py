@@ -128,6 +128,8 @@ def _locked(database: Path) -> Iterator[None]:
 def _uploaded(database: Path, server: RedisServer, key: str) -> Iterator[CopiedQueue]:
     """Write a queue to Redis, and let workers know of it after the block."""
     pending, _, _, state, of_filter = keys = keys_of_queue(key)
+    if server.send("HEXISTS", state, "flushed"):
+        server.send("UNLINK", state)  # a note for workers of a crawl that is over
     if server.send("EXISTS", *keys[:-1]):
         raise StorageError(
             f"{server.address} has a queue {key!r} already; nothing was changed: give it another "

@@ -57,9 +57,15 @@ def create_backend(
     if settings.backend == "redis":
         from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
 
+        key = settings.redis_key % {"spider": spider}
+        if has_shared_queue and settings.redis_cluster and ("{" in key or "}" in key):
+            raise SettingError(
+                f"BLOOM_REDIS_KEY makes {key!r} of the spider's name; in a Cluster, allowed with "
+                'BLOOM_QUEUE = "redis" is a name without braces: set one without "%(spider)s"'
+            )
         return RedisBackend(
             redis_server(settings, identified=queue_is_shared),
-            settings.redis_key % {"spider": spider},
+            key,
             policy_of(settings),
             origin,
             mirror=settings.redis_mirror,

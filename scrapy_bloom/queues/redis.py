@@ -60,6 +60,7 @@ class SharedRequests:
         can_start: whether nobody seems to have run the spider's start(), nor another to run it now.
         is_last: whether no other worker was there when this one came, or, after the close, left.
         set_aside_for_later: after the close, how many requests could not be made again.
+        flush, was_flushed: have the close remove a queue that is over, if it is the last; it did.
     """
 
     def __init__(
@@ -76,9 +77,8 @@ class SharedRequests:
     ) -> None:
         self.name = f"{server.address}, key {key}"
         self.ended_at = 0.0
-        self.can_start = True
-        self.is_last = False
-        self.set_aside_for_later = 0
+        self.can_start, self.set_aside_for_later = True, 0
+        self.is_last = self.flush = self.was_flushed = False
         self._server = server
         self._renewing = renewing
         self._key = key
@@ -94,7 +94,6 @@ class SharedRequests:
         self._to_push: deque[Push] = deque()
         self._pushed = RecentPushes()
         self._look_again = 0.0  # on a monotonic clock
-        self._enter()
         self._join()
         self._lease = Lease(self._renew, lease_secs)
 
@@ -122,6 +121,7 @@ class SharedRequests:
         self._done: list[bytes] = []  # positions that the server has not been told of
 
     def _join(self) -> None:
+        self._enter()
         name = f"{socket.gethostname()}:{os.getpid()}"
         answer = self._run(scripts.JOIN, name, self._lease_ms, secrets.token_hex(8), self._former)
         if answer[0] == 2:
@@ -158,7 +158,6 @@ class SharedRequests:
 
     def _rejoin(self) -> None:
         self._former = self._former or self._worker
-        self._enter()
         self._join()
         self._lease.renewed()
 
@@ -170,8 +169,9 @@ class SharedRequests:
         self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
         self._lease.end()
         self._held.clear()
-        answer = self._run(scripts.LEAVE, len(self._done), *self._done)
-        others, self.set_aside_for_later, self._waiting, ended = answer
+        self.is_last = False  # in an outage, nobody knows
+        answer = self._run(scripts.LEAVE, int(self.flush), len(self._done), *self._done)
+        others, self.set_aside_for_later, self._waiting, ended, self.was_flushed = answer
         self.is_last = not others
         self._note_end(ended)
 

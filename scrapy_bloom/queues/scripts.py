@@ -17,7 +17,7 @@
       starting, started       the worker that runs start(); 1 when it is through
       ended                   when nothing was left, in ms
       look                    when to look for dead workers next, in ms
-      flushed                 alone, with `ended`, and for a day: the last worker has removed all
+      flushed                 with `id` and `ended` only, for a day: the last worker removes all
     <key>                   the filter's hash: its field `queue` is the id
 
 Numbers are big-endian. A priority is 2^63 - 1 less its value, a rank 128 more. A position is n, or
@@ -32,25 +32,24 @@ local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local me = ARGV[1]
 
-local function give_back(worker)
-  local number = 0
-  while true do
-    local range = {'[' .. worker, '(' .. worker .. '\255', 'LIMIT', 0, 100}
-    local some = call('ZRANGEBYLEX', leased, unpack(range))
-    if #some == 0 then break end
-    for _, member in ipairs(some) do
-      call('ZREM', leased, member)
-      call('ZADD', pending, 0, string.sub(member, 25))
-    end
-    number = number + #some
-  end
-  call('HDEL', workers, worker, worker .. ':name', worker .. ':take', worker .. ':newest')
-  if call('HGET', state, 'starting') == worker then call('HDEL', state, 'starting') end
-  return number
+local function first_leased(prefix)
+  return call('ZRANGEBYLEX', leased, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
 end
 
 local function held_by(worker)
   return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
+end
+
+local function give_back(worker)
+  local number = held_by(worker)
+  for _ = 1, number do
+    local member = first_leased(worker)
+    call('ZREM', leased, member)
+    call('ZADD', pending, 0, string.sub(member, 25))
+  end
+  call('HDEL', workers, worker, worker .. ':name', worker .. ':take', worker .. ':newest')
+  if call('HGET', state, 'starting') == worker then call('HDEL', state, 'starting') end
+  return number
 end
 
 local aside = 'unreadable000000'
@@ -85,11 +84,13 @@ end
 JOIN = (
     _COMMON
     + r"""
+local mark = call('HGET', filter, 'queue')
 if call('HEXISTS', state, 'flushed') == 1 then
   if ARGV[5] ~= '' then return {2} end
-  call('DEL', state)
+  -- With the mark, the filter is still there: who should have removed it was killed.
+  if not mark then call('DEL', state) end
 end
-local id, mark = call('HGET', state, 'id'), call('HGET', filter, 'queue')
+local id = call('HGET', state, 'id')
 if not id and mark then return {0} end
 if not id then
   id = ARGV[4]
@@ -205,8 +206,7 @@ local size = #ARGV[3]
 if string.sub(memory, 1, size) == ARGV[3] then
   for at = size + 1, #memory, 8 do
     local prefix = me .. string.sub(memory, at, at + 7)
-    local range = {'[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1}
-    members[#members + 1] = call('ZRANGEBYLEX', leased, unpack(range))[1]
+    members[#members + 1] = first_leased(prefix)
   end
 else
   memory = ARGV[3]
@@ -265,15 +265,23 @@ return 1
 """
 )
 
-# worker; how many are done, their positions
+# worker, 1 to remove a queue that is over, if nobody else is there; number done, their positions
 LEAVE = (
     _COMMON
     + r"""
-done(3, tonumber(ARGV[2]))
+done(4, tonumber(ARGV[3]))
 give_back(me)
 call('HDEL', workers, me .. ':push')
 note_end()
-return {others(), held_by(aside), call('ZCARD', pending), call('HGET', state, 'ended')}
+local others, set_aside, ended = others(), held_by(aside), call('HGET', state, 'ended')
+local is_flushed = ARGV[2] == '1' and ended and others + set_aside == 0
+if is_flushed then
+  local id = call('HGET', state, 'id')
+  call('UNLINK', pending, leased, workers, state)
+  call('HSET', state, 'flushed', 1, 'ended', ended, 'id', id)
+  call('PEXPIRE', state, 86400000) -- the longest lease
+end
+return {others, set_aside, call('ZCARD', pending), ended, is_flushed and 1 or 0}
 """
 )
 
@@ -282,8 +290,7 @@ SET_ASIDE = (
     _COMMON
     + r"""
 local prefix = me .. ARGV[2]
-local range = {'[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1}
-local member = call('ZRANGEBYLEX', leased, unpack(range))[1]
+local member = first_leased(prefix)
 if member then
   call('ZREM', leased, member)
   call('ZADD', leased, 0, aside .. string.sub(member, 17))

@@ -7,7 +7,6 @@ from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _ASIDE = b"unreadable000000"  # see `scrapy_bloom.queues.scripts`
-_FLUSHED_MS = 86_400_000  # the longest lease
 
 
 @dataclass(frozen=True)
@@ -71,17 +70,6 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
         ended_at=float(state.get(b"ended", 0)) / 1000,
         workers=workers,
         set_aside=counts[-1],
-    )
-
-
-def flush_queue(server: RedisServer, key: str) -> None:
-    """Remove the queue of a crawl that is over, and tell so to workers that come back to it."""
-    *keys, state, of_filter = keys_of_queue(key)
-    server.transaction(
-        ("UNLINK", *keys, state),
-        ("HSET", state, "flushed", 1, "ended", round(1000 * server.now())),
-        ("PEXPIRE", state, _FLUSHED_MS),
-        ("HDEL", of_filter, "queue"),
     )
 
 

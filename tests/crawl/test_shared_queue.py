@@ -92,7 +92,7 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("killed", [1, 2])
 def test_what_killed_workers_had_is_crawled(killed: int, tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path)
-    workers = crawl.hold(40, 3)
+    workers = crawl.hold(60, 3)
     for worker in workers[:killed]:
         worker.kill()
     crawl.finish(workers[-1])

@@ -150,3 +150,17 @@ def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -
     assert tree.hits["/p/149"] == 1
     assert not worker.lines("ERROR")
     assert "'scheduler/unserializable': " in worker.output
+
+
+def test_a_flush_that_was_cut_off(tree: Site, tmp_path: Path) -> None:
+    """The queue was removed, and the filter not: the next run must not take all for seen."""
+    crawl = SharedCrawl(tree, tmp_path)
+    crawl.finish(crawl.start())
+    state, client = crawl.keys[3], crawl.server.client
+    kept = {name: client.hget(state, name) for name in ("id", "ended")}
+    client.delete(*crawl.keys[:4])
+    client.hset(state, mapping={**kept, "flushed": 1})
+    crawl.finish(crawl.start(BLOOM_REDIS_FLUSH=True))
+    assert crawl.starts() == 2
+    assert set(tree.hits.values()) == {2, 6}  # the start page has three addresses
+    assert not servers.keys_for_good(client, f"*{crawl.key}*")

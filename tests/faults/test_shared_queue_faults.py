@@ -162,6 +162,10 @@ def test_what_a_killed_worker_had_stored_and_not_recorded_is_crawled_once(
         (victim,) = begin(site, url, tmp_path, 1, spider=spider_with(tmp_path, DIES), **settings)
         assert victim.finish() == -signal.SIGKILL, victim.output
         asked = set(site.site.hits)
+        # Before, another worker may find the page once more.
+        servers.wait_for(
+            lambda: not any(each.is_alive for each in state_of(url).workers), lambda: "it lives on"
+        )
         all_end(begin(site, url, tmp_path, 1, **settings), site, repeats=MOST)
         assert {path for path, number in site.site.hits.items() if number > 1} <= asked
     finally:

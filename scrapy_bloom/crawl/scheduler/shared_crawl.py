@@ -19,9 +19,8 @@ from scrapy_bloom.crawl.engine import (
     until,
 )
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, most_in_flight
-from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.redis import SharedRequests
-from scrapy_bloom.queues.shared_state import flush_queue, remove_queue
+from scrapy_bloom.queues.shared_state import remove_queue
 from scrapy_bloom.redis.backend import RedisBackend
 
 _POLL_SECS = 0.5
@@ -69,10 +68,14 @@ class SharedCrawl:
         self.queue = join()
         if self._flush and self.queue.ended_at and self.queue.is_last:
             # The last worker of that crawl could not do it: it died.
+            server = self._backend.server
+            deadline_secs = server.deadline_secs
             self.queue.close()
-            remove_queue(self._backend.server, self._backend.key)
+            server.deadline_secs = deadline_secs  # it is no real close
+            remove_queue(server, self._backend.key)
             df.clear()
             self.queue = join()
+        self.queue.flush = self._flush
 
     def begin(self, safe: SafeQueue) -> None:
         """Begin the crawl, with the queue as it is used.
@@ -94,23 +97,22 @@ class SharedCrawl:
             return
         began_in = b""
         while not (self._is_closed or self._safe.has_failed or self.queue.ended_at):
-            if self.queue.can_start:
-                if self._safe.attempt(self.queue.claim_start):
-                    is_first, began_in = not began_in, self.queue.id
-                    is_through = False
-                    try:
-                        if not is_first:  # the server has lost the queue, or that this was through
-                            start = await start_again(self._crawler)
-                        async for each in start:
-                            yield each
-                        # What it yields while the crawl is being closed may be dropped.
-                        is_through = is_running(self._crawler.engine)
-                    except Exception:  # another worker tries
-                        self._safe.attempt(self.queue.end_start, began_in, is_through=False)
-                        raise
-                    self._safe.attempt(self.queue.end_start, began_in, is_through=is_through)
+            if not (self.queue.can_start and self._safe.attempt(self.queue.claim_start)):
+                await self._wait()
                 continue
-            await self._wait()
+            is_first, began_in = not began_in, self.queue.id
+            is_through = False
+            try:
+                if not is_first:  # the server has lost the queue, or that this was through
+                    start = await start_again(self._crawler)
+                async for each in start:
+                    yield each
+                # What it yields while the crawl is being closed may be dropped.
+                is_through = is_running(self._crawler.engine)
+            finally:  # if it has failed, another worker tries
+                self._safe.attempt(self.queue.end_start, began_in, is_through=is_through)
+            if not is_through:  # the crawl is being closed
+                return
 
     async def _wait(self) -> None:
         self._waking = Deferred()
@@ -142,21 +144,16 @@ class SharedCrawl:
                 self.queue.name,
                 f"{self.queue.pending:,}",
             )
-        if self._flush and self.queue.is_last and self.queue.ended_at:
-            self._flush_all()
-
-    def _flush_all(self) -> None:
-        if number := self.queue.set_aside_for_later:
+        self._backend.flush = bool(self.queue.was_flushed)
+        if (
+            (number := self.queue.set_aside_for_later)
+            and self._flush
+            and self.queue.is_last
+            and self.queue.ended_at
+        ):
             self._logger.warning(
                 "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s requests "
                 "are left in it that could not be made again",
                 self.queue.name,
                 f"{number:,}",
             )
-            return
-        try:
-            flush_queue(self._backend.server, self._backend.key)
-        except StorageError as error:
-            self._logger.error("%s", error)  # noqa: TRY400 - one line
-        else:
-            self._backend.flush = True
