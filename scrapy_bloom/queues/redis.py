@@ -282,7 +282,7 @@ class SharedRequests:
     def _again(self, rejoins: int) -> int:
         if rejoins == _MOST_REJOINS:
             raise StorageError(
-                f"the queue in {self.name} ends each lease at once; check the clock of the server, "
+                f"The queue in {self.name} ends each lease at once; check the clock of the server, "
                 "and BLOOM_QUEUE_LEASE_SECS"
             )
         self._rejoin()
