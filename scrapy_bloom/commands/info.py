@@ -92,7 +92,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         say(f"{'Queue' if is_shared else 'Job'} in {figures['location']}, without a filter")
         say(f"  queue: {queue_text(figures['queue'])}")
     if not options.json:
-        print_workers(figures["queue"])
+        print_workers(figures.get("queue"))
 
 
 def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
