@@ -9,7 +9,7 @@ from scrapy.settings import default_settings
 
 import servers
 from crawls import Crawl
-from shared_crawls import SharedCrawl
+from shared_crawls import SHORT_LEASE, SharedCrawl
 from sites import Site
 
 PAGES = 150
@@ -91,7 +91,9 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [1, 2])
 def test_what_killed_workers_had_is_crawled(killed: int, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+    # Breadth first: the others could not take all that is known then.
+    fifo = "scrapy.squeues.PickleFifoDiskQueue"
+    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE=fifo, **SHORT_LEASE)
     workers = crawl.hold(60, 3)
     for worker in workers[:killed]:
         worker.kill()
@@ -104,7 +106,7 @@ def test_what_killed_workers_had_is_crawled(killed: int, tree: Site, tmp_path: P
 
 
 def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+    crawl = SharedCrawl(tree, tmp_path, **SHORT_LEASE)
     for worker in crawl.hold(40):
         worker.kill()
     tree.settle()
@@ -117,7 +119,7 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, **loop)
+    crawl = SharedCrawl(tree, tmp_path, **SHORT_LEASE, **loop)
     workers = crawl.hold(40)
     workers[0].kill()
     crawl.finish(workers[1])
@@ -132,7 +134,7 @@ def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["is killed", "is interrupted"])
 def test_start_is_run_by_another_one_if_its_worker(how: str, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)")
+    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)", **SHORT_LEASE)
     first = crawl.start()
     servers.wait_for(lambda: tree.total() > 0, lambda: first.output)
     second = crawl.start()

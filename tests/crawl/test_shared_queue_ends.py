@@ -8,7 +8,7 @@ import pytest
 
 import servers
 from crawls import Crawl
-from shared_crawls import SharedCrawl
+from shared_crawls import SHORT_LEASE, SharedCrawl
 from sites import Site
 
 PAGES = 150
@@ -38,7 +38,12 @@ def test_start_whose_requests_were_dropped_is_not_through(
     tree: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
     crawl = SharedCrawl(
-        tree, tmp_path, server=durable, first_time=LATE, BLOOM_REDIS_DEADLINE_SECS=1
+        tree,
+        tmp_path,
+        server=durable,
+        first_time=LATE,
+        BLOOM_REDIS_DEADLINE_SECS=1,
+        **SHORT_LEASE,
     )
     (worker,) = crawl.hold(40, 1)
     durable.kill()
@@ -79,7 +84,7 @@ def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Pat
 
 
 def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
+    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True, **SHORT_LEASE)
     stopped, other = crawl.hold(40)
     stopped.stop()
     crawl.finish(other)

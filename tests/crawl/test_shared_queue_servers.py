@@ -10,7 +10,7 @@ import servers
 from crawls import Crawl
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from shared_crawls import SharedCrawl
+from shared_crawls import SHORT_LEASE, SharedCrawl
 from sites import Site
 from workspace import in_redis
 
@@ -30,7 +30,7 @@ def durable() -> Iterator[servers.Server]:
 def test_a_server_that_is_gone_for_good(
     tree: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
+    crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1, **SHORT_LEASE)
     workers = crawl.hold(40)
     durable.kill()
     crawl.finish(reason="bloom_outage")

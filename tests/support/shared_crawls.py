@@ -11,6 +11,9 @@ from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from sites import Site
 
+# Settings of crawls whose workers die or stand still. It is long for one that is only slow.
+SHORT_LEASE = {"BLOOM_QUEUE_LEASE_SECS": 3}
+
 # Its start() writes a line into a file each time it begins; what comes then is given.
 _START = """
 import asyncio
@@ -62,7 +65,6 @@ class SharedCrawl:
             # A server that is only slow is not away.
             "BLOOM_REDIS_URL": f"{self.server.url}?socket_timeout=10",
             "BLOOM_REDIS_KEY": self.key,
-            "BLOOM_QUEUE_LEASE_SECS": 1,
             **settings,
         }
         self.workers: list[Crawl] = []
