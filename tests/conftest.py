@@ -56,3 +56,11 @@ def tree() -> Iterator[sites.Site]:
     site = sites.tree_site(pages=150)
     yield site
     site.end()
+
+
+@pytest.fixture
+def durable() -> Iterator[servers.Server]:
+    """A server that forgets nothing."""
+    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
+    yield server
+    server.end()

@@ -41,6 +41,14 @@ class CopiedQueue:
     nbytes: int = 0
     checksum: int = 0
 
+    @classmethod
+    def of(cls, members: Iterable[bytes]) -> "CopiedQueue":
+        """Return the figures of these requests."""
+        new = cls()
+        for member in members:
+            new.add(member)
+        return new
+
     def add(self, member: bytes) -> None:
         """Count a request, as members of the shared queue have it."""
         self.requests += 1
@@ -142,7 +150,7 @@ def _uploaded(database: Path, server: RedisServer, key: str) -> Iterator[CopiedQ
             copied = CopiedQueue()
             for batch in _batches(_rows(db), copied):
                 server.send("ZADD", pending, *(word for each in batch for word in (0, each)))
-        _compare(copied, _read(server, pending), server.address)
+        _compare(copied, CopiedQueue.of(_members(server, pending)), server.address)
         yield copied
     except BaseException:
         with suppress(StorageError):
@@ -187,9 +195,7 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
                 if _insert(db, each):
                     copied.add(each.packed)
         db.execute("COMMIT")
-        found = CopiedQueue()
-        for member in _rows(db):
-            found.add(member)
+        found = CopiedQueue.of(_rows(db))
     _compare(copied, found, str(path.parent))
     return copied
 
@@ -219,13 +225,6 @@ def _members(server: RedisServer, name: str) -> Iterator[bytes]:
     while some := server.send("ZRANGEBYLEX", name, start, "+", "LIMIT", 0, _READ):
         yield from some
         start = b"(" + some[-1]
-
-
-def _read(server: RedisServer, name: str) -> CopiedQueue:
-    found = CopiedQueue()
-    for member in _members(server, name):
-        found.add(member)
-    return found
 
 
 def _compare(source: CopiedQueue, copy: CopiedQueue, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What CrashSafeScheduler asks of a queue: one interface for SQLite and Redis."""
+"""Interface of a queue, as CrashSafeScheduler needs it: one for SQLite and Redis."""
 
 import pickle
 from collections.abc import Callable, Mapping

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
 _MOST_REJOINS = 10  # of one step
-_CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 Row = tuple[bytes, bytes]  # the worker that has taken a request, and its position
 
@@ -166,13 +165,13 @@ class SharedRequests:
 
     def close(self) -> None:
         """Give back what was taken and is not done, and leave the queue to the others."""
-        self._server.deadline_secs = min(self._server.deadline_secs, _CLOSING_SECS)
+        self._server.hurry()
         self._lease.end()
         self._held.clear()
         self.is_last = False  # in an outage, nobody knows
         answer = self._run(scripts.LEAVE, int(self.flush), len(self._done), *self._done)
-        others, self.set_aside_for_later, self._waiting, ended, self.was_flushed = answer
-        self.is_last = not others
+        others, self.set_aside_for_later, self._waiting, ended, was_flushed = answer
+        self.is_last, self.was_flushed = not others, bool(was_flushed)
         self._note_end(ended)
 
     # The spider's start().

@@ -25,8 +25,6 @@ from scrapy_bloom.redis.view import log_differences
 
 logger = logging.getLogger(__name__)
 
-_CLOSING_SECS = 5.0  # for an outage that begins at the close
-
 
 class RedisBackend:
     """A Bloom filter that many crawlers share.
@@ -229,7 +227,7 @@ class RedisBackend:
 
     def close(self) -> None:
         """Exchange the last counts with the other crawlers, and disconnect; raises StorageError."""
-        self.server.deadline_secs = min(self.server.deadline_secs, _CLOSING_SECS)
+        self.server.hurry()
         try:
             self._shared.tell_count()
             self._shared.learn_counts()

@@ -1,7 +1,6 @@
 """A crawl whose workers share a queue: ends at a bad moment, that must not be taken for the end."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,6 @@ LATE = """for name in ("go", "end"):
             yield scrapy.Request(self.start_urls[0] + "p/149?late=" + name)
         await asyncio.sleep(2)
         LOG.with_name("ended").touch()"""
-
-
-@pytest.fixture
-def durable() -> Iterator[servers.Server]:
-    """A server that forgets nothing."""
-    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-    yield server
-    server.end()
 
 
 def test_start_whose_requests_were_dropped_is_not_through(

@@ -1,6 +1,5 @@
 """A crawl whose workers share a queue in Redis: servers that go away or lose it, and refusals."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,6 @@ from workspace import in_redis
 PAGES = 150
 NOWHERE = "http://127.0.0.1:9/"
 SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "BLOOM_QUEUE": "redis"}
-
-
-@pytest.fixture
-def durable() -> Iterator[servers.Server]:
-    """A server that forgets nothing."""
-    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-    yield server
-    server.end()
 
 
 def test_a_server_that_is_gone_for_good(

@@ -1,4 +1,4 @@
-"""What subcommands tell of a queue: that of a job, or one in Redis that workers share."""
+"""Figures of a queue, for subcommands: that of a job, or one in Redis that workers share."""
 
 import time
 from pathlib import Path

@@ -137,20 +137,17 @@ class SharedCrawl:
         if self._waking is not None and not self._waking.called:
             self._waking.callback(None)
         self._renewing.close()
-        if self.queue.is_last and not self.queue.ended_at:
+        self._backend.flush = self.queue.was_flushed
+        if not self.queue.is_last:
+            return
+        if not self.queue.ended_at:
             self._logger.info(
                 "The crawl of the queue in %s is not over, and nobody is left to crawl: pending "
                 "requests: %s. The same command goes on with them",
                 self.queue.name,
                 f"{self.queue.pending:,}",
             )
-        self._backend.flush = bool(self.queue.was_flushed)
-        if (
-            (number := self.queue.set_aside_for_later)
-            and self._flush
-            and self.queue.is_last
-            and self.queue.ended_at
-        ):
+        elif self._flush and (number := self.queue.set_aside_for_later):
             self._logger.warning(
                 "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s requests "
                 "are left in it that could not be made again",

@@ -23,6 +23,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
 _SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
 _BATCH = 64  # commands sent at once
+_CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 
 class ReplacedError(BloomError):
@@ -232,6 +233,10 @@ class RedisServer:
         if self._client is not None:
             self._close()
             self._client = None
+
+    def hurry(self) -> None:
+        """Wait for no more than 5 seconds for anything from now on: the crawl is being closed."""
+        self.deadline_secs = min(self.deadline_secs, _CLOSING_SECS)
 
     def _connected(self) -> Any:
         if self._client is None:
