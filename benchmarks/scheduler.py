@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -14,12 +15,11 @@ from typing import Any
 
 import scrapy
 from scrapy.core.scheduler import Scheduler
-from scrapy.crawler import CrawlerProcess
-from scrapy.exceptions import CloseSpider
 from twisted.internet.defer import Deferred
 
 from benchmarks.shared.example_crawls import crawl_command, crawl_environment
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
+from benchmarks.shared.paused import in_paused_crawl
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from benchmarks.shared.sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
 from scrapy_bloom import CrashSafeScheduler
@@ -216,20 +216,13 @@ def _in_crawl(name: str, job: Path, frontier: Frontier) -> Frontier:
     """Measure in a crawl, which ends the use of this process for any other."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    process = CrawlerProcess(
-        {
-            "SCHEDULER": {OURS: _TimedOurs, SCRAPYS: _TimedScrapys}[name],
-            "DUPEFILTER_CLASS": _FILTER,
-            "BLOOM_EXPECTED_REQUESTS": 2_000_000,
-            "JOBDIR": str(job),
-            "LOG_ENABLED": False,
-            "CLOSESPIDER_ERRORCOUNT": 1,  # should the measurement fail
-            "TELNETCONSOLE_ENABLED": False,
-            "REMOTE_CONTROL_ENABLED": False,
-        }
-    )
-    process.crawl(FrontierSpider, frontier=frontier)
-    process.start(install_signal_handlers=False)  # or SIGTERM would not end this process
+    settings = {
+        "SCHEDULER": {OURS: _TimedOurs, SCRAPYS: _TimedScrapys}[name],
+        "DUPEFILTER_CLASS": _FILTER,
+        "BLOOM_EXPECTED_REQUESTS": 2_000_000,
+        "JOBDIR": str(job),
+    }
+    in_paused_crawl(settings, partial(_measure, frontier))
     return frontier
 
 
@@ -249,23 +242,11 @@ class _TimedScrapys(Scheduler):
         return opened
 
 
-class FrontierSpider(scrapy.Spider):
-    """Crawls nothing: it measures the scheduler of its engine while that waits for it."""
-
-    name = "frontier"
-    frontier: Frontier
-
-    async def start(self) -> Any:
-        """Measure, and close the spider."""
-        engine: Any = self.crawler.engine
-        engine.pause()  # none of these hosts exists
-        scheduler, frontier = engine.scheduler, self.frontier
-        frontier.open_secs = scheduler.open_secs
-        frontier.pending = len(scheduler)
-        _add(scheduler, frontier)
-        _take(scheduler, frontier)
-        raise CloseSpider("measured")
-        yield  # it is a generator
+def _measure(frontier: Frontier, scheduler: Any, _: scrapy.Spider) -> None:
+    frontier.open_secs = scheduler.open_secs
+    frontier.pending = len(scheduler)
+    _add(scheduler, frontier)
+    _take(scheduler, frontier)
 
 
 def _add(scheduler: Any, frontier: Frontier) -> None:

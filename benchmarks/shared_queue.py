@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
@@ -15,10 +16,9 @@ from typing import Any
 
 import redis
 import scrapy
-from scrapy.crawler import CrawlerProcess
-from scrapy.exceptions import CloseSpider
 
 from benchmarks.shared.machine import in_fresh_process
+from benchmarks.shared.paused import in_paused_crawl
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from benchmarks.shared.servers import Server, programs, running
 from benchmarks.shared.sites import TINY, WHOLE, Size, served
@@ -208,38 +208,13 @@ def _steps(program: Path, name: str, count: int, taken: int) -> Steps:
 def _in_crawl(steps: Steps) -> Steps:
     """Measure in a crawl, which ends the use of this process for any other."""
     settings = settings_of(steps.name, steps.url, 2_000_000)
-    process = CrawlerProcess(
-        {
-            **{key: value for key, value in settings.items() if value is not None},
-            "LOG_ENABLED": False,
-            "CLOSESPIDER_ERRORCOUNT": 1,  # should the measurement fail
-            "TELNETCONSOLE_ENABLED": False,
-            "REMOTE_CONTROL_ENABLED": False,
-        }
-    )
-    process.crawl(StepSpider, steps=steps)
-    process.start(install_signal_handlers=False)  # or SIGTERM would not end this process
+    named = {key: value for key, value in settings.items() if value is not None}
+    in_paused_crawl(named, partial(_measure, steps))
     assert steps.secs, "not measured"
     return steps
 
 
-class StepSpider(scrapy.Spider):
-    """Crawls nothing: it measures the scheduler of its engine while that waits for it."""
-
-    name = "steps"
-    steps: Steps
-
-    async def start(self) -> Any:
-        """Measure, and close the spider."""
-        engine: Any = self.crawler.engine
-        engine.pause()  # none of these hosts exists
-        _measure(engine.scheduler, self)
-        raise CloseSpider("measured")
-        yield  # it is a generator
-
-
-def _measure(scheduler: Any, spider: StepSpider) -> None:
-    steps = spider.steps
+def _measure(steps: Steps, scheduler: Any, spider: scrapy.Spider) -> None:
     with _counted_trips() as trips, redis.Redis.from_url(steps.url) as client:
 
         def timed(what: str, step: Callable[..., Any], *args: Any) -> Any:
@@ -273,7 +248,7 @@ def _measure(scheduler: Any, spider: StepSpider) -> None:
             steps.ping_secs.append(perf_counter() - begun)
 
 
-def _request(spider: StepSpider, number: int, *, is_filtered: bool) -> scrapy.Request:
+def _request(spider: scrapy.Spider, number: int, *, is_filtered: bool) -> scrapy.Request:
     host = f"https://www.shop-{number % HOSTS}.example"
     return scrapy.Request(
         f"{host}/books/product-{number:08}.html?ref=1",
