@@ -110,6 +110,8 @@ class Site(ThreadingHTTPServer):
 
 
 class _Quiet:
+    wbufsize = -1  # an answer is one packet: the second of two would wait for 40 ms (Nagle)
+
     def log_message(self, *args: object) -> None:
         pass
 
