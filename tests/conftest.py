@@ -1,5 +1,6 @@
 """Fixtures that several test modules share."""
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,12 @@ if "strace" in REQUIRED and shutil.which("strace") is None:
     raise RuntimeError("strace is missing: apt-get install strace")
 if "redis-server" in REQUIRED and "redis" not in servers.PROGRAMS:
     raise RuntimeError("redis-server is missing: apt-get install redis-server")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of workers: they wait for others half of their time."""
+    return min(8, 2 * (os.cpu_count() or 1))
+
 
 # Under nohup, or in the background of a script, these are ignored, and so they would be by each
 # crawl, to which the tests send them. A handler is not handed down.

@@ -248,11 +248,11 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert {each.name for each in tmp_path.iterdir()} == {"job", "damaged"}
 
 
-def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib(tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     (tmp_path / "away").mkdir()
     (tmp_path / "away/matplotlib.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path / "away"))
-    ran = bloom("report", "job", "-o", "page.html", cwd=tmp_path)
+    away = ["env", f"PYTHONPATH={tmp_path / 'away'}"]
+    ran = bloom("report", "job", "-o", "page.html", cwd=tmp_path, under=away)
     assert "pip install 'scrapy-bloom[report]'" in ran.error
     assert not (tmp_path / "page.html").exists()

@@ -21,7 +21,7 @@ os.fsync = fails
 
 
 @pytest.mark.parametrize("sync_secs", ["0.01", "0"], ids=["meanwhile", "in the end"])
-def test_a_disk_that_fails(sync_secs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails(sync_secs: str, tmp_path: Path) -> None:
     """It is no full filter, and no crawl goes on; the command can be repeated."""
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))), capacity=100_000)
     write_urls(tmp_path / "urls.txt", urls(range(60_000)))
@@ -29,9 +29,8 @@ def test_a_disk_that_fails(sync_secs: str, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "modules/sitecustomize.py").write_text(FAILING)
     (tmp_path / "fails").touch()
     command = ("import", "urls.txt", "filter", "-s", f"BLOOM_SYNC_SECS={sync_secs}")
-    with monkeypatch.context() as patch:
-        patch.setenv("PYTHONPATH", with_modules(tmp_path / "modules")["PYTHONPATH"])
-        ran = bloom(*command, cwd=tmp_path)
+    failing = ["env", f"PYTHONPATH={with_modules(tmp_path / 'modules')['PYTHONPATH']}"]
+    ran = bloom(*command, cwd=tmp_path, under=failing)
     assert "could not be written to the disk: Input/output error" in ran.error
     assert "requests are recorded; when that is mended, repeat the command to go on" in ran.error
     assert "full" not in ran.err

@@ -14,7 +14,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+
+from processes import start_scrapy
 
 LIMIT = 120.0  # seconds
 SCRAPY = Path(sys.executable).with_name("scrapy")
@@ -53,17 +56,25 @@ def bloom(
 ) -> Ran:
     """Run `scrapy bloom` with these arguments, perhaps under another command."""
     env = UNMEASURED if under else os.environ
-    ended = subprocess.run(
-        [*under, os.fspath(SCRAPY), "bloom", *map(_patient, arguments)],
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
-        env={key: value for key, value in env.items() if key != "SCRAPY_SETTINGS_MODULE"},
-    )
-    return Ran(ended.returncode, ended.stdout, ended.stderr)
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin.encode())
+        given.seek(0)
+        process = start_scrapy(
+            ["bloom", *map(_patient, arguments)],
+            cwd=cwd,
+            given=given,
+            out=out,
+            err=err,
+            env={key: value for key, value in env.items() if key != "SCRAPY_SETTINGS_MODULE"},
+            prefix=under,
+        )
+        status = process.wait(limit)
+        if status is None:
+            process.kill()
+            raise AssertionError(f"it did not end: {arguments}")
+        for written in (out, err):
+            written.seek(0)
+        return Ran(status, out.read().decode(), err.read().decode())
 
 
 def _patient(argument: str | os.PathLike[str]) -> str:

@@ -2,13 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from processes import Scrapy, start_scrapy
 from sites import LIMIT, Site
 
 SUPPORT = Path(__file__).parent  # for the processes of tests, which import its modules, too
@@ -45,16 +44,13 @@ def with_modules(directory: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-_started: list[subprocess.Popen[bytes]] = []
+_started: list[Scrapy] = []
 
 
 def end_all() -> None:
     """End the crawls that a failed test has left."""
     while _started:
-        process = _started.pop()
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        _started.pop().kill()
 
 
 class Crawl:
@@ -79,14 +75,9 @@ class Crawl:
             if value is not None
             for arg in ("-s", f"{name}={value}")
         ]
-        command = [*prefix, sys.executable, "-m", "scrapy", "runspider", os.fspath(spider)]
+        arguments = ["runspider", os.fspath(spider), "-a", f"url={url}", *options]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "-a", f"url={url}", *options],
-                cwd=work_dir,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            self._process = start_scrapy(arguments, cwd=work_dir, out=log, err=log, prefix=prefix)
         _started.append(self._process)
         self._held_by: Site | None = None
 
@@ -125,7 +116,7 @@ class Crawl:
         return [line for line in self.lines(level) if "[scrapy_bloom." in line]
 
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.status() is None
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition that the running crawl brings about."""
@@ -140,20 +131,20 @@ class Crawl:
 
     def finish(self) -> int:
         """Wait for the end; its exit status."""
-        try:
-            return self._process.wait(LIMIT)
-        except subprocess.TimeoutExpired:
+        status = self._process.wait(LIMIT)
+        if status is None:
             self._process.kill()
-            self._process.wait()
-            raise AssertionError(f"the crawl did not end:\n{self.output}") from None
+            raise AssertionError(f"the crawl did not end:\n{self.output}")
+        return status
 
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        os.kill(self.pid, number)
 
     def stop(self) -> None:
         """Stop it as a debugger does: SIGCONT lets it go on."""
         self.send(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        status = Path(f"/proc/{self.pid}/stat")
+        self.wait_until(lambda: status.read_text().rpartition(") ")[2].startswith("T"))
 
     def interrupt(self) -> int:
         """Pause it: what is under way is finished."""
@@ -165,6 +156,5 @@ class Crawl:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
         if self._held_by:
             self._held_by.settle()
