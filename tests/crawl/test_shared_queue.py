@@ -9,8 +9,8 @@ from scrapy.settings import default_settings
 
 import servers
 from crawls import Crawl
-from shared_crawls import SHORT_LEASE, SharedCrawl
-from sites import Site
+from shared_crawls import SharedCrawl
+from sites import ScriptedSite, Site
 
 PAGES = 150
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
@@ -42,33 +42,36 @@ def stat(worker: Crawl, name: str) -> int:
     return int(found[0].rpartition(": ")[2].strip(",}")) if found else 0
 
 
-def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:
-    # Oldest first: of a tree, many requests wait.
-    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE="scrapy.squeues.PickleFifoDiskQueue")
-    crawl.hold(50)
-    assert crawl.state().pending
-    tree.hold_after(5)
+def test_two_workers_and_a_late_one_crawl_each_page_once(tmp_path: Path) -> None:
+    # The first page leads to more than two workers take: what waits does not hang on how far each
+    # of them is.
+    pages = [f"/p/{number}" for number in range(100)]
+    site = ScriptedSite({"/": [tuple(pages)]} | {page: [tuple(pages[:30])] for page in pages})
+    crawl = SharedCrawl(site, tmp_path)
+    crawl.hold(20)
+    servers.wait_for(lambda: crawl.state().pending > 0, lambda: f"nothing waits: {crawl.state()}")
+    site.hold_after(5)
     late = crawl.start()
     assert "Joining the crawl of the queue in" in late.output
     crawl.finish()
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) == 0
+    assert site.hits == {"/": 1} | dict.fromkeys(pages, 1)
     assert crawl.starts() == 1
     assert is_quiet(*crawl.workers)
     for kind in ("enqueued", "dequeued"):
         counts = [stat(worker, f"scheduler/{kind}/redis") for worker in crawl.workers]
-        assert sum(counts) == tree.total()
+        assert sum(counts) == site.total()
         assert counts == [stat(worker, f"scheduler/{kind}") for worker in crawl.workers]
     state = crawl.state()
-    assert (state.pending, state.in_flight, state.done) == (0, 0, tree.total())
+    assert (state.pending, state.in_flight, state.done) == (0, 0, site.total())
     assert state.ended_at
     assert not state.workers
-    total = tree.total()
+    total = site.total()
     after = crawl.start()
     crawl.finish(after)
     (line,) = [line for line in after.told("INFO") if "ended at" in line]
     assert "this worker has nothing to do" in line
-    assert tree.total() == total
+    assert site.total() == total
+    site.end()
 
 
 def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
@@ -89,26 +92,27 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     assert is_quiet(*crawl.workers)
 
 
-@pytest.mark.parametrize("killed", [1, 2])
-def test_what_killed_workers_had_is_crawled(killed: int, tree: Site, tmp_path: Path) -> None:
+def test_what_killed_workers_had_is_crawled(tree: Site, tmp_path: Path) -> None:
     # Breadth first: the others could not take all that is known then.
     fifo = "scrapy.squeues.PickleFifoDiskQueue"
-    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE=fifo, **SHORT_LEASE)
+    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE=fifo)
     workers = crawl.hold(60, 3)
-    for worker in workers[:killed]:
+    for worker in workers[:2]:
         worker.kill()
+    crawl.end_leases(*workers[:2])
     crawl.finish(workers[-1])
     assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= killed * CONCURRENT
-    assert len(crawl.told("gives no sign of life")) == killed
+    assert crawled_twice(tree) <= 2 * CONCURRENT
+    assert len(crawl.told("gives no sign of life")) == 2
     assert crawl.starts() == 1
     assert is_quiet(*workers)
 
 
 def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, **SHORT_LEASE)
+    crawl = SharedCrawl(tree, tmp_path)
     for worker in crawl.hold(40):
         worker.kill()
+        crawl.end_leases(worker)
     tree.settle()
     worker = crawl.start()
     crawl.finish(worker)
@@ -119,9 +123,10 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, **SHORT_LEASE, **loop)
+    crawl = SharedCrawl(tree, tmp_path, **loop)
     workers = crawl.hold(40)
     workers[0].kill()
+    crawl.end_leases(workers[0])
     crawl.finish(workers[1])
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= CONCURRENT
@@ -134,13 +139,14 @@ def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["is killed", "is interrupted"])
 def test_start_is_run_by_another_one_if_its_worker(how: str, tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)", **SHORT_LEASE)
+    crawl = SharedCrawl(tree, tmp_path, first_time="await asyncio.sleep(1000)")
     first = crawl.start()
     servers.wait_for(lambda: tree.total() > 0, lambda: first.output)
     second = crawl.start()
     assert crawl.starts() == 1
     if how == "is killed":
         first.kill()
+        crawl.end_leases(first)
     else:
         first.interrupt()
     crawl.finish(second)

@@ -7,7 +7,7 @@ import pytest
 
 import servers
 from crawls import Crawl
-from shared_crawls import SHORT_LEASE, SharedCrawl
+from shared_crawls import SharedCrawl
 from sites import Site
 
 PAGES = 150
@@ -34,7 +34,6 @@ def test_start_whose_requests_were_dropped_is_not_through(
         server=durable,
         first_time=LATE,
         BLOOM_REDIS_DEADLINE_SECS=1,
-        **SHORT_LEASE,
     )
     (worker,) = crawl.hold(40, 1)
     durable.kill()
@@ -44,6 +43,7 @@ def test_start_whose_requests_were_dropped_is_not_through(
     (tmp_path / "end").touch()
     worker.wait_until((tmp_path / "ended").exists)
     crawl.finish(reason="bloom_outage")
+    crawl.end_leases(worker)  # which it keeps, if it has not met the server again at its close
     crawl.finish(crawl.start())
     assert crawl.starts() == 2
     assert len(tree.hits) == PAGES
@@ -75,9 +75,10 @@ def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Pat
 
 
 def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True, **SHORT_LEASE)
+    crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
     stopped, other = crawl.hold(40)
     stopped.stop()
+    crawl.end_leases(stopped)
     crawl.finish(other)
     answers = tree.total()
     stopped.send(signal.SIGCONT)

@@ -9,7 +9,7 @@ import servers
 from crawls import Crawl
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from shared_crawls import SHORT_LEASE, SharedCrawl
+from shared_crawls import SharedCrawl
 from sites import Site
 from workspace import in_redis
 
@@ -21,7 +21,7 @@ SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "BLOOM_QUEUE": "redis"
 def test_a_server_that_is_gone_for_good(
     tree: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1, **SHORT_LEASE)
+    crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
     workers = crawl.hold(40)
     durable.kill()
     crawl.finish(reason="bloom_outage")
@@ -29,6 +29,7 @@ def test_a_server_that_is_gone_for_good(
         (error,) = worker.told("ERROR")
         assert "cannot be used" in error
     durable.start()
+    crawl.end_leases(*workers)
     crawl.finish(crawl.start(), crawl.start())
     assert len(tree.hits) == PAGES
     assert crawl.state().ended_at

@@ -196,7 +196,7 @@ class Service:
 class Cluster:
     """Three masters on loopback that share the slots, each with a replica if asked for.
 
-    A replica takes over when its master has not answered for 2 s.
+    A replica takes over when `replace` says so, and not because its master was slow to answer.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Cluster:
         with_replicas: bool = False,
     ) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
-        options += ["--repl-diskless-sync-delay", "0"]
+        options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes"]
         number = 6 if with_replicas else 3
         servers = [Server(program, *options, certificate=certificate) for _ in range(number)]
         self.nodes, self.replicas = servers[:3], servers[3:]
@@ -239,6 +239,13 @@ class Cluster:
         """The one of the first masters that a key belongs to."""
         slot = key_slot(key.encode())
         return next(each for n, each in enumerate(self.nodes, 1) if slot < n * SLOTS // 3)
+
+    def replace(self, master: Server) -> None:
+        """Kill a master; its replica takes over, with all that the master has now."""
+        self.wait_for_replica(master)
+        replica = self.replicas[self.nodes.index(master)]
+        master.kill()
+        replica.client.execute_command("CLUSTER FAILOVER", "TAKEOVER")
 
     def wait_for_replica(self, master: Server) -> None:
         """Until it has all that its master has now."""

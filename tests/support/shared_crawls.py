@@ -11,9 +11,6 @@ from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from sites import Site
 
-# Settings of crawls whose workers die or stand still. It is long for one that is only slow.
-SHORT_LEASE = {"BLOOM_QUEUE_LEASE_SECS": 3}
-
 # Its start() writes a line into a file each time it begins; what comes then is given.
 _START = """
 import asyncio
@@ -113,6 +110,16 @@ class SharedCrawl:
         server.close()
         assert state
         return state
+
+    def end_leases(self, *workers: Crawl) -> None:
+        """End the leases of workers that were killed or stand still, as if time had passed.
+
+        Those of the others stay long: a busy machine may stop them for seconds.
+        """
+        ends = tuple(f":{worker.pid}" for worker in workers)
+        for each in self.state().workers:
+            if each.name.endswith(ends):
+                self.server.client.hset(self.keys[2], each.id, 1)
 
     @property
     def keys(self) -> list[str]:
