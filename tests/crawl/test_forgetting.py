@@ -1,39 +1,69 @@
 """Pages that failed are crawled again: by a later link, and by the next run."""
 
-import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import servers
 from cli import bloom
 from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl
-from example.site import ARTICLES, SECTIONS, _Handler, status_of
 from scrapy_bloom import StorageError
 from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
-from sites import FailingExample, ScriptedSite
+from sites import ScriptedSite
 
 SHOP_SPIDER = SUPPORT / "shop_spider.py"
-DETAILS = {f"/a/{number}" for number in range(SECTIONS * ARTICLES) if status_of(number) == 200}
-FAILING = set(random.Random(4).sample(sorted(DETAILS), 200))
+LISTS, ARTICLES = 4, 80
+LIST_PAGES = {f"/s/{number}/" for number in range(LISTS)}
+DETAILS = {f"/a/{number}" for number in range(ARTICLES)}
+# Each in a way of its own: an error, a connection that is dropped, a callback that raises, a
+# redirect to an error.
+WAYS: list[Any] = [503, None, b"broken", "/gone"]
+FAILING = {f"/a/{number}": WAYS[number % 4] for number in range(3, ARTICLES, 5)}
 FORGET = {"BLOOM_FORGET_FAILED": True}
 
 
+class Shop(ScriptedSite):
+    """List pages, and articles with links to others: each has several, in several forms."""
+
+    def __init__(self) -> None:
+        lists = tuple(f"{page}?page=1&amp;sort=date" for page in LIST_PAGES)
+        super().__init__({"/": [lists], "/gone": [503]})
+        for number in range(LISTS):
+            articles = (f"/a/{article}" for article in range(number, ARTICLES, LISTS))
+            self.answers[f"/s/{number}/"] = [(*lists, *articles)]
+        for number in range(ARTICLES):
+            near, far = (number + 1) % ARTICLES, (number * 7 + 3) % ARTICLES
+            links = (f"/a/{near}?utm_source=mail", f"/a/{far}#top", f"/a/{far}#end", *lists)
+            self.answers[f"/a/{number}"] = [links]
+
+    def fail(self) -> None:
+        """Let some of the articles fail, until it is mended."""
+        self.works = {path: self.answers[path] for path in FAILING}
+        self.answers |= {path: [answer] for path, answer in FAILING.items()}
+
+    def mend(self) -> None:
+        self.answers |= self.works
+        self.forget()
+
+    def count(self, paths: Iterable[str]) -> dict[str, int]:
+        """How often each of the paths was asked for, of those that were at all."""
+        return {path: self.hits[path] for path in paths if path in self.hits}
+
+
 @pytest.fixture
-def example() -> Iterator[FailingExample]:
-    site = FailingExample(_Handler)
+def shop() -> Iterator[Shop]:
+    site = Shop()
     yield site
     site.end()
 
 
-def details(site: FailingExample) -> dict[str, int]:
-    return {path: count for path, count in site.hits.items() if path.startswith("/a/")}
-
-
-def shop(site: FailingExample, directory: Path, **settings: object) -> Crawl:
-    return Crawl(site.url, directory, settings, spider=SHOP_SPIDER)
+def run(site: Shop, directory: Path, settings: dict[str, object]) -> Crawl:
+    crawl = Crawl(site.url, directory, settings, spider=SHOP_SPIDER)
+    assert crawl.finish() == 0, crawl.output
+    return crawl
 
 
 def place(name: str, directory: Path) -> dict[str, object]:
@@ -66,41 +96,38 @@ def place(name: str, directory: Path) -> dict[str, object]:
     ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_the_next_run_crawls_exactly_what_failed(
-    where: str, how: dict[str, object], example: FailingExample, tmp_path: Path
+    where: str, how: dict[str, object], shop: Shop, tmp_path: Path
 ) -> None:
     settings = {**place(where, tmp_path), **how}
-    example.failing = FAILING
-    first = shop(example, tmp_path, **settings)
-    assert first.finish() == 0, first.output
-    assert details(example) == dict.fromkeys(DETAILS - FAILING, 1)
-    assert set(example.failures) == FAILING
+    shop.fail()
+    first = run(shop, tmp_path, settings)
+    assert shop.count(DETAILS - set(FAILING)) == dict.fromkeys(DETAILS - set(FAILING), 1)
+    failures = shop.count(FAILING)
+    assert set(failures) == set(FAILING)
     times = 4  # a retry by Scrapy, and of dropped connections by Twisted
     if "BLOOM_FORGET_FAILED" in how:
         times *= 3
-    assert max(example.failures.values()) <= times
-    example.forget()
-    example.failing = set()
-    second = shop(example, tmp_path, **settings)
-    assert second.finish() == 0, second.output
-    assert details(example) == dict.fromkeys(FAILING, 1)
-    assert not [line for run in (first, second) for line in run.told("ERROR") + run.told("WARNING")]
-    example.forget()
-    third = shop(example, tmp_path, **settings)
-    assert third.finish() == 0, third.output
-    assert details(example) == {}
-    assert example.hits["/s/0/"] == 12  # its list pages, as ever
+    assert max(failures.values()) <= times
+    shop.mend()
+    second = run(shop, tmp_path, settings)
+    assert shop.count(DETAILS) == dict.fromkeys(FAILING, 1)
+    assert not [line for each in (first, second) for line in each.told("ERROR")]
+    assert not [line for each in (first, second) for line in each.told("WARNING")]
+    shop.forget()
+    run(shop, tmp_path, settings)
+    assert shop.count(DETAILS) == {}
+    assert shop.count(LIST_PAGES) == dict.fromkeys(LIST_PAGES, 1)  # as ever
 
 
-def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(
-    example: FailingExample, tmp_path: Path
-) -> None:
+def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(shop: Shop, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": tmp_path / "filter", "BLOOM_RECORD_ON": "crawled"}
-    example.failing = FAILING
-    first = Crawl.held(example, 1500, tmp_path, settings, spider=SHOP_SPIDER)
+    shop.fail()
+    first = Crawl.held(shop, 60, tmp_path, settings, spider=SHOP_SPIDER)
     done = tmp_path / "done.txt"
-    first.wait_until(lambda: len(lines(done)) >= example.total())
-    crawled = {path for path in lines(done) if path.startswith("/a/")}
-    urls = "".join(f"{example.url}{path[1:]}\n" for path in crawled)
+    fine = {"/", *LIST_PAGES, *DETAILS} - set(FAILING)
+    first.wait_until(lambda: len(lines(done)) >= sum(shop.count(fine).values()))
+    crawled = DETAILS & set(lines(done))
+    urls = "".join(f"{shop.url}{path[1:]}\n" for path in crawled)
 
     def are_recorded() -> bool:
         ran = bloom("check", "filter", "-", "--json", cwd=tmp_path, stdin=urls)
@@ -108,12 +135,10 @@ def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(
 
     first.wait_until(are_recorded)  # it was, but for the last ones, which were just handled
     first.kill()
-    assert 500 < len(crawled) < len(DETAILS) - 500
-    example.failing = set()
-    example.forget()
-    second = shop(example, tmp_path, **settings)
-    assert second.finish() == 0, second.output
-    assert details(example) == dict.fromkeys(DETAILS - crawled, 1)
+    assert 15 < len(crawled) < len(DETAILS) - 15
+    shop.mend()
+    second = run(shop, tmp_path, settings)
+    assert shop.count(DETAILS) == dict.fromkeys(DETAILS - crawled, 1)
     (warning,) = second.told("WARNING")
     assert "What it had crawled is kept" in warning
 
