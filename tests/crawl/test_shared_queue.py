@@ -1,6 +1,7 @@
 """A crawl whose workers share a queue in Redis: start, end, pause, kills."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,9 @@ from scrapy.settings import default_settings
 
 import servers
 from crawls import Crawl
-from shared_crawls import SharedCrawl
-from sites import ScriptedSite, Site
+from shared_crawls import PAGES, SharedCrawl, wide_site
+from sites import Site
 
-PAGES = 150
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
 LOOPS = [
@@ -26,6 +26,13 @@ LOOPS = [
         ),
     ),
 ]
+
+
+@pytest.fixture
+def tree() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
 
 
 def crawled_twice(site: Site) -> int:
@@ -42,41 +49,37 @@ def stat(worker: Crawl, name: str) -> int:
     return int(found[0].rpartition(": ")[2].strip(",}")) if found else 0
 
 
-def test_two_workers_and_a_late_one_crawl_each_page_once(tmp_path: Path) -> None:
-    # The first page leads to more than two workers take: what waits does not hang on how far each
-    # of them is.
-    pages = [f"/p/{number}" for number in range(100)]
-    site = ScriptedSite({"/": [tuple(pages)]} | {page: [tuple(pages[:30])] for page in pages})
-    crawl = SharedCrawl(site, tmp_path)
+def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(tree, tmp_path)
     crawl.hold(20)
     servers.wait_for(lambda: crawl.state().pending > 0, lambda: f"nothing waits: {crawl.state()}")
-    site.hold_after(5)
+    tree.hold_after(5)
     late = crawl.start()
     assert "Joining the crawl of the queue in" in late.output
     crawl.finish()
-    assert site.hits == {"/": 1} | dict.fromkeys(pages, 1)
+    assert len(tree.hits) == PAGES
+    assert crawled_twice(tree) == 0
     assert crawl.starts() == 1
     assert is_quiet(*crawl.workers)
     for kind in ("enqueued", "dequeued"):
         counts = [stat(worker, f"scheduler/{kind}/redis") for worker in crawl.workers]
-        assert sum(counts) == site.total()
+        assert sum(counts) == tree.total()
         assert counts == [stat(worker, f"scheduler/{kind}") for worker in crawl.workers]
     state = crawl.state()
-    assert (state.pending, state.in_flight, state.done) == (0, 0, site.total())
+    assert (state.pending, state.in_flight, state.done) == (0, 0, tree.total())
     assert state.ended_at
     assert not state.workers
-    total = site.total()
+    total = tree.total()
     after = crawl.start()
     crawl.finish(after)
     (line,) = [line for line in after.told("INFO") if "ended at" in line]
     assert "this worker has nothing to do" in line
-    assert site.total() == total
-    site.end()
+    assert tree.total() == total
 
 
 def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path)
-    for worker in crawl.hold(40):
+    for worker in crawl.hold(20):
         worker.send(signal.SIGINT)
         worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
     crawl.finish(reason="shutdown")
@@ -93,10 +96,10 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
 
 
 def test_what_killed_workers_had_is_crawled(tree: Site, tmp_path: Path) -> None:
-    # Breadth first: the others could not take all that is known then.
+    # Oldest first, as other tests take the newest first.
     fifo = "scrapy.squeues.PickleFifoDiskQueue"
     crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE=fifo)
-    workers = crawl.hold(60, 3)
+    workers = crawl.hold(15, 3)
     for worker in workers[:2]:
         worker.kill()
     crawl.end_leases(*workers[:2])
@@ -110,9 +113,9 @@ def test_what_killed_workers_had_is_crawled(tree: Site, tmp_path: Path) -> None:
 
 def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path)
-    for worker in crawl.hold(40):
+    for worker in crawl.hold(20):
         worker.kill()
-        crawl.end_leases(worker)
+    crawl.end_leases(*crawl.workers)
     tree.settle()
     worker = crawl.start()
     crawl.finish(worker)
@@ -124,7 +127,7 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_with_other_event_loops(loop: dict, tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, **loop)
-    workers = crawl.hold(40)
+    workers = crawl.hold(20)
     workers[0].kill()
     crawl.end_leases(workers[0])
     crawl.finish(workers[1])
@@ -178,7 +181,7 @@ def test_a_middleware_that_collects_all_start_requests(tree: Site, tmp_path: Pat
         "LinkSpider.custom_settings = {'SPIDER_MIDDLEWARES': {Collect: 1}}\n"
     )
     crawl = SharedCrawl(tree, tmp_path, code=code)
-    crawl.hold(30)
+    crawl.hold(20)
     crawl.finish()
     assert crawl.starts() == 1
     assert len(tree.hits) == PAGES
@@ -200,7 +203,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     )
     crawl = SharedCrawl(tree, tmp_path)
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
-    for worker in crawl.hold(40):
+    for worker in crawl.hold(20):
         worker.send(signal.SIGINT)
         worker.wait_until(lambda worker=worker: "Received SIGINT" in worker.output)
     crawl.finish(reason="shutdown")

@@ -1,16 +1,16 @@
 """A crawl whose workers share a queue: ends at a bad moment, that must not be taken for the end."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import servers
 from crawls import Crawl
-from shared_crawls import SharedCrawl
+from shared_crawls import PAGES, SharedCrawl, wide_site
 from sites import Site
 
-PAGES = 150
 SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
 
 # Waits for a file, then yields a page that nothing links to; waits for another one, and ends when
@@ -20,9 +20,16 @@ LATE = """for name in ("go", "end"):
                 if LOG.with_name(name).exists():
                     break
                 await asyncio.sleep(0.01)
-            yield scrapy.Request(self.start_urls[0] + "p/149?late=" + name)
+            yield scrapy.Request(self.start_urls[0] + "p/89?late=" + name)
         await asyncio.sleep(2)
         LOG.with_name("ended").touch()"""
+
+
+@pytest.fixture
+def tree() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
 
 
 def test_start_whose_requests_were_dropped_is_not_through(
@@ -35,7 +42,7 @@ def test_start_whose_requests_were_dropped_is_not_through(
         first_time=LATE,
         BLOOM_REDIS_DEADLINE_SECS=1,
     )
-    (worker,) = crawl.hold(40, 1)
+    (worker,) = crawl.hold(20, 1)
     durable.kill()
     (tmp_path / "go").touch()
     worker.wait_until(lambda: bool(worker.told("ERROR")))
@@ -65,7 +72,7 @@ def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
 
 def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, **SELECT)
-    worker, other = crawl.hold(40)
+    worker, other = crawl.hold(20)
     tree.hold_after(0)
     worker._held_by = tree
     worker.interrupt()
@@ -76,7 +83,7 @@ def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Pat
 
 def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
-    stopped, other = crawl.hold(40)
+    stopped, other = crawl.hold(20)
     stopped.stop()
     crawl.end_leases(stopped)
     crawl.finish(other)
@@ -120,7 +127,7 @@ def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
     late = (
         "for number in range(10_000):\n"
         "            await asyncio.sleep(0.01)\n"
-        "            yield scrapy.Request(self.start_urls[0] + f'p/149?{number}')"
+        "            yield scrapy.Request(self.start_urls[0] + f'p/89?{number}')"
     )
     crawl = SharedCrawl(tree, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
     crawl.finish(crawl.start(), reason="closespider_pagecount")
@@ -134,7 +141,7 @@ def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -
     """Nobody could make the request again: it stays in memory, as what cannot be serialized."""
     code = (
         "def parse(self, response):\n"
-        "    request = scrapy.Request(self.start_urls[0] + 'p/149?half=1')\n"
+        "    request = scrapy.Request(self.start_urls[0] + 'p/89?half=1')\n"
         "    request.priority = 0.5\n"
         "    yield request\n"
         "LinkSpider.parse = parse\n"
@@ -144,7 +151,7 @@ def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -
     settings = {"SCHEDULER": crawl.settings["SCHEDULER"], **settings}
     worker = Crawl(tree.url, tmp_path / "worker", settings, spider=crawl.spider)
     assert worker.finish() == 0
-    assert tree.hits["/p/149"] == 1
+    assert tree.hits["/p/89"] == 1
     assert not worker.lines("ERROR")
     assert "'scheduler/unserializable': " in worker.output
 

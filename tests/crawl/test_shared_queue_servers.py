@@ -1,5 +1,6 @@
 """A crawl whose workers share a queue in Redis: servers that go away or lose it, and refusals."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,26 @@ import servers
 from crawls import Crawl
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from shared_crawls import SharedCrawl
+from shared_crawls import PAGES, SharedCrawl, wide_site
 from sites import Site
 from workspace import in_redis
 
-PAGES = 150
 NOWHERE = "http://127.0.0.1:9/"
 SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "BLOOM_QUEUE": "redis"}
+
+
+@pytest.fixture
+def tree() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
 
 
 def test_a_server_that_is_gone_for_good(
     tree: Site, durable: servers.Server, tmp_path: Path
 ) -> None:
     crawl = SharedCrawl(tree, tmp_path, server=durable, BLOOM_REDIS_DEADLINE_SECS=1)
-    workers = crawl.hold(40)
+    workers = crawl.hold(20)
     durable.kill()
     crawl.finish(reason="bloom_outage")
     for worker in workers:
@@ -38,7 +45,7 @@ def test_a_server_that_is_gone_for_good(
 
 def test_a_server_that_is_restarted(tree: Site, durable: servers.Server, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, server=durable)
-    crawl.hold(40)
+    crawl.hold(20)
     durable.kill()
     tree.hold_after(40)
     durable.start()
@@ -51,7 +58,7 @@ def test_a_server_that_is_restarted(tree: Site, durable: servers.Server, tmp_pat
 def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_path: Path) -> None:
     """With the filter gone as well, the crawl starts anew."""
     crawl = SharedCrawl(tree, tmp_path, server=server)
-    crawl.hold(40)
+    crawl.hold(20)
     server.kill()
     server.start()
     crawl.finish()
@@ -65,7 +72,7 @@ def test_a_server_that_has_lost_the_queue_alone(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     crawl = SharedCrawl(tree, tmp_path, server=server)
-    workers = crawl.hold(40)
+    workers = crawl.hold(20)
     servers.wait_for(
         lambda: server.client.hexists(crawl.key, "queue"), lambda: "the filter is not marked"
     )
@@ -89,7 +96,7 @@ def test_a_server_that_has_lost_the_word_that_start_is_through(
 ) -> None:
     """As one that is set back to an older state, or a replica that takes its master's place."""
     crawl = SharedCrawl(tree, tmp_path)
-    crawl.hold(40, 1)
+    crawl.hold(20, 1)
     state, client = crawl.keys[3], crawl.server.client
     (worker,) = crawl.state().workers
     client.hdel(state, "started")
@@ -103,7 +110,7 @@ def test_a_server_that_has_lost_the_word_that_start_is_through(
 
 def test_the_last_worker_flushes(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
-    crawl.hold(40)
+    crawl.hold(20)
     for pages in (PAGES, 2 * PAGES):
         crawl.finish()
         assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
@@ -116,7 +123,7 @@ def test_the_last_worker_flushes(tree: Site, tmp_path: Path) -> None:
 
 def test_a_pause_flushes_nothing(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
-    (worker,) = crawl.hold(40, 1)
+    (worker,) = crawl.hold(20, 1)
     tree.hold_after(0)
     worker._held_by = tree
     assert worker.interrupt() == 0

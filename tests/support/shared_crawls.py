@@ -9,7 +9,7 @@ from crawls import SPIDER, Crawl, spider_with
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
-from sites import Site
+from sites import Site, tree_site
 
 # Its start() writes a line into a file each time it begins; what comes then is given.
 _START = """
@@ -27,6 +27,16 @@ async def start(self):
 
 LinkSpider.start = start
 """
+
+PAGES = 90
+
+
+def wide_site() -> Site:
+    """A site whose first page leads to all others: more than the workers take, from the start.
+
+    So each of them gets some, however long another one stands still.
+    """
+    return tree_site(PAGES, children=PAGES)
 
 
 class SharedCrawl:
@@ -82,7 +92,7 @@ class SharedCrawl:
         return self.workers[-1]
 
     def hold(self, answers: int, workers: int = 2) -> list[Crawl]:
-        """Start workers of which each waits for answers: the site holds them back."""
+        """Start workers of which each waits for answers: a wide site holds them back."""
         self.site.hold_after(answers)
         self.start(workers)
         each_has_some = 2  # requests

@@ -127,11 +127,11 @@ class _Directory(_Quiet, SimpleHTTPRequestHandler):
 
 
 class _Tree(_Quiet, BaseHTTPRequestHandler):
-    """Pages /p/0 to /p/<n-1>, each linking to its children in a binary tree, and to others."""
+    """Pages /p/0 to /p/<n-1>, each linking to its children in a tree, and to others."""
 
     protocol_version = "HTTP/1.1"
     server: Site
-    pages = 0
+    pages, children = 0, 2
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
@@ -140,7 +140,8 @@ class _Tree(_Quiet, BaseHTTPRequestHandler):
             self._send(404, b"")
             return
         self.server.hit(f"/p/{number}")
-        children = [n for n in (2 * number + 1, 2 * number + 2) if n < self.pages]
+        first = self.children * number + 1
+        children = range(first, min(first + self.children, self.pages))
         links = [f"/p/{n}?b=1&amp;a=2#top" for n in children]
         links += [f"/p/{n}?a=2&amp;b=1" for n in children]
         links += ["/", f"/p/{number // 2}?a=2&amp;b=1#end"] if number else []
@@ -154,9 +155,9 @@ class _Tree(_Quiet, BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def tree_site(pages: int) -> Site:
-    """A generated site of so many pages, each found under several URLs."""
-    return Site(type("Tree", (_Tree,), {"pages": pages}))
+def tree_site(pages: int, children: int = 2) -> Site:
+    """A generated site of so many pages, each found under several URLs, with so many children."""
+    return Site(type("Tree", (_Tree,), {"pages": pages, "children": children}))
 
 
 def python_doc_site() -> Site:
