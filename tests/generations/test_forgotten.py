@@ -93,18 +93,19 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: st
     try:
         url = f"redis://127.0.0.1:{proxy.port}/0"
         one, two = shared(key, url, claims=claims), shared(key, url, claims=claims)
-        for name in NAMES:
+        names = NAMES[:100]
+        for name in names:
             one.add(name)
-        one.forgotten.add(NAMES)
-        for name in NAMES:
+        one.forgotten.add(names)
+        for name in names:
             assert two.add(name) + one.add(name) >= 1, name
-        assert proxy.dropped > 20
-        one.forgotten.remove(NAMES)
-        two.forgotten.remove(NAMES)
+        assert proxy.dropped > 5
+        one.forgotten.remove(names)
+        two.forgotten.remove(names)
         one.close()
         two.close()
         again = shared(key, server.url)
-        assert sum(again.add(name) for name in NAMES) == 0
+        assert sum(again.add(name) for name in names) == 0
         again.close()
     finally:
         proxy.end()

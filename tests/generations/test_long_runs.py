@@ -1,7 +1,7 @@
 """A run that is longer than the time window: what it has recorded does not expire within it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from clock import Clock
 from crawls import Crawl
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.redis.connection.server import RedisServer
-from sites import Site
+from sites import Site, tree_site
 from workspace import outliving
 
 WINDOW = 1000.0
@@ -121,26 +121,33 @@ def test_another_crawler_that_lets_it_expire(tmp_path: Path, clock: Clock) -> No
         each.close()
 
 
+@pytest.fixture
+def few_pages() -> Iterator[Site]:
+    site = tree_site(pages=40)
+    yield site
+    site.end()
+
+
 @pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
-def test_each_page_is_crawled_once(kind: str, tree: Site, tmp_path: Path) -> None:
+def test_each_page_is_crawled_once(kind: str, few_pages: Site, tmp_path: Path) -> None:
     settings = outliving("redis" if kind == "no mirror" else kind, tmp_path)
     if kind == "no mirror":
         settings["BLOOM_REDIS_MIRROR"] = False
-    tree.delay = 0.2
+    few_pages.delay = 0.1
     crawl = Crawl(
-        tree.url,
+        few_pages.url,
         tmp_path,
         {
             **settings,
-            "BLOOM_WINDOW_SECS": 1,
+            "BLOOM_WINDOW_SECS": 0.2,  # while it takes a second and more
             "CONCURRENT_REQUESTS": 4,
-            "CLOSESPIDER_PAGECOUNT": 500,  # else it never ends
+            "CLOSESPIDER_PAGECOUNT": 200,  # else it never ends
         },
     )
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
-    assert len(tree.hits) == 150
+    assert len(few_pages.hits) == 40
     # The start URL is asked for without the filter.
-    assert [page for page, number in tree.hits.items() if number > 1] in ([], ["/p/0"])
+    assert [page for page, number in few_pages.hits.items() if number > 1] in ([], ["/p/0"])
     (warning,) = crawl.told("WARNING")
-    assert "This crawl has lasted for longer than BLOOM_WINDOW_SECS (1 seconds)" in warning
+    assert "This crawl has lasted for longer than BLOOM_WINDOW_SECS (0.2 seconds)" in warning
