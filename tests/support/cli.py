@@ -7,7 +7,6 @@ import pty
 import re
 import select
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -94,15 +93,12 @@ def at_a_terminal(
     """Run `scrapy bloom` at a terminal, and answer its question, if there is one."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
-    process = subprocess.Popen(
-        [SCRAPY, "bloom", *arguments],
-        cwd=cwd,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-        env={key: value for key, value in {**os.environ, "TERM": kind}.items() if key != "COLUMNS"},
-    )
-    os.close(terminal)
+    env = {**os.environ, "TERM": kind}
+    env.pop("COLUMNS", None)
+    with os.fdopen(terminal, "wb", buffering=0) as screen:
+        process = start_scrapy(
+            ["bloom", *arguments], cwd=cwd, given=screen, out=screen, err=screen, env=env
+        )
     said = b""
     end = time.monotonic() + LIMIT
     try:
@@ -116,7 +112,9 @@ def at_a_terminal(
             if answer and b"[y/N]" in said:
                 os.write(controller, answer)
                 answer = b""
-        return Ran(process.wait(LIMIT), said.decode(), "")
+        status = process.wait(LIMIT)
+        assert status is not None, said
+        return Ran(status, said.decode(), "")
     finally:
         process.kill()
         os.close(controller)

@@ -16,7 +16,9 @@ def run(arguments: list[str], cwd: Path, env: dict[str, str], streams: list[Conn
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()
-    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing has closed it
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
@@ -26,3 +28,4 @@ def run(arguments: list[str], cwd: Path, env: dict[str, str], streams: list[Conn
         scrapy.cmdline.execute()
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out
+        sys.stdout.flush()
