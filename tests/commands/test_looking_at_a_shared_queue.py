@@ -6,7 +6,7 @@ import pytest
 
 import servers
 from cli import at_a_terminal, bloom
-from crawls import SHARED_SPIDER, Crawl
+from crawls import Crawl
 from scrapy_bloom.queues.members import keys_of_queue
 from sites import Site
 from workspace import fingerprints, in_redis, shared_filter, urls
@@ -30,7 +30,7 @@ def test_who_has_taken_how_much(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     leases = {**settings(key), "BLOOM_QUEUE_LEASE_SECS": 1}
-    Crawl.held(tree, 20, tmp_path, leases, spider=SHARED_SPIDER).kill()
+    Crawl.held(tree, 20, tmp_path, leases).kill()
     place = (server.url, "--key", key)
 
     def dead() -> bool:
@@ -47,7 +47,7 @@ def test_who_has_taken_how_much(
     assert f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight" in text
     assert "over: it is dead" in text
 
-    crawl = Crawl.held(tree, 40, tmp_path, settings(key), spider=SHARED_SPIDER)
+    crawl = Crawl.held(tree, 40, tmp_path, settings(key))
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
     assert [each["is_alive"] for each in queue["workers"]] == [True]
     assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
@@ -65,7 +65,7 @@ def test_a_queue_without_a_filter_and_the_reverse(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
     place = (server.url, "--key", key)
-    Crawl.held(tree, 20, tmp_path, settings(key), spider=SHARED_SPIDER).interrupt()
+    Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
     server.client.delete(key)
     assert "without a filter" in bloom("info", *place, cwd=tmp_path).out
     assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"] > 0
@@ -81,7 +81,7 @@ def test_a_queue_without_a_filter_and_the_reverse(
 def test_reset_removes_both_and_says_what_waits(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    Crawl.held(tree, 20, tmp_path, settings(key), spider=SHARED_SPIDER).interrupt()
+    Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
     place = (server.url, "--key", key)
     waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
     no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
@@ -91,17 +91,17 @@ def test_reset_removes_both_and_says_what_waits(
     assert not queue_keys(server, key)
     assert server.client.hkeys(key) == [b"reset"]
     tree.hits.clear()
-    assert Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER).finish() == 0
+    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
     assert len(tree.hits) == 150
 
 
 def test_reset_of_the_queue_keeps_the_filter(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    assert Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER).finish() == 0
+    assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
     place = (server.url, "--key", key)
     before = bloom("info", *place, "--json", cwd=tmp_path).json
-    late = Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER)
+    late = Crawl(tree.url, tmp_path, settings(key))
     assert late.finish() == 0
     assert "nothing is left of it" in late.output
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
@@ -111,7 +111,7 @@ def test_reset_of_the_queue_keeps_the_filter(
     assert after["recorded"] == before["recorded"]
     assert b"queue" not in server.client.hkeys(key)
     tree.hits.clear()
-    again = Crawl(tree.url, tmp_path, settings(key), spider=SHARED_SPIDER)
+    again = Crawl(tree.url, tmp_path, settings(key))
     assert again.finish() == 0
     assert not again.told("ERROR")
     assert len(tree.hits) <= 1
@@ -126,7 +126,7 @@ def test_a_queue_in_a_job_is_no_business_of_reset(tmp_path: Path) -> None:
 def test_in_a_cluster(key: str, tree: Site, tmp_path: Path) -> None:
     cluster = servers.shared_cluster()
     more = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
-    Crawl.held(tree, 20, tmp_path, {**settings(key), **more}, spider=SHARED_SPIDER).interrupt()
+    Crawl.held(tree, 20, tmp_path, {**settings(key), **more}).interrupt()
     place = (cluster.url, "--key", key, "-s", "BLOOM_REDIS_CLUSTER=True")
     figures = bloom("info", *place, "--json", cwd=tmp_path).json
     assert figures["recorded"] > figures["queue"]["pending"] > 0

@@ -6,7 +6,7 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import SHARED_SPIDER, Crawl
+from crawls import Crawl
 from sites import Site
 from workspace import contents, in_redis
 
@@ -24,15 +24,13 @@ def shared(key: str) -> dict[str, object]:
 
 
 def paused(site: Site, path: Path, settings: dict[str, object]) -> None:
-    crawl = Crawl.held(site, 30, path, settings, spider=SHARED_SPIDER)
+    crawl = Crawl.held(site, 30, path, settings)
     assert crawl.interrupt() == 0, crawl.output
     assert 30 <= len(site.hits) < 150
 
 
 def two_workers(site: Site, path: Path, key: str) -> None:
-    workers = [
-        Crawl(site.url, path / name, shared(key), spider=SHARED_SPIDER) for name in ("one", "two")
-    ]
+    workers = [Crawl(site.url, path / name, shared(key)) for name in ("one", "two")]
     for each in workers:
         assert each.finish() == 0, each.output
         assert not each.told("WARNING") + each.told("ERROR")
@@ -85,7 +83,7 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
     assert {each: server.client.dump(each) for each in server.client.keys(f"*{key}*")} == keys
     again = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
     assert "job holds a queue already" in again.error
-    crawl = Crawl(tree.url, tmp_path, JOB, spider=SHARED_SPIDER)
+    crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() == 0, crawl.output
     assert not crawl.told("WARNING") + crawl.told("ERROR")
     crawled_once(tree)
@@ -94,7 +92,7 @@ def test_a_paused_crawl_of_workers_is_finished_by_one_alone(
 def test_a_job_that_is_in_use_is_refused(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    crawl = Crawl.held(tree, 30, tmp_path, JOB, spider=SHARED_SPIDER)
+    crawl = Crawl.held(tree, 30, tmp_path, JOB)
     ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
     assert "is in use by another running crawl" in ran.error
     assert not server.client.keys(f"*{key}*")
@@ -106,7 +104,7 @@ def test_a_job_that_is_in_use_is_refused(
 def test_a_job_that_was_killed_is_refused_until_it_was_closed(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    Crawl.held(tree, 30, tmp_path, JOB, spider=SHARED_SPIDER).kill()
+    Crawl.held(tree, 30, tmp_path, JOB).kill()
     ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
     assert ran.status == 1
     assert not server.client.keys(f"*{key}*")
@@ -115,7 +113,7 @@ def test_a_job_that_was_killed_is_refused_until_it_was_closed(
 def test_workers_that_use_the_queue_are_told_of(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:
-    crawl = Crawl.held(tree, 30, tmp_path, shared(key), spider=SHARED_SPIDER)
+    crawl = Crawl.held(tree, 30, tmp_path, shared(key))
     ran = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
     assert ran.status == 0, ran
     assert "1 worker uses the queue now" in ran.err

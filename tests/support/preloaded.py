@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import sys
 
+import matplotlib.pyplot  # noqa: ICN001
 import scrapy.commands
 import scrapy.pqueues
 import scrapy.squeues
