@@ -5,6 +5,7 @@ Scrapy's own base class: the subcommands are imported when one of them is asked 
 """
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -95,13 +96,14 @@ class BloomCommand(ScrapyCommand):
             opts.parser.error(str(error))
         except KeyboardInterrupt:
             self._fail("interrupted")
-        except BrokenPipeError:
+        except (BloomError, OSError) as error:
+            if not _is_broken_pipe(error):
+                self._fail(str(error))
+                return
             # Whoever read the output has enough of it. What is still to be written must not fail
             # once more when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.exitcode = 1
-        except (BloomError, OSError) as error:
-            self._fail(str(error))
         except MemoryError:
             self._fail("there is not enough memory for that")
 
@@ -109,6 +111,13 @@ class BloomCommand(ScrapyCommand):
         sys.stdout.flush()
         sys.stderr.write(f"scrapy bloom: error: {_masked(why)}\n")
         self.exitcode = 1
+
+
+def _is_broken_pipe(error: Exception) -> bool:
+    """Return whether nobody reads the output any more; Windows says it in other words."""
+    if sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL:
+        return True
+    return isinstance(error, BrokenPipeError)
 
 
 class _Parser(ScrapyArgumentParser):

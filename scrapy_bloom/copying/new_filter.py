@@ -34,18 +34,19 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
             raise StorageError(f"{target} holds a filter already; give {otherwise}")
         made: list[FilterFile] = []
         try:
-            yield made
-            for file in made:
-                file.in_use = False
-                file.save()
-                file.sync()
+            try:
+                yield made
+                for file in made:
+                    file.in_use = False
+                    file.save()
+                    file.sync()
+            finally:
+                for file in made:
+                    file.close()
         except BaseException:
             for path in [*(file.path for file in made), *forgotten_file.files(target)]:
                 path.unlink()
             raise
-        finally:
-            for file in made:
-                file.close()
 
 
 def add_forgotten(target: Path, fingerprints: Iterable[bytes]) -> None:

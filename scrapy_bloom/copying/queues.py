@@ -111,7 +111,7 @@ def download_with_queue(
             copied = download(server, key, directory)
             try:
                 queue = _save(server, key, new)
-                new.rename(database)
+                new.replace(database)
             except BaseException:
                 for path in [*jobdir.filter_files(directory), *forgotten_file.files(directory)]:
                     path.unlink()

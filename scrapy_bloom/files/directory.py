@@ -139,7 +139,8 @@ def sync_queue(path: Path, job: Job) -> None:
 
 def _restore(path: Path, newest: FilterFile, job: Job) -> None:
     """Record what a killed run kept in its journal, and count what it had not."""
-    if not job.was_machine_restarted:
+    # Otherwise the queue on the disk may be older: then rather crawled twice than never.
+    if job.was_machine_restarted is False:
         recent = read_journal(path) or ()
         sync_queue(path, job)
         for fingerprint in recent:

@@ -138,8 +138,7 @@ class FileGenerations(MemoryGenerations):
         # On the disk, too, the header of the rest says that they are over, before they go.
         self._try_to_sync(self.live[-1].sync_header)
         for file in gone:
-            with contextlib.suppress(OSError):  # the next run tries again
-                file.path.unlink()
+            _remove(file)
             if file not in self.kept:
                 self._discarded.append(file)
         if self._syncer is None:  # else it may just be syncing one of them
@@ -159,8 +158,10 @@ class FileGenerations(MemoryGenerations):
                 gone = self._finish_all()
             is_written = True
         finally:
-            self._discarded += [*self.live, *self.kept]
+            self._discarded += self.kept
             self._close_discarded()
+            for file in self.live:
+                file.close()
             if self.journal is not None:
                 self.journal.close(settled=is_written)
             if self.begun and is_written:
@@ -257,4 +258,11 @@ class FileGenerations(MemoryGenerations):
 
     def _close_discarded(self) -> None:
         while self._discarded:
-            self._discarded.pop().close()
+            file = self._discarded.pop()
+            file.close()
+            _remove(file)  # once more: Windows removes no file that is mapped
+
+
+def _remove(file: FilterFile) -> None:
+    with contextlib.suppress(OSError):  # the next run tries again
+        file.path.unlink()

@@ -6,6 +6,7 @@ that, fingerprints stay here until the queue that holds their requests is on the
 these files are read back. After a power cut they are thrown away: their requests are crawled again.
 """
 
+import contextlib
 import errno
 import os
 import threading
@@ -39,10 +40,9 @@ class Journal:
         self._add_lock = threading.Lock()
         self._settle_lock = threading.Lock()
         self._directory = directory
-        self._fd, self._other_fd = (
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            for path in _paths(directory)
-        )
+        self._file, self._other_file = (path.open("ab", buffering=0) for path in _paths(directory))
+        for file in (self._file, self._other_file):
+            file.truncate(0)
 
     def stand_before(self, known: Lookup, record: Callable[[bytes], object]) -> None:
         """Settle by `record` from now on, into a filter that has recorded what is `known`."""
@@ -76,8 +76,8 @@ class Journal:
             self.when_long()
 
     def _append(self, record: bytes) -> None:
-        if (written := os.write(self._fd, record)) < len(record):
-            os.ftruncate(self._fd, os.lseek(self._fd, 0, os.SEEK_CUR) - written)
+        if (written := self._file.write(record)) < len(record):
+            self._file.truncate(self._file.tell() - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def settle(self) -> None:
@@ -90,7 +90,7 @@ class Journal:
             with self._add_lock:
                 self._settling = self._new  # first: it is read beside this
                 self._new = set()
-                self._fd, self._other_fd = self._other_fd, self._fd
+                self._file, self._other_file = self._other_file, self._file
             self._move_settling()
 
     def _move_settling(self) -> None:
@@ -99,14 +99,15 @@ class Journal:
             for fingerprint in self._settling:
                 self._record(fingerprint)
             self._settling = set()
-            os.ftruncate(self._other_fd, 0)
+            self._other_file.truncate(0)
 
     def close(self, *, settled: bool) -> None:
         """Close the files, and remove them if all that they hold is settled."""
-        os.close(self._fd)
-        os.close(self._other_fd)
+        self._file.close()
+        self._other_file.close()
         if settled:
-            remove_journal(self._directory)
+            with contextlib.suppress(OSError):  # the next run tries again: they are empty
+                remove_journal(self._directory)
 
 
 def read_journal(directory: Path) -> list[bytes] | None:

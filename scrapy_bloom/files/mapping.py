@@ -22,14 +22,15 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     def __init__(self, found: FileGeneration, *, readonly: bool = False) -> None:
         super().__init__(**vars(found))
-        access, mode = mmap.ACCESS_WRITE, os.O_RDWR
+        access, mode = mmap.ACCESS_WRITE, "r+b"
         if readonly:
-            access, mode = mmap.ACCESS_READ, os.O_RDONLY
-        self._fd = os.open(found.path, mode | os.O_CLOEXEC)
+            access, mode = mmap.ACCESS_READ, "rb"
+        self._file = found.path.open(mode, buffering=0)
         try:
-            self._map = mmap.mmap(self._fd, HEADER_BYTES + found.geometry.nbytes, access=access)
+            size = HEADER_BYTES + found.geometry.nbytes
+            self._map = mmap.mmap(self._file.fileno(), size, access=access)
         except BaseException:
-            os.close(self._fd)
+            self._file.close()
             raise
         self._view = memoryview(self._map)
         self._words = self._view[:HEADER_BYTES].cast("Q")
@@ -82,22 +83,21 @@ class FilterFile(FileGeneration, LocalGeneration):
             _reserve(draft, size)
             with draft.open("r+b") as opened:
                 opened.write(pack_header(new))
-            with contextlib.ExitStack() as stack:
-                file = stack.enter_context(contextlib.closing(cls(replace(new, path=draft))))
+            with contextlib.closing(cls(replace(new, path=draft))) as file:
                 file.count = fill(file.filter) if fill else 0
                 file.save()
                 file.sync()
-                draft.rename(path)
-                stack.pop_all()  # it stays open
+            draft.rename(path)  # closed, since Windows renames no file that is open
+            created = cls.open(path)
         except BaseException as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+            for begun in (draft, path):
+                with contextlib.suppress(OSError):
+                    begun.unlink()
             if isinstance(error, OSError):
                 raise StorageError(_no_room(path, size, error)) from error
             raise
-        file.path = path
         _sync_directory(path.parent)
-        return file
+        return created
 
     def save(self) -> None:
         """Write what has changed into the header; it survives a kill at any instant."""
@@ -109,16 +109,18 @@ class FilterFile(FileGeneration, LocalGeneration):
         # write the pages of a shared mapping with it. Elsewhere flush() is the documented way.
         if not sys.platform.startswith(("linux", "freebsd")):
             self._map.flush()
-        os.fsync(self._fd)
+        os.fsync(self._file.fileno())
 
     def sync_header(self) -> None:
         """Write the header alone to the disk, however large the filter is; raises OSError."""
         self._map.flush(0, HEADER_BYTES)
+        if sys.platform == "win32":  # there, that leaves the disk's own cache
+            os.fsync(self._file.fileno())
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this file: it may have been replaced."""
         try:
-            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:  # no right to look, for example: nothing is known to be wrong
@@ -130,7 +132,7 @@ class FilterFile(FileGeneration, LocalGeneration):
         self._words.release()
         self._view.release()
         self._map.close()
-        os.close(self._fd)
+        self._file.close()
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -154,7 +156,8 @@ def _reserve(path: Path, size: int) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    # As well as may be: not every file system can, and the file itself is on the disk already.
+    # As well as may be: not every file system can, Windows never, and the file itself is on the
+    # disk already.
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY)
         try:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +68,10 @@ def is_held(path: Path) -> bool | None:
     To try the lock, if only for an instant, would turn away a crawl that starts just then. So it is
     read from Linux's list of locks. The file need not exist.
     """
+    if sys.platform == "win32":
+        return None
     try:
-        lines = Path("/proc/locks").read_text().splitlines()
+        lines = Path("/proc/locks").read_text("ascii").splitlines()
         file = path.stat()
     except FileNotFoundError:
         return False if Path("/proc/locks").exists() else None

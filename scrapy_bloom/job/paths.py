@@ -63,7 +63,8 @@ def note_end(job_dir: Path) -> None:
     with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
         if (size := _seen_size(job_dir)) is not None:
             (job_dir / _ENDED).write_text(
-                f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n"
+                f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
+                encoding="utf-8",
             )
     (job_dir / IN_USE).unlink(missing_ok=True)
 
@@ -93,7 +94,7 @@ def _seen_size(job_dir: Path) -> int | None:
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:
     """Note that the job is in use, by a crawl with that filter if there are several."""
     text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n{boot_id()}\n"
-    with (job_dir / IN_USE).open("w") as note:
+    with (job_dir / IN_USE).open("w", encoding="utf-8") as note:
         note.write(text)
         note.flush()
         os.fsync(note.fileno())
@@ -105,10 +106,16 @@ def filter_in_use(job_dir: Path) -> str | None:
     return None if lines is None else lines[0]
 
 
-def was_machine_restarted(job_dir: Path) -> bool:
-    """Return whether a crawl used the job before the machine was last started, and left it so."""
-    boot = (_in_use_lines(job_dir) or ["", ""])[1]
-    return bool(boot) and boot != boot_id()
+def was_machine_restarted(job_dir: Path) -> bool | None:
+    """Return whether a crawl used the job before the machine was last started, and left it so.
+
+    None where that cannot be known: only Linux names each start of the machine.
+    """
+    lines = _in_use_lines(job_dir)
+    if lines is None:
+        return False
+    boot = lines[1]
+    return boot != boot_id() if boot else None
 
 
 def _in_use_lines(job_dir: Path) -> list[str] | None:
@@ -124,7 +131,7 @@ def _in_use_lines(job_dir: Path) -> list[str] | None:
 def boot_id() -> str:
     """Return which start of the machine this is; empty where that cannot be known."""
     try:
-        return BOOT_ID.read_text().strip()
+        return BOOT_ID.read_text("ascii").strip()
     except OSError:
         return ""
 

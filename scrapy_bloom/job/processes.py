@@ -41,7 +41,7 @@ def _machine() -> str:
 def _started(pid: int) -> str:
     """Return when a process was started; empty if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return ""
     # The name, in parentheses, may hold anything. A zombie does nothing any more.

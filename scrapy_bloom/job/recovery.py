@@ -53,7 +53,7 @@ class Job:
         self.path = path
         # Of that queue; it need not be there yet.
         self.database = database = path / jobdir.DATABASE if crash_safe and path else None
-        # Since the last run, which did not end well.
+        # Since the last run, which did not end well. None: nobody knows.
         self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
         # Cut off, or killed while it was made. SQLite would take it for an empty one: what waited
         # there would look crawled.

@@ -23,12 +23,9 @@ def sync_log(database: Path) -> None:
     opened here: closing them would end the locks that SQLite has on them in this process.)
     """
     log, _ = beside(database)
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+    # For writing: Windows syncs no other file.
+    with contextlib.suppress(FileNotFoundError), log.open("r+b", buffering=0) as file:
+        os.fsync(file.fileno())
 
 
 def connect_readonly(database: Path) -> "sqlite3.Connection":
@@ -45,10 +42,13 @@ def connect_readonly(database: Path) -> "sqlite3.Connection":
         with contextlib.suppress(sqlite3.OperationalError):
             return _connected(database, "mode=ro&readonly_shm=1")
         return _connected(database, "mode=ro")
-    with tempfile.TemporaryDirectory() as directory:  # its files are open by then
+    directory = tempfile.mkdtemp()
+    try:
         for part in (database, log):
             shutil.copy(part, directory)
         return _connected(Path(directory, database.name), "mode=ro")
+    finally:  # it is open by then, and Windows leaves it where it is
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _connected(database: Path, options: str) -> "sqlite3.Connection":

@@ -128,11 +128,13 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
     backend.begin()
     backend.add(many[0])
 
-    def full(fd: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full:
+        def write(self, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    assert backend._store.journal is not None
     with monkeypatch.context() as patch:
-        patch.setattr("scrapy_bloom.files.journal.os.write", full)
+        patch.setattr(backend._store.journal, "_file", Full())
         assert all(map(backend.add, many[1:]))
     assert not any(map(backend.add, many))
     status = backend.status()

@@ -5,7 +5,6 @@ import csv
 import gzip
 import io
 import json
-import select
 import sys
 import time
 import zlib
@@ -16,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.exceptions import StorageError
 
 FORMATS = ("urls", "jl", "csv")
@@ -91,12 +91,11 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
 
 def _beginning(file: io.BufferedReader) -> tuple[bytes, bool]:
     """Return the first chunk, or what a pipe gives in a second; and whether that is all."""
-    is_ready = select.poll()
-    is_ready.register(file, select.POLLIN)
+    is_ready = readiness(file)
     data = file.read1(_CHUNK_BYTES)
     deadline = time.monotonic() + _BEGINNING_SECS
     while 0 < len(data) < _CHUNK_BYTES:
-        if not is_ready.poll(1000 * max(0.0, deadline - time.monotonic())):
+        if not is_ready(max(0.0, deadline - time.monotonic())):
             return data, False
         more = file.read1(_CHUNK_BYTES - len(data))
         if not more:

@@ -6,17 +6,19 @@ process's memory. A fork is safe only in a process of one thread: elsewhere ther
 
 import multiprocessing
 import os
-import select
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.exceptions import StorageError
 
 _ENDING_SECS = 1.0  # for what the workers are still doing, before they are killed
@@ -84,13 +86,12 @@ def workers(work: _Work, number: int) -> Iterator[_Results]:
 def _results(
     started: Sequence["_Worker"], chunks: Iterator[Any], source: BinaryIO
 ) -> Iterator[Any]:
-    is_ready = select.poll()
-    is_ready.register(source, select.POLLIN)
+    is_ready = readiness(source)
     idle, busy, done = deque(started), deque[_Worker](), deque[Any]()
     failure: Exception | None = None
     is_over = False
     while busy or done or not is_over:
-        while idle and not is_over and (is_ready.poll(0) or not (busy or done)):
+        while idle and not is_over and (is_ready(0) or not (busy or done)):
             try:
                 chunk = next(chunks, None)
             except Exception as error:  # noqa: BLE001 - raised after what stood before it
@@ -109,7 +110,12 @@ def _results(
 
 
 class _Worker:
+    connection: Connection
+    _process: BaseProcess
+
     def __init__(self, work: _Work, others: Sequence["_Worker"]) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("see can_fork")
         context = multiprocessing.get_context("fork")
         self.connection, theirs = context.Pipe()
         # Who is left alone reads the end of its pipe, once its chunk is done, if nobody else has

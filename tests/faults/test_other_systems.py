@@ -1,0 +1,287 @@
+"""What Windows and macOS have not is taken away: each branch for them is run here, on Linux."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from crawls import SUPPORT, Crawl, spider_with, with_modules
+from scrapy_bloom.commands.shared.readiness import readiness
+from scrapy_bloom.commands.shared.workers import workers
+from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import is_held
+from scrapy_bloom.job.processes import name_this_process, process_lives
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from sites import LIMIT, Site
+
+PAGES = {f"/p/{number}" for number in range(150)}
+PRETENDS = f"""
+import sys
+sys.path.append({os.fspath(SUPPORT)!r})
+import like_windows
+like_windows.pretend()
+"""
+
+# Windows tells of a pipe that nobody reads as of an argument that is not valid.
+CUT_OFF = """
+    import errno, io, os
+    from scrapy.cmdline import execute
+
+    class CutOff(io.TextIOWrapper):
+        def write(self, text):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    sys.stdout = CutOff(sys.stdout.buffer)
+    execute(["scrapy", "bloom", "plan"])
+"""
+
+
+def test_a_crawl_where_names_are_missing_is_killed_and_paused_and_goes_on(
+    tree: Site, tmp_path: Path
+) -> None:
+    """It grows meanwhile, and no file that is open is renamed or removed."""
+    settings = {
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        "JOBDIR": "job",
+        "BLOOM_EXPECTED_REQUESTS": 20,
+        "BLOOM_SYNC_SECS": 0.05,
+    }
+    spider = spider_with(tmp_path, PRETENDS)
+    Crawl.held(tree, 40, tmp_path, settings, spider=spider).kill()
+    paused = Crawl.held(tree, 40, tmp_path, settings, spider=spider)
+    assert paused.interrupt() == 0
+    resumed = Crawl(tree.url, tmp_path, settings, spider=spider)
+    assert resumed.finish() == 0
+    for crawl in (paused, resumed):
+        assert not [*crawl.lines("ERROR"), *crawl.lines("WARNING")], crawl.output
+        assert "Traceback" not in crawl.output
+    assert set(tree.hits) == PAGES
+    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock"}
+    assert left == {f"generation-{number:04d}.bloom" for number in range(1, len(left) + 1)}
+
+
+def test_a_killed_job_under_scrapys_scheduler_starts_over(tree: Site, tmp_path: Path) -> None:
+    spider = spider_with(tmp_path, PRETENDS)
+    Crawl.held(tree, 40, tmp_path, {"JOBDIR": "job"}, spider=spider).kill()
+    again = Crawl(tree.url, tmp_path, {"JOBDIR": "job"}, spider=spider)
+    assert again.finish() == 0
+    assert "Traceback" not in again.output
+    assert not again.lines("ERROR")
+    assert len(list((tmp_path / "job").rglob("*.set-aside-*"))) >= 2  # queue and filter
+    assert set(tree.hits) == PAGES
+
+
+def run(script: str, directory: Path) -> None:
+    """Run a script in a process that is like one on Windows."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PRETENDS + textwrap.dedent(script)],
+        cwd=directory,
+        env=with_modules(SUPPORT),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_files_of_a_window_are_removed_once_they_are_closed(tmp_path: Path) -> None:
+    run(
+        """
+        from pathlib import Path
+        from clock import Clock
+        from local_filters import WINDOW, files, fps, make
+
+        filters, clock = Path("bloom"), Clock()
+        for is_crawl, sync_secs in ((False, 0), (True, 0), (True, 3600)):
+            options = {"window_secs": WINDOW, "is_crawl": is_crawl, "sync_secs": sync_secs}
+            backend = make(filters, clock, **options)
+            backend.begin()
+            assert backend.add_many(fps(9)) == 9
+            first = files(filters)
+            for number in range(12):
+                clock.now += WINDOW / 4
+                backend.add_many(fps(9, 9 + number))
+            clock.now += 2 * WINDOW
+            backend.add(b"one more")
+            if sync_secs == 0 and not is_crawl:
+                assert len(files(filters)) == 1, files(filters)
+            backend.close()
+            assert len(files(filters)) == 1, files(filters)
+            assert files(filters) != first[-1:]
+            clock.now += 2 * WINDOW
+        """,
+        tmp_path,
+    )
+
+
+def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "urls.txt").write_text("".join(f"http://a.b/{n}\n" for n in range(9000)))
+    run(
+        """
+        from contextlib import suppress
+        from dataclasses import replace
+        from pathlib import Path
+        from scrapy.cmdline import execute
+        from local_filters import files
+        from scrapy_bloom.copying.new_filter import new_filter
+        from scrapy_bloom.files.mapping import FilterFile
+        from scrapy_bloom.files.reader import found_files
+
+        def bloom(*arguments, status=0):
+            try:
+                execute(["scrapy", "bloom", *arguments])
+            except SystemExit as end:
+                assert (end.code or 0) == status, (arguments, end.code)
+
+        made_by = ("-s", "BLOOM_EXPECTED_REQUESTS=1000", "-s", "BLOOM_SALT=" + "00" * 16)
+        bloom("import", "urls.txt", "a", "--jobs", "2", *made_by)
+        bloom("import", "urls.txt", "b", *made_by)
+        bloom("check", "a", "urls.txt")
+        bloom("forget", "a", "http://a.b/1")
+        bloom("info", "a", "--json")
+        bloom("merge", "a", "b", "-o", "c")
+        bloom("merge", "a", "b", "-o", "c", status=1)  # there is a filter already
+        bloom("reset", "a", "--yes")
+        assert files(Path("a")) == [], files(Path("a"))
+
+        with suppress(KeyError), new_filter(Path("d"), otherwise="") as made:
+            first, *_ = found_files(Path("c"))
+            made.append(FilterFile.create(replace(first, path=Path("d/generation-0001.bloom"))))
+            raise KeyError
+        assert files(Path("d")) == [], files(Path("d"))
+        """,
+        tmp_path,
+    )
+
+
+def test_a_command_whose_output_nobody_reads_ends_in_silence(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PRETENDS + textwrap.dedent(CUT_OFF)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+
+
+@pytest.mark.usefixtures("windows")
+def test_a_list_is_read_where_only_sockets_can_be_waited_for() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb"):
+        assert readiness(source)(0)
+
+
+def test_elsewhere_a_pipe_is_ready_when_there_is_something_to_read() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as other:
+        is_ready = readiness(source)
+        assert not is_ready(0)
+        other.write(b"x")
+        assert is_ready(LIMIT)
+
+
+@pytest.mark.usefixtures("windows")
+def test_no_process_is_forked_where_none_can_be() -> None:
+    with pytest.raises(NotImplementedError), workers(list, 1):
+        pass
+
+
+@pytest.mark.usefixtures("windows")
+def test_nobody_tells_of_a_lock_where_there_is_no_list_of_them(tmp_path: Path) -> None:
+    assert is_held(tmp_path / "lock") is None
+
+
+@pytest.mark.parametrize(("platform", "synced"), [("linux", 0), ("darwin", 0), ("win32", 1)])
+def test_a_header_is_on_the_disk(
+    platform: str, synced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """msync waits for the disk; what Windows has in its place does not."""
+    synced_files = []
+    size = Policy(expected=100, error_rate=0.01).first()
+    new = FileGeneration.of(
+        size, 1, 0.0, path=tmp_path / "a.bloom", origin=Origin(salt=bytes(16), fingerprinter="")
+    )
+    with closing(FilterFile.create(new)) as file:
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(os, "fsync", synced_files.append)
+        file.sync_header()
+        assert len(synced_files) == synced
+        file.sync()
+        assert len(synced_files) == synced + 1
+
+
+def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows removes no file that is open."""
+    database = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
+    database.push(b"", slot="", priority=0, rank=0, newest_first=True)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("requests.sqlite", "requests.sqlite-wal"):
+        shutil.copy(tmp_path / name, copy)
+    database.close()
+    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            patch.setattr(os, name, refuse)
+        assert read_counts(copy / "requests.sqlite") == (1, 0)
+    assert list(tmp_path.glob("tmp*"))
+
+
+def test_without_the_name_of_a_boot_a_journal_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, what it holds may be nowhere: rather crawled twice than never."""
+    monkeypatch.setattr(jobdir, "BOOT_ID", tmp_path / "missing")
+    job = Job(tmp_path, "auto", crash_safe=True)
+    killed = LocalBackend(tmp_path / "bloom", Policy(expected=100, error_rate=1e-9), job=job)
+    killed.open()
+    killed.begin()
+    assert killed.add(b"in the journal")
+    killed._store.unlock()
+    with closing(RequestDatabase(tmp_path / jobdir.DATABASE, by_slot=True)):
+        pass
+    again = LocalBackend(
+        tmp_path / "bloom",
+        Policy(expected=100, error_rate=1e-9),
+        job=Job(tmp_path, "auto", crash_safe=True),
+    )
+    again.open()
+    assert again.add(b"in the journal")
+    again.close()
+
+
+def test_a_process_whose_name_is_no_text() -> None:
+    """Linux cuts names after 15 bytes, in the middle of a character if need be."""
+    comm = Path("/proc/self/comm")
+    name, before = name_this_process(), comm.read_bytes()
+    try:
+        comm.write_bytes("aaaaaaaaaaaaaaä".encode()[:15])
+        assert process_lives(name)
+    finally:
+        comm.write_bytes(before)
