@@ -6,6 +6,8 @@ from crawls import Crawl
 from scrapy_bloom.files.reader import found_files
 from sites import Site
 
+PAGES = 60  # of the tree
+
 
 def rates(job: Path) -> list[float]:
     return [each.error_rate for each in found_files(job)]
@@ -19,14 +21,14 @@ def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
 
 
 def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
-    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 100}
-    at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 30}
+    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 40}
+    at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 15}
     crawl = Crawl(tree.url, tmp_path, at_first)
     assert crawl.finish() == 0, crawl.output
     files = len(rates(tmp_path / "job"))
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
     kept = sum(rates(tmp_path / "job")[:files])
     assert f"that its files were made for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is for" in line

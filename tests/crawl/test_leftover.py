@@ -11,7 +11,7 @@ from crawls import SPIDER, Crawl, spider_with
 from sites import ScriptedSite, Site
 from workspace import in_redis
 
-PAGES = 150  # of the tree
+PAGES = 60  # of the tree
 LOST = re.compile(
     r"The crawl ended early \((\w+)\), and without a JOBDIR: up to ([\d,]+) requests that were "
     r"queued are lost, but look seen in (.+) to later runs"
@@ -21,7 +21,7 @@ WAITS = "What is queued waits in the JOBDIR, and looks seen in "
 
 
 def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
-    crawl = Crawl.held(site, 20, path, settings)
+    crawl = Crawl.held(site, 20, path, {"CONCURRENT_REQUESTS": 4, **settings})
     assert crawl.interrupt() == 0, crawl.output
     assert "'finish_reason': 'shutdown'" in crawl.output
     assert len(site.hits) < PAGES
@@ -69,7 +69,9 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     tree: Site, tmp_path: Path
 ) -> None:
     stats = "scrapy.statscollectors.DummyStatsCollector"
-    crawl = Crawl.held(tree, 20, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats})
+    crawl = Crawl.held(
+        tree, 20, tmp_path, {"BLOOM_DIR": "kept", "STATS_CLASS": stats, "CONCURRENT_REQUESTS": 4}
+    )
     crawl.interrupt()
     (warning,) = crawl.told("WARNING")
     recorded = re.search(r"closed: ([\d,]+) requests recorded", crawl.output)

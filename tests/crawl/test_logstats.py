@@ -1,6 +1,5 @@
 """The filter's line in the log, in real crawls: when it comes, and what it says."""
 
-import os
 import re
 import subprocess
 import sys
@@ -13,8 +12,8 @@ import pytest
 import scrapy
 from scrapy.settings import default_settings
 
+import cli
 import servers
-from cli import LIMIT, SCRAPY
 from crawls import SHARED_SPIDER, SUPPORT, Crawl
 from sites import ScriptedSite, Site, tree_site
 
@@ -161,13 +160,9 @@ def test_no_line_in_a_shell(tmp_path: Path) -> None:
         " __import__('time').sleep(0.6), fetch(scrapy.Request('data:,3')))"
     )
     options = ["-s", "DUPEFILTER_CLASS=scrapy_bloom.BloomDupeFilter", "-s", "LOGSTATS_INTERVAL=0.2"]
-    output = subprocess.check_output(
-        [os.fspath(SCRAPY), "shell", "-c", script, *options],
-        cwd=tmp_path,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-    )
+    ran = cli.scrapy("shell", "-c", script, *options, cwd=tmp_path)
+    assert ran.status == 0, ran
+    output = ran.out + ran.err
     assert "Bloom filter in memory" in output
     assert output.count("Crawled (200)") == 3
     assert "Bloom filter: " not in output
@@ -320,16 +315,17 @@ process.start()
 """
 
 
-def test_two_spiders_in_a_process_have_a_line_each(site: Site) -> None:
-    short = tree_site(60)  # and with stats that are not kept
-    short.delay, site.delay = 0.2, 0.3
+def test_two_spiders_in_a_process_have_a_line_each() -> None:
+    short, long = tree_site(60), tree_site(120)  # the short one's stats are not kept
+    short.delay, long.delay = 0.2, 0.3
     output = subprocess.check_output(
-        [sys.executable, "-c", TWO_SPIDERS, SUPPORT, short.url, site.url],
+        [sys.executable, "-c", TWO_SPIDERS, SUPPORT, short.url, long.url],
         text=True,
-        timeout=LIMIT,
+        timeout=cli.LIMIT,
         stderr=subprocess.DEVNULL,
     )
     short.end()
+    long.end()
     of_short, of_long = (
         checked("".join(line + "\n" for line in output.splitlines() if line.startswith(name)))
         for name in ("short ", "long ")

@@ -1,16 +1,15 @@
 """Commands of Scrapy without a crawl leave the filter and the job of the project alone."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cli import LIMIT
+from cli import scrapy
 from crawls import Crawl
-from sites import Site, tree_site
+from sites import Site
+
+PAGES = 7  # of the tree
 
 SPIDER = """
 import scrapy
@@ -42,32 +41,18 @@ URL = %(url)r
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    new = tree_site(pages=7)
-    yield new
-    new.end()
-
-
-@pytest.fixture
-def project(tmp_path: Path, site: Site) -> Path:
-    values = {"url": site.url}
+def project(tmp_path: Path, tree: Site) -> Path:
+    values = {"url": tree.url}
     (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = project\n")
     (tmp_path / "project.py").write_text(SETTINGS % values)
     (tmp_path / "pages.py").write_text(SPIDER % values)
     return tmp_path
 
 
-def scrapy(project: Path, *arguments: str, **settings: object) -> tuple[int, str]:
+def run(project: Path, *arguments: str, **settings: object) -> tuple[int, str]:
     options = [arg for name, value in settings.items() for arg in ("-s", f"{name}={value}")]
-    ran = subprocess.run(
-        [sys.executable, "-m", "scrapy", *arguments, *options],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    return ran.returncode, ran.stdout + ran.stderr
+    ran = scrapy(*arguments, *options, cwd=project)
+    return ran.status, ran.out + ran.err
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -75,52 +60,52 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {os.fspath(path): path.read_bytes() for path in files}
 
 
-def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, site: Site) -> None:
+def test_what_is_tried_by_hand_is_crawled_by_the_next_run(project: Path, tree: Site) -> None:
     for command in (
-        ("parse", f"{site.url}p/1?b=1&a=2", "--spider=docs", "--depth=2", "--nocolour"),
-        ("fetch", f"{site.url}p/2?b=1&a=2"),
+        ("parse", f"{tree.url}p/1?b=1&a=2", "--spider=docs", "--depth=2", "--nocolour"),
+        ("fetch", f"{tree.url}p/2?b=1&a=2"),
         ("check", "docs"),
     ):
-        status, output = scrapy(project, *command, BLOOM_DIR="kept")
+        status, output = run(project, *command, BLOOM_DIR="kept")
         assert status == 0, output
         assert "p/3" in output or "p/5" in output or "Ran 1 contract" in output
         assert not (project / "kept").exists()
-    site.forget()
-    status, output = scrapy(project, "crawl", "docs", BLOOM_DIR="kept")
+    tree.forget()
+    status, output = run(project, "crawl", "docs", BLOOM_DIR="kept")
     assert status == 0, output
-    assert len(site.hits) == 7  # /p/0 is the start page, too
+    assert len(tree.hits) == PAGES  # /p/0 is the start page, too
     before = contents(project / "kept")
-    scrapy(project, "parse", f"{site.url}p/9", "--spider=docs", BLOOM_DIR="kept")
+    run(project, "parse", f"{tree.url}p/9", "--spider=docs", BLOOM_DIR="kept")
     assert contents(project / "kept") == before
 
 
 @pytest.mark.parametrize("scheduler", ["Scrapy's", "scrapy_bloom.CrashSafeScheduler"])
-def test_a_paused_job_is_left_alone(project: Path, site: Site, scheduler: str) -> None:
+def test_a_paused_job_is_left_alone(project: Path, tree: Site, scheduler: str) -> None:
     settings = {} if scheduler == "Scrapy's" else {"SCHEDULER": scheduler}
     (project / "job").mkdir()
-    status, output = scrapy(
+    status, output = run(
         project, "crawl", "docs", JOBDIR="job", CLOSESPIDER_PAGECOUNT=1, **settings
     )
     assert status == 0, output
     before = contents(project / "job")
-    site.forget()
+    tree.forget()
     for name, *command in (
         ("parse", "parse", "--spider=docs"),
         ("fetch", "fetch"),
         ("fetch", "view"),
     ):
-        ask = (*command, f"{site.url}p/6")
-        _, output = scrapy(project, *ask, JOBDIR="job", BROWSER="true", **settings)
+        ask = (*command, f"{tree.url}p/6")
+        _, output = run(project, *ask, JOBDIR="job", BROWSER="true", **settings)
         assert f"scrapy {name} does not work with a job directory" in output
         assert "start it with -s JOBDIR=" in output
         assert contents(project / "job") == before
-    assert not site.hits
-    status, output = scrapy(project, "fetch", f"{site.url}p/6", JOBDIR="", **settings)
+    assert not tree.hits
+    status, output = run(project, "fetch", f"{tree.url}p/6", JOBDIR="", **settings)
     assert status == 0, output
-    assert site.hits == {"/p/6": 1}
-    status, output = scrapy(project, "crawl", "docs", JOBDIR="job", **settings)
+    assert tree.hits == {"/p/6": 1}
+    status, output = run(project, "crawl", "docs", JOBDIR="job", **settings)
     assert status == 0, output
-    assert len(site.hits) >= 6
+    assert len(tree.hits) >= 6
 
 
 def test_settings_that_do_nothing_are_told_of(tree: Site, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import redis
 
 import servers
-from cli import SCRAPY, Ran, bloom
+from cli import Ran, bloom, scrapy
 
 GOLDEN = Path(__file__).parent
 KEY = "golden:bloom"
@@ -100,15 +99,9 @@ def test_a_job_that_was_killed(stored: Path) -> None:
     wanted = expected(stored, "job")
     del wanted["info"]["location"]
     assert figures(stored, "job") == wanted["info"]
-    crawl = subprocess.run(
-        [SCRAPY, "runspider", GOLDEN / "spider.py", "-s", "JOBDIR=job", "-O", "pages.jl"],
-        cwd=stored,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert crawl.returncode == 0, crawl.stderr
+    spider = str(GOLDEN / "spider.py")
+    crawl = scrapy("runspider", spider, "-s", "JOBDIR=job", "-O", "pages.jl", cwd=stored)
+    assert crawl.status == 0, crawl
     lines = (stored / "pages.jl").read_text().splitlines()
     assert sorted(json.loads(line)["page"] for line in lines) == wanted["pages"]
     assert figures(stored, "job")["queue"] == {"pending": 0, "in_flight": 0}

@@ -54,12 +54,24 @@ def bloom(
     under: Sequence[str] = (),
 ) -> Ran:
     """Run `scrapy bloom` with these arguments, perhaps under another command."""
+    patient = map(_patient, arguments)
+    return scrapy("bloom", *patient, cwd=cwd, stdin=stdin, limit=limit, under=under)
+
+
+def scrapy(
+    *arguments: str,
+    cwd: Path,
+    stdin: str = "",
+    limit: float = LIMIT,
+    under: Sequence[str] = (),
+) -> Ran:
+    """Run `scrapy` with these arguments, perhaps under another command."""
     env = UNMEASURED if under else os.environ
     with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
         process = start_scrapy(
-            ["bloom", *map(_patient, arguments)],
+            arguments,
             cwd=cwd,
             given=given,
             out=out,

@@ -119,6 +119,13 @@ class _Quiet:
 class _Directory(_Quiet, SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Site
+    parts: tuple[str, ...] = ("/",)
+
+    def do_GET(self) -> None:
+        if self.path == "/" or self.path.startswith(self.parts):
+            super().do_GET()
+        else:
+            self.send_error(404)
 
     def send_response(self, code: int, message: str | None = None) -> None:
         if code == 200:
@@ -160,9 +167,10 @@ def tree_site(pages: int, children: int = 2) -> Site:
     return Site(type("Tree", (_Tree,), {"pages": pages, "children": children}))
 
 
-def python_doc_site() -> Site:
-    """The pages of Debian's package python3-doc."""
-    return Site(partial(_Directory, directory=os.fspath(PYTHON_DOC)))
+def python_doc_site(*parts: str) -> Site:
+    """The pages of Debian's package python3-doc: all, or the first one and those parts."""
+    handler = type("Part", (_Directory,), {"parts": parts or _Directory.parts})
+    return Site(partial(handler, directory=os.fspath(PYTHON_DOC)))
 
 
 class _Scripted(_Quiet, BaseHTTPRequestHandler):

@@ -1,0 +1,14 @@
+"""A site of as many pages as each module needs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import sites
+
+
+@pytest.fixture
+def tree(request: pytest.FixtureRequest) -> Iterator[sites.Site]:
+    site = sites.tree_site(request.module.PAGES)
+    yield site
+    site.end()
