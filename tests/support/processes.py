@@ -17,8 +17,8 @@ import pytest
 
 import forked
 
-_FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["preloaded", "forked"])
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(["preloaded", "forked"])
 with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
     patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parent))
     forkserver.ensure_running()
@@ -89,7 +89,7 @@ class _Forked:
         self, arguments: list[str], cwd: Path, env: Mapping[str, str], streams: Any
     ) -> None:
         connections = [Connection(os.dup(stream.fileno())) for stream in streams]
-        self._process = _FORKING.Process(
+        self._process = FORKING.Process(
             target=forked.run, args=(arguments, cwd, dict(env), connections)
         )
         self._process.start()

@@ -1,22 +1,17 @@
 """Filters in the Redis servers of all tests."""
 
-import hashlib
 import logging
 
 import pytest
 
 import servers
-from backends import redis_backend
+from crowds import backend_at, fps
 from scrapy_bloom.redis.backend import RedisBackend
-from scrapy_bloom.redis.connection.server import RedisServer
+
+__all__ = ["fps"]
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 WARNING, INFO, ERROR = logging.WARNING, logging.INFO, logging.ERROR
-
-
-def fps(start: int, stop: int | None = None) -> list[bytes]:
-    numbers = range(start) if stop is None else range(start, stop)
-    return [hashlib.sha1(b"%d" % number).digest() for number in numbers]
 
 
 def url_of(place: str) -> str:
@@ -24,16 +19,8 @@ def url_of(place: str) -> str:
 
 
 def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBackend:
-    """A backend, not yet opened; at this error rate it does not err in a test.
-
-    A server that is only slow is not away, however short the deadline is.
-    """
-    server = RedisServer(
-        f"{url or url_of(place)}?socket_timeout=10",
-        cluster=place == "cluster",
-        deadline_secs=options.pop("deadline_secs", 10),
-    )
-    return redis_backend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+    """A backend, not yet opened: see `crowds.backend_at`."""
+    return backend_at(url or url_of(place), key, cluster=place == "cluster", **options)
 
 
 def opened(place: str, key: str, **options: object) -> RedisBackend:

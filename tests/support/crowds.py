@@ -1,0 +1,54 @@
+"""Crawlers in processes of their own, which record the same in one filter at the same moment."""
+
+import hashlib
+import random
+from typing import Any
+
+from backends import redis_backend
+from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.connection.server import RedisServer
+
+LIMIT = 60.0  # seconds
+
+
+def fps(start: int, stop: int | None = None) -> list[bytes]:
+    numbers = range(start) if stop is None else range(start, stop)
+    return [hashlib.sha1(b"%d" % number).digest() for number in numbers]
+
+
+def backend_at(url: str, key: str, *, cluster: bool, **options: Any) -> RedisBackend:
+    """A backend, not yet opened; at this error rate it does not err in a test.
+
+    A server that is only slow is not away, however short the deadline is.
+    """
+    server = RedisServer(
+        f"{url}?socket_timeout=10",
+        cluster=cluster,
+        deadline_secs=options.pop("deadline_secs", 10),
+    )
+    return redis_backend(server, key, **{"capacity": 2000, "error_rate": 1e-12, **options})
+
+
+def record_at_once(barrier, results, record, count, where, options) -> None:
+    backend = backend_at(*where, **options)
+    backend.open()
+    backend.begin()
+    barrier.wait(LIMIT)
+    results.put(record(backend, fps(count)))
+    backend.close()
+
+
+def one_by_one(backend: RedisBackend, fingerprints: list[bytes]) -> list[int]:
+    """The numbers of those that were new."""
+    return [n for n, fingerprint in enumerate(fingerprints) if backend.add(fingerprint)]
+
+
+def in_batches(backend: RedisBackend, fingerprints: list[bytes]) -> int:
+    """How many were new, in an order of its own, some alone and some in batches."""
+    random.Random().shuffle(fingerprints)
+    new = 0
+    for start in range(0, len(fingerprints), 300):
+        batch = fingerprints[start : start + 300]
+        new += sum(map(backend.add, batch[:100]))
+        new += backend.add_many(batch[100:])
+    return new
