@@ -69,21 +69,23 @@ def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 
 
+ADDON = {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None}
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("name", "value", "allowed", "how"),
     [
-        ("BLOOM_EXPECTED_REQUESTS", "many", "a whole number from 1 to 1,000,000,000,000"),
-        ("BLOOM_EXPECTED_REQUESTS", "0", "a whole number from 1 to 1,000,000,000,000"),
-        ("BLOOM_ERROR_RATE", "1.5", "a number between 0 and 1"),
-        ("BLOOM_BACKEND", "cloud", 'one of "local"'),
-        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "forget", 'one of "auto", "keep", "reset", "stop"'),
-        ("BLOOM_SYNC_SECS", "-1", "a number of seconds from 0"),
+        ("BLOOM_EXPECTED_REQUESTS", "many", "a whole number from 1 to 1,000,000,000,000", {}),
+        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "forget", 'one of "auto", "keep", "reset", "stop"', {}),
+        ("BLOOM_ERROR_RATE", "1.5", "a number between 0 and 1", ADDON),
     ],
+    ids=["line", "another line", "addon"],
 )
-@pytest.mark.parametrize("how", ["line", "addon"])
-def test_bad_setting(site: Site, job: Path, name: str, value: str, allowed: str, how: str) -> None:
-    by = {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None}
-    line = refused(site, job, {name: value, **(by if how == "addon" else {})})
+def test_bad_setting(
+    site: Site, job: Path, name: str, value: str, allowed: str, how: dict[str, object]
+) -> None:
+    """All others: tests/settings."""
+    line = refused(site, job, {name: value, **how})
     assert f"{name} is '{value}'; allowed is {allowed}" in line
 
 
@@ -109,12 +111,16 @@ def spoil(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize("size", [0, 4, 1000, 4096, 20_000])
-def test_truncated_filter(site: Site, job: Path, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(0, "is empty"), (1000, "is cut off"), (20_000, "where its header promises")],
+)
+def test_truncated_filter(site: Site, job: Path, size: int, told: str) -> None:
+    """All other sizes: tests/files/test_filterfile.py."""
     os.truncate(job / FILTER, size)
     line = refused(site, job, {})
     assert FILTER in line
-    assert any(text in line for text in ("is empty", "is cut off", "where its header promises"))
+    assert told in line
     assert "move it away" in line
 
 
@@ -130,10 +136,10 @@ def test_filter_of_a_newer_version(site: Site, job: Path) -> None:
     assert "upgrade scrapy_bloom" in line
 
 
-@pytest.mark.parametrize("offset", [3, 11, 23, 60, 90, 3000, 4078, 4085, 4090, 4095])
-def test_damaged_header(site: Site, job: Path, offset: int) -> None:
-    byte = (job / FILTER).read_bytes()[offset]
-    spoil(job / FILTER, offset, bytes([byte ^ 0x10]))
+def test_damaged_header(site: Site, job: Path) -> None:
+    """Each other byte: tests/files/test_filterfile.py and tests/faults/test_damaged_files.py."""
+    byte = (job / FILTER).read_bytes()[3000]
+    spoil(job / FILTER, 3000, bytes([byte ^ 0x10]))
     assert FILTER in refused(site, job, {})
 
 
@@ -207,12 +213,9 @@ def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"{'json': 1}\n", b"\0\0" * 100, b"0123\nxyz\n", b"\x00\x14" + b"x" * 20 + b"\xff\xff" * 9],
-)
-def test_requests_seen_in_neither_format(site: Site, tmp_path: Path, content: bytes) -> None:
+def test_requests_seen_in_neither_format(site: Site, tmp_path: Path) -> None:
+    """What else is neither: tests/job/test_importing.py."""
     (tmp_path / "job").mkdir()
-    (tmp_path / "job/requests.seen").write_bytes(content)
+    (tmp_path / "job/requests.seen").write_bytes(b"{'json': 1}\n")
     line = refused(site, tmp_path, {})
     assert "job/requests.seen is in neither format" in line
