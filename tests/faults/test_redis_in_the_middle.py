@@ -17,7 +17,6 @@ comes back in the same crawl under "pass", or with its data before the next run 
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -138,12 +137,13 @@ def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     make, mend = PASSING[fault]
     proxy = WatchedProxy(saving_server)
     try:
-        # A stalled server answers nothing, and costs one time-out each time.
         crawl = start_until_the_middle(site, patient_url_of(proxy), tmp_path)
         make(saving_server)
         tries = proxy.tries()
         site.open()
-        crawl.wait_until(lambda: proxy.tries() >= tries + 5)  # it waits, and tries again
+        # It waits, and tries again; after one time-out, if that is how it fails.
+        times_out = fault in {"stalled", "writes paused"}
+        crawl.wait_until(lambda: proxy.tries() >= tries + (2 if times_out else 5))
         mend(saving_server)
         stats = ended(crawl)
     finally:
@@ -256,18 +256,16 @@ def test_a_server_that_never_comes_back_is_done_without_if_told_to_pass(
 def test_a_slow_server_makes_a_slow_crawl_and_nothing_else(
     server: servers.Server, tmp_path: Path
 ) -> None:
-    site = gated_tree(pages=30)
+    site = gated_tree(pages=15)
     site.open()
     proxy = WatchedProxy(server)
-    proxy.delays = [0.05, 0.2, 0.1]
-    begun = time.monotonic()
+    proxy.delays = [0.02, 0.1, 0.05]
     try:
         crawl = start(site, url_of(proxy), tmp_path)
         stats = ended(crawl)
     finally:
         proxy.end()
-    assert proxy.replies >= 30
-    assert time.monotonic() - begun > 30 * 0.1
+    assert proxy.replies >= 15  # none of which is waited for in vain
     assert stats["bloom/redis/retries"] == 0
     assert is_quiet(crawl)
     assert not site.missing()

@@ -28,7 +28,7 @@ VALKEY = Path(servers.PROGRAMS["valkey"])
 @pytest.mark.parametrize("way", restarts.WAYS, ids=lambda way: way.name.replace(" ", "-"))
 def test_every_page_is_crawled(way: restarts.Way, tmp_path: Path) -> None:
     outcome = restarts.crawl(
-        way, restarts.OURS, tmp_path / "crawl", pages=300, workers=2, seed=way.name, program=VALKEY
+        way, restarts.OURS, tmp_path / "crawl", pages=150, workers=2, seed=way.name, program=VALKEY
     )
     assert outcome.has_ended
     assert outcome.missing == []
@@ -51,6 +51,7 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
         "DUPEFILTER_CLASS": "mirror_trusting.MirrorTrusting",
         "REDIS_URL": server.url,
         "CONCURRENT_REQUESTS": 1,
+        "IDLE_SECS": 0,
     }
     crawl = Crawl.held(site, 1, tmp_path, settings, spider=SHARED_SPIDER)
     # One of the four is asked for, the other three are in the queue.
@@ -70,7 +71,12 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
 def test_a_server_that_was_cut_off_between_recording_and_queueing(tmp_path: Path) -> None:
     server = servers.Server("valkey", "--appendonly", "yes")
     site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
-    settings = {**SCRAPY_REDIS, "REDIS_URL": server.url, "CONCURRENT_REQUESTS": 1}
+    settings = {
+        **SCRAPY_REDIS,
+        "REDIS_URL": server.url,
+        "CONCURRENT_REQUESTS": 1,
+        "IDLE_SECS": 0,
+    }
     site.answers |= {f"/{name}": [("/", "/a", "/b", "/c", "/d")] for name in "abcd"}
     crawl = Crawl.held(site, 1, tmp_path, settings, spider=SHARED_SPIDER)
     crawl.wait_until(lambda: server.client.zcard("shared:requests") == 3)
@@ -94,13 +100,18 @@ def test_a_server_that_was_cut_off_between_recording_and_queueing(tmp_path: Path
 def test_a_queue_on_another_server(tmp_path: Path) -> None:
     """The filter's may lose all: pages are crawled again. Of the queue's, a line at the start."""
     queue, own = servers.Server(), servers.Server()
-    site = tree_site(pages=150)
-    settings = {**SCRAPY_REDIS, "BLOOM_REDIS_URL": own.url, "REDIS_URL": queue.url}
-    crawl = Crawl.held(site, 60, tmp_path, settings, spider=SHARED_SPIDER)
+    site = tree_site(pages=60)
+    settings = {
+        **SCRAPY_REDIS,
+        "BLOOM_REDIS_URL": own.url,
+        "REDIS_URL": queue.url,
+        "IDLE_SECS": 0,
+    }
+    crawl = Crawl.held(site, 20, tmp_path, settings, spider=SHARED_SPIDER)
     restart_empty(own)
     site.release()
     assert crawl.finish() == 0, crawl.output
-    assert len(site.hits) == 150
+    assert len(site.hits) == 60
     (line,) = (line for line in crawl.told("INFO") if "should the queue alone be lost" in line)
     assert queue.url in line
     assert own.url in line

@@ -16,6 +16,7 @@ from scrapy_bloom.job.paths import filter_in_use
 from sites import ScriptedSite, Site, tree_site
 
 AT_ONCE = 16  # CONCURRENT_REQUESTS
+PAGES = 60
 
 
 @pytest.fixture
@@ -26,10 +27,13 @@ def server() -> Iterator[servers.Server]:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
-    site = tree_site(pages=600)
+def tree() -> Iterator[Site]:
+    site = tree_site(PAGES)
     yield site
     site.end()
+
+
+ALONE = {"IDLE_SECS": 0}  # nobody else finds what is to be waited for
 
 
 def shared(url: str, work_dir: Path, **settings: Any) -> Crawl:
@@ -42,27 +46,20 @@ def stat(crawl: Crawl, name: str) -> float:
     return float(found[1])
 
 
-def all_pages(site: Site, work_dir: Path) -> set[str]:
-    """What a crawl with Scrapy's own filter asks for."""
-    crawl = Crawl(site.url, work_dir, {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"})
-    assert crawl.finish() == 0, crawl.output
-    pages = set(site.hits)
-    site.forget()
-    return pages
-
-
 def test_two_workers_crawl_each_page_once_between_them(
-    site: Site, server: servers.Server, tmp_path: Path
+    server: servers.Server, tmp_path: Path
 ) -> None:
-    pages = all_pages(site, tmp_path / "default")
-    site.hold_after(60)
+    # From the first page on, there is enough for both of them.
+    site = tree_site(pages=200, children=200)
+    pages = {f"/p/{number}" for number in range(200)}
+    site.hold_after(30)
     together = tmp_path / "together"
     together.touch()
-    settings = {"REDIS_URL": server.url, "STAYS_WHILE": together}
+    settings = {"REDIS_URL": server.url, "STAYS_WHILE": together, **ALONE}
     workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
     # Both take part, also if one of them stands still for a while: each has its share under way
     # whenever some of it is answered.
-    for _ in range(6):
+    for _ in range(3):
         servers.wait_for(
             lambda: site.is_holding() and site.under_way == 2 * AT_ONCE,
             lambda: "one of them has too little",
@@ -82,14 +79,15 @@ def test_two_workers_crawl_each_page_once_between_them(
     assert [stat(worker, "bloom/count") for worker in workers] == [added, added]
     assert not [line for worker in workers for line in worker.told("ERROR")]
     assert not [line for worker in workers for line in worker.told("WARNING")]
+    site.end()
 
 
 @pytest.mark.parametrize("scheduler", ["scrapy's", "scrapy-redis's"])
 def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
     scheduler: str, server: servers.Server, tmp_path: Path
 ) -> None:
-    site = tree_site(pages=600)
-    site.hold_after(100)
+    site = tree_site(pages=150)
+    site.hold_after(30)
     settings = {"BLOOM_REDIS_URL": server.url, "REDIS_URL": server.url, "BLOOM_BACKEND": "redis"}
     if scheduler == "scrapy's":
         workers = [Crawl(site.url, tmp_path / name, settings) for name in "ab"]
@@ -97,15 +95,16 @@ def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
         workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
     for worker in workers:
         worker.wait_until(lambda worker=worker: "Bloom filter in " in worker.output)
-    for further in (200, math.inf):
+    for further in (50, math.inf):
         servers.wait_for(site.is_holding, lambda: "the site is not asked for enough")
         server.kill()
+        answers = site.total()
         site.hold_after(further)
-        time.sleep(0.5)
+        servers.wait_for(lambda answers=answers: site.total() > answers, lambda: "no answer")
         server.start()
     for worker in workers:
         assert worker.finish() == 0, worker.output
-    assert {f"/p/{number}" for number in range(600)} == set(site.hits)
+    assert {f"/p/{number}" for number in range(150)} == set(site.hits)
     if scheduler == "scrapy's":  # scrapy-redis's queue may be what noticed it, and waited
         assert sum(stat(worker, "bloom/redis/retries") for worker in workers) >= 1
     site.end()
@@ -116,18 +115,18 @@ def test_what_scrapy_redis_keeps_and_flushes(
 ) -> None:
     def pages(**settings: Any) -> int:
         tree.forget()
-        crawl = shared(tree.url, tmp_path, REDIS_URL=server.url, **settings)
+        crawl = shared(tree.url, tmp_path, REDIS_URL=server.url, **ALONE, **settings)
         assert crawl.finish() == 0, crawl.output
         assert "'finish_reason': 'finished'" in crawl.output
         return len(tree.hits)
 
-    assert pages() == 150
+    assert pages() == PAGES
     assert pages() == 0  # SCHEDULER_PERSIST: the filter is still there
-    assert pages(SCHEDULER_FLUSH_ON_START=True) == 150
+    assert pages(SCHEDULER_FLUSH_ON_START=True) == PAGES
     assert server.client.keys("shared:*")
     assert pages(SCHEDULER_PERSIST=False) == 0
     assert not servers.keys_for_good(server.client, "*")  # flushed at the close
-    assert pages(SCHEDULER_PERSIST=False) == 150
+    assert pages(SCHEDULER_PERSIST=False) == PAGES
     assert not servers.keys_for_good(server.client, "*")
 
 
@@ -136,7 +135,7 @@ def test_a_worker_that_flushes_costs_the_others_no_page(
     flushes: str, server: servers.Server, tmp_path: Path
 ) -> None:
     """It empties filter and queue: what was queued in between must not look seen."""
-    pages = [f"/p/{number}" for number in range(100)]
+    pages = [f"/p/{number}" for number in range(50)]
     site = ScriptedSite({path: [tuple(pages)] for path in ("/", *pages)})
     settings = {
         "REDIS_URL": server.url,
@@ -167,6 +166,7 @@ def test_scrapy_redis_with_another_fingerprinter(
         tmp_path,
         REDIS_URL=server.url,
         REQUEST_FINGERPRINTER_CLASS="last_digit.LastDigit",
+        **ALONE,
     )
     assert crawl.finish() == 0, crawl.output
     assert 2 < len(tree.hits) <= 11
@@ -187,9 +187,10 @@ def test_scrapy_redis_settings_name_the_server(
         REDIS_PORT=server.port,
         REDIS_PARAMS='{"password": "geheim", "db": 3}',
         LOG_LEVEL="DEBUG",
+        **ALONE,
     )
     assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
 
 
@@ -243,8 +244,7 @@ def test_an_outage_that_lasts(
             f"SCHEDULER_{kind}_QUEUE": f"scrapy.squeues.{name}"
             for kind, name in (("DISK", "PickleFifoDiskQueue"), ("MEMORY", "FifoMemoryQueue"))
         }
-    tree.delay = 0.02
-    crawl = Crawl.held(tree, 30, tmp_path, settings)
+    crawl = Crawl.held(tree, 15, tmp_path, settings)
     server.kill()
     tree.release()
     if policy == "pass":
@@ -255,28 +255,28 @@ def test_an_outage_that_lasts(
     assert stat(crawl, "bloom/errors") >= 1
     if policy == "close":
         assert "'finish_reason': 'bloom_outage'" in crawl.output
-        assert len(tree.hits) < 150
+        assert len(tree.hits) < PAGES
         server.start()
         crawl = Crawl(tree.url, tmp_path, settings)
         assert crawl.finish() == 0, crawl.output
         assert not crawl.told("WARNING")  # it was closed cleanly
     assert "'finish_reason': 'finished'" in crawl.output
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
 
 
 def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 40, tmp_path, settings)
+    crawl = Crawl.held(tree, 10, tmp_path, settings)
     assert crawl.interrupt() == 0
-    crawl = Crawl.held(tree, 40, tmp_path, settings)
+    crawl = Crawl.held(tree, 10, tmp_path, settings)
     crawl.kill()
-    assert len(tree.hits) < 150
+    assert len(tree.hits) < PAGES
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     (warning,) = crawl.told("WARNING")
     assert "starts over with an empty filter" in warning
     assert "links:bloom.set-aside-" in warning
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     (kept,) = server.client.keys("links:bloom.set-aside-*")
     assert server.client.hexists(kept, "filter")
     crawl = Crawl(tree.url, tmp_path, settings)
@@ -300,7 +300,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
         assert crawl.finish() == 0, crawl.output
         (warning,) = crawl.told("WARNING")
         assert told in warning
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     assert len(server.client.keys("links:bloom.set-aside-*")) == 1
 
 
@@ -314,20 +314,20 @@ def test_one_crawl_at_a_time_in_a_job_directory(
     tree.release()
     assert "in use by another running crawl" in second.told("ERROR")[0]
     assert first.finish() == 0
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
 
 
 def test_a_job_paused_under_scrapys_own_filter_goes_on(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     default = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter", "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 60, tmp_path, default)
+    crawl = Crawl.held(tree, 20, tmp_path, default)
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     assert "Imported" in crawl.output
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page
     assert not crawl.told("WARNING")
 
@@ -335,11 +335,11 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
 def test_a_local_filter_that_is_left_behind_is_told_of(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    crawl = Crawl.held(tree, 60, tmp_path, {"JOBDIR": "job"})
+    crawl = Crawl.held(tree, 20, tmp_path, {"JOBDIR": "job"})
     assert crawl.interrupt() == 0
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     (warning,) = crawl.told("WARNING")
     assert "upload it first" in warning
-    assert len(tree.hits) == 150
+    assert len(tree.hits) == PAGES

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -110,9 +111,10 @@ class CrawlersAgainstDict(RuleBasedStateMachine):
             crawler.close()
 
 
-def test_any_sequence_of_uses() -> None:
+@pytest.mark.parametrize("examples", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_any_sequence_of_uses(examples: int) -> None:
     run_state_machine_as_test(
-        CrawlersAgainstDict, settings=settings(max_examples=60, stateful_step_count=40)
+        CrawlersAgainstDict, settings=settings(max_examples=examples, stateful_step_count=40)
     )
     left_behind = servers.keys_for_good(servers.shared("valkey").client, "machine:*")
     assert left_behind == []

@@ -8,14 +8,16 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from scrapy import Request, signals
+from scrapy.core.engine import ExecutionEngine
 from scrapy.exceptions import DontCloseSpider
 
 from link_spider import LinkSpider
 
+ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = 0.1  # seconds between two signals of an idle spider
+
 
 class SharedSpider(LinkSpider):
     name = "shared"
-    idle_secs = 3.0  # another crawler may still find links
     # As docs/recipes.md says: scrapy-redis's own connection gives up at once, and loses the request
     # that it was about to put into its queue.
     custom_settings: ClassVar = {
@@ -33,6 +35,7 @@ class SharedSpider(LinkSpider):
     def from_crawler(cls, crawler, *args, **kwargs):
         spider = super().from_crawler(crawler, *args, **kwargs)
         spider.busy_at = time.monotonic()
+        spider.idle_secs = crawler.settings.getfloat("IDLE_SECS", 3.0)  # others may find links
         # While there is this file, it waits for what others find.
         spider.stays = Path(crawler.settings.get("STAYS_WHILE") or "/nowhere")
         crawler.signals.connect(spider.busy, signals.response_received)
