@@ -22,13 +22,20 @@ CHROMIUM = next(
 )
 if "chromium" in REQUIRED and not CHROMIUM:
     raise RuntimeError("chromium is missing: apt-get install chromium")
-# What only a browser knows. The page is in a frame, which may be narrower than any window.
-FRAME = """<!DOCTYPE html>
-<body style="margin: 0">
-<iframe style="border: 0; width: WIDTHpx; height: 900px" srcdoc="PAGE"></iframe>
-<script>
+WIDTHS = [1200, 420]  # pixels, of a window and of a telephone
+# The page in frames side by side, which may be narrower than any window.
+FRAMES = """<!DOCTYPE html>
+<style>body { margin: 0; display: flex } iframe { border: 0; flex: none }</style>
+<body>"""
+FRAME = """<iframe style="width: WIDTHpx; height: HEIGHTpx" srcdoc="PAGE"></iframe>"""
+# What only a browser knows.
+LOOK = """<script>
 addEventListener("load", () => {
-  const view = document.querySelector("iframe").contentWindow, page = view.document;
+  const looked = [...document.querySelectorAll("iframe")].map(each => look(each.contentWindow));
+  document.body.replaceChildren(JSON.stringify(looked));
+});
+function look(view) {
+  const page = view.document;
   const seen = element => element.getClientRects().length > 0;
   const all = selector => [...page.querySelectorAll(selector)].filter(seen);
   const box = element => element.getBoundingClientRect();
@@ -41,7 +48,7 @@ addEventListener("load", () => {
         if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 2
             && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 4) overlaps.push([a, b]);
   }
-  const found = {
+  return {
     width: view.innerWidth,
     needed: page.documentElement.scrollWidth,
     height: page.documentElement.scrollHeight,
@@ -53,8 +60,7 @@ addEventListener("load", () => {
     overlaps: overlaps,
     loaded: view.performance.getEntriesByType("resource").map(each => each.name),
   };
-  document.body.replaceChildren(JSON.stringify(found));
-});
+}
 </script>"""
 
 
@@ -63,6 +69,7 @@ def chromium(tmp_path: Path, *options: str) -> str:
         [
             CHROMIUM,
             *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--disable-background-networking", "--disable-extensions", "--no-first-run"),
             *("--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}", *options),
         ],
         capture_output=True,
@@ -73,17 +80,42 @@ def chromium(tmp_path: Path, *options: str) -> str:
     return ended.stdout
 
 
-def looked_at(tmp_path: Path, page: str, width: int) -> dict[str, Any]:
-    frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.replace("WIDTH", str(width)).replace("PAGE", escape(page)), "utf-8")
-    dom = chromium(tmp_path, "--dump-dom", "--window-size=1400,1000", frame.as_uri())
+def frames(path: Path, page: str, height: int) -> str:
+    """A file with the page in its frames; its address."""
+    empty = "".join(FRAME.replace("WIDTH", str(width)) for width in WIDTHS)
+    filled = empty.replace("HEIGHT", str(height)).replace("PAGE", escape(page))
+    path.write_text(FRAMES + filled, "utf-8")
+    return path.as_uri()
+
+
+def looked_at(tmp_path: Path, page: str) -> list[dict[str, Any]]:
+    path = tmp_path / "look.html"
+    address = frames(path, page, 900)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(LOOK)
+    dom = chromium(tmp_path, "--dump-dom", "--window-size=1800,1000", address)
     return json.loads(unescape(re.search("<body.*?>(.*)</body>", dom)[1]))
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
-@pytest.mark.parametrize("width", [1200, 420])
-def test_it_looks_right_in_a_browser(tmp_path: Path, grown_page: str, width: int) -> None:
-    found = looked_at(tmp_path, grown_page, width)
+def test_it_looks_right_in_a_browser(tmp_path: Path, grown_page: str) -> None:
+    looked = looked_at(tmp_path, grown_page)
+    for width, found in zip(WIDTHS, looked, strict=True):
+        check_layout(found, width)
+    height = max(found["height"] for found in looked)
+    picture = tmp_path / "page.png"
+    size = f"--window-size={sum(WIDTHS)},{height}"
+    address = frames(tmp_path / "page.html", grown_page, height)
+    chromium(tmp_path, f"--screenshot={picture}", size, address)
+    pixels = (255 * image.imread(picture)[..., :3]).round().astype(np.int16)
+    assert pixels.shape[:2] == (height, sum(WIDTHS))
+    left = 0
+    for width, found in zip(WIDTHS, looked, strict=True):
+        check_colours(pixels[: found["height"], left : left + width])
+        left += width
+
+
+def check_layout(found: dict[str, Any], width: int) -> None:
     assert found["width"] == width
     assert found["needed"] <= width
     assert found["cut"] == []
@@ -101,13 +133,10 @@ def test_it_looks_right_in_a_browser(tmp_path: Path, grown_page: str, width: int
     assert [name for name, _ in found["charts"]] == ["Error rate", "Memory", *["Block load"] * 3]
     assert min(size for _, size in found["charts"]) > 0.4 * min(width, 1080)
 
-    page, picture = tmp_path / "page.html", tmp_path / "page.png"
-    page.write_text(grown_page, "utf-8")
-    size = f"--window-size={width},{found['height']}"
-    chromium(tmp_path, f"--screenshot={picture}", size, page.as_uri())
-    pixels = (255 * image.imread(picture)[..., :3]).round().astype(int)
-    assert pixels.shape[:2] == (found["height"], width)
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 250  # letters have soft edges
+
+def check_colours(pixels: np.ndarray) -> None:
+    colours = np.unique(pixels.astype(int) @ [1 << 16, 1 << 8, 1])
+    assert len(colours) > 250  # letters have soft edges
     for colour, least in (
         ("#ffffff", 0.2),
         (OURS, 2e-3),
@@ -115,5 +144,6 @@ def test_it_looks_right_in_a_browser(tmp_path: Path, grown_page: str, width: int
         (LIMIT, 3e-5),
         (INK, 5e-3),
     ):
-        near = np.abs(pixels - [int(colour[at : at + 2], 16) for at in (1, 3, 5)]).max(axis=2) < 48
+        wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)], np.int16)
+        near = np.abs(pixels - wanted).max(axis=2) < 48
         assert near.mean() > least, colour
