@@ -99,6 +99,35 @@ def test_a_cut_of_a_real_disk(capacity: int, disk: Disk, tree: Site, tmp_path: P
     assert len(tree.hits) == PAGES
 
 
+@pytest.mark.parametrize(
+    ("settings", "fate"),
+    [
+        ({"JOBDIR": "{}/job"}, "The crawl starts over with an empty filter"),
+        ({"BLOOM_DIR": "{}/kept"}, "look seen and are not crawled"),
+        ({"BLOOM_DIR": "{}/kept", "BLOOM_RECORD_ON": "crawled"}, "What it had crawled is kept"),
+    ],
+    ids=["a job", "a filter alone", "a filter of what was crawled"],
+)
+def test_a_cut_with_scrapys_scheduler(
+    settings: dict[str, str], fate: str, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
+    settings = {name: value.format(disk.path) for name, value in settings.items()}
+    crawl = Crawl.held(tree, 50, tmp_path, settings)
+    crawl.stop()
+    os.sync()  # the filter is there, and as new as it can be
+    disk.cut()
+    crawl.kill()
+    disk.restart()
+    starts_over = "JOBDIR" in settings
+    if starts_over:
+        tree.forget()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    (line,) = crawl.told("WARNING")
+    assert fate in line
+    assert (len(tree.hits) == PAGES) == starts_over
+
+
 def test_a_filter_in_redis_may_be_newer(tree: Site, tmp_path: Path) -> None:
     settings = in_redis(tmp_path.name, **SAFE)
     crawl = Crawl.held(tree, 50, tmp_path, settings)
