@@ -90,7 +90,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         title="Which URLs are in both lists?",
         method=(
             f"Two files of {lines:,} URLs each, of 80 to 96 characters; {len(lists.shared):,} are "
-            "in both. [The recipe](recipes.md#two-lists-of-100-million-urls-which-are-in-both), "
+            "in both. [The recipe](lists.md#two-lists-of-100-million-urls-which-are-in-both), "
             "each command in a process of its own, timed from outside with the start of Python and "
             "Scrapy, at the default error rate and at one that errs. Memory is the most of all "
             "processes of the command together, looked at ten times a second, where a page that "

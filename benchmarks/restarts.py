@@ -54,7 +54,7 @@ ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = 0.2  # noqa: SLF001
 
 
 class Worker(scrapy.Spider):
-    """Follows every link. The queue's connection waits for the server, as docs/recipes.md says."""
+    """Follows every link. The queue's connection waits, as docs/scrapy-redis.md says."""
 
     name = "worker"
     custom_settings = {  # noqa: RUF012 - as Scrapy has it
@@ -398,8 +398,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         title="A server that loses something",
         method=(
             f"{workers} workers share scrapy-redis's queue and a filter on one server, as "
-            f"docs/recipes.md says, and crawl a site of {pages:,} pages, each of which links to "
-            f"two children, up to {2 * NEIGHBOURS} neighbours, and the home page. At a random "
+            f"docs/scrapy-redis.md says, and crawl a site of {pages:,} pages, each of which links "
+            f"to two children, up to {2 * NEIGHBOURS} neighbours, and the home page. At a random "
             "instant, after 35 to 60 % of the pages, the server loses something. The same is done "
             "with scrapy-redis's own set in place of the filter, with the same instants. A page is "
             "crawled when the site has answered it."

@@ -68,7 +68,8 @@ def run_peer(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is calle
         title="Workers of scrapy-redis that are killed",
         method=_method([each for each in found if each.case.kind.is_kill], SCRAPY_REDIS),
         tables=_tables(found),
-        notes=f"{_notes(found)}\nIts connections wait for the server, as docs/recipes.md says.\n"
+        notes=f"{_notes(found)}\n"
+        "Its connections wait for the server, as docs/scrapy-redis.md says.\n"
         "Its workers never end by themselves (its spiders wait for more): they are ended when "
         f"nothing has been asked for within {quiet_secs:.0f} seconds.\nIt does not support a "
         "Cluster.",

@@ -22,7 +22,7 @@ OURS, SCRAPY_REDIS = "CrashSafeScheduler", "scrapy-redis"
 
 
 class PatientRedis(redis.Redis):
-    """Scrapy-redis's connection, which waits for the server, as docs/recipes.md says."""
+    """Scrapy-redis's connection, which waits for the server, as docs/scrapy-redis.md says."""
 
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> redis.Redis:

@@ -1,43 +1,14 @@
-"""The plan of the house: which package may import which, and the picture of it."""
+"""The plan of the house: which package may import which, and the table of it."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import grimp
-
 import scrapy_bloom
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(scrapy_bloom.__file__).parent
-
-
-def package(module: str) -> str:
-    """The package or top-level module that a module belongs to."""
-    return module.split(".")[1] if "." in module else ""
-
-
-def imports() -> set[tuple[str, str]]:
-    """Which package imports which."""
-    graph = grimp.build_graph("scrapy_bloom", cache_dir=None)
-    pairs = {
-        (package(module), package(imported))
-        for module in graph.modules
-        for imported in graph.find_modules_directly_imported_by(module)
-    }
-    return {(a, b) for a, b in pairs if a != b and "" not in {a, b} and a != "fingerprinting"}
-
-
-def reached(start: str, arrows: set[tuple[str, str]]) -> set[str]:
-    found: set[str] = set()
-    waiting = {start}
-    while waiting:
-        at = waiting.pop()
-        new = {b for a, b in arrows if a == at} - found
-        found |= new
-        waiting |= new
-    return found
 
 
 def test_the_contracts_are_kept() -> None:
@@ -49,22 +20,16 @@ def test_the_contracts_are_kept() -> None:
     assert "0 broken" in ran.stdout
 
 
-def test_the_picture_shows_the_imports() -> None:
+def test_the_table_has_the_floors_of_the_contract() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    picture = page.split("```mermaid")[1].split("```")[0]
-    drawn = set(re.findall(r"^ +(\w+) --> (\w+)$", picture, re.MULTILINE))
-    arrows = imports()
-    needed = {(a, b) for a, b in arrows if b not in reached(a, arrows - {(a, b)})}
-    assert drawn == needed
-
-
-def test_the_table_names_every_package() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    table = page.split("| package | knows |")[1].split("\n\n")[0]
-    rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    rooms = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith(("_", "py."))}
-    assert named == rooms - {"fingerprinting"}
+    table = page.split("| floor | package | knows |")[1].split("\n\n")[0]
+    drawn: dict[int, set[str]] = {}
+    for floor, names in re.findall(r"^\| (\d) \| (.+?) \|", table, re.MULTILINE):
+        drawn.setdefault(int(floor), set()).update(re.findall(r"`(\w+)`", names))
+    layers = (ROOT / "pyproject.toml").read_text().split("\nlayers = [")[1].split("]")[0]
+    floors = [set(re.findall(r"\w+", line)) for line in layers.strip().splitlines()]
+    assert floors[0] == {"fingerprinting"}  # an import path, and no more
+    assert drawn == dict(enumerate(reversed(floors[1:])))
 
 
 def test_few_rooms_stand_outside_of_the_packages() -> None:

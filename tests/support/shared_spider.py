@@ -18,8 +18,8 @@ ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = 0.1  # seconds between two signals of
 
 class SharedSpider(LinkSpider):
     name = "shared"
-    # As docs/recipes.md says: scrapy-redis's own connection gives up at once, and loses the request
-    # that it was about to put into its queue.
+    # As docs/scrapy-redis.md says: scrapy-redis's own connection gives up at once, and loses the
+    # request that it was about to put into its queue.
     custom_settings: ClassVar = {
         "REDIS_PARAMS": {
             "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 20),

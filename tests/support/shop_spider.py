@@ -1,4 +1,4 @@
-"""The spider of runs that share a filter (docs/recipes.md): list pages once a run, else new ones.
+"""The spider of runs that share a filter (docs/nightly.md): list pages once a run, else new ones.
 
 What it has crawled it appends to the file at -a done.
 """

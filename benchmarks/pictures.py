@@ -1,0 +1,157 @@
+"""The pictures of the documents: `python -m benchmarks.pictures` draws them, into docs/pictures.
+
+memory.svg    of README: Scrapy's set against the filter
+survives.svg  of docs/survives.md: its first table, in colours
+report.png    of README: `scrapy bloom report` of the example project's crawl, in Chromium
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.shared.results import DIRECTORY as RESULTS
+from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
+from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.text import in_short, size_text
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+MOST_REQUESTS = 100_000_000
+TIMEOUT_SECS = 120
+SCREEN = (1100, 1480)  # pixels
+COLOURS = {"goes on": "#cfe8dc", "again": "#fbe6c4", "lost": "#f6cfca", "": "#ffffff"}
+
+
+def main() -> None:
+    """Draw all of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pictures", description=__doc__)
+    parser.add_argument("--output", type=Path, default=PICTURES, metavar="DIRECTORY")
+    parser.add_argument("--job", type=Path, help="a job to report of, in place of a new crawl's")
+    parser.add_argument("--no-report", action="store_true", help="leave out what needs Chromium")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    draw_memory(options.output / "memory.svg")
+    draw_survival(options.output / "survives.svg")
+    if not options.no_report:
+        with tempfile.TemporaryDirectory(prefix="example-") as directory:
+            job = options.job or _crawl_the_example(Path(directory))
+            photograph_report(job, options.output / "report.png")
+
+
+def draw_memory(path: Path) -> None:
+    """Draw what Scrapy's set and the filter take, by the number of requests."""
+    plt = import_pyplot()
+    figure, axes = plt.subplots(figsize=(8.5, 3.6))
+    requests = [MOST_REQUESTS * part // 100 for part in range(1, 101)]
+    lines = {
+        "Scrapy's set": (OTHER, [n * SCRAPY_SET_BYTES for n in requests]),
+        "this filter, one error in a billion": (OURS, [_filter_bytes(n, 1e-9) for n in requests]),
+        "one in a million": (THIRD, [_filter_bytes(n, 1e-6) for n in requests]),
+    }
+    for row, (name, (colour, sizes)) in enumerate(lines.items()):
+        axes.plot(requests, [size / 2**30 for size in sizes], color=colour, linewidth=2.4)
+        axes.annotate(
+            f"{name}: {size_text(sizes[-1])}",
+            (requests[-1], sizes[-1] / 2**30),
+            ((-6, 0), (0, 10), (0, -14))[row],
+            textcoords="offset points",
+            ha="right",
+            color=colour,
+            fontweight="bold",
+        )
+    for name, colour in (("RFPDupeFilter, requests.seen", OTHER), ("LocalBackend, file", THIRD)):
+        points = [point for point in _measured(name) if point[0] >= MOST_REQUESTS / 100]
+        axes.plot([n for n, _ in points], [mb * 1e6 / 2**30 for _, mb in points], "o", color=colour)
+    axes.set_xlim(0, MOST_REQUESTS)
+    axes.set_ylim(-0.6, 9)
+    axes.xaxis.set_major_formatter(lambda value, _: in_short(value))
+    axes.set_xlabel("requests seen (dots: measured)")
+    axes.set_ylabel("memory, GiB")
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+
+
+def draw_survival(path: Path) -> None:
+    """Draw the table of docs/survives.md."""
+    rows = survival_table()
+    plt = import_pyplot()
+    figure, axes = plt.subplots(figsize=(9.5, 0.6 * len(rows)))
+    axes.set_axis_off()
+    ends = len(rows[0]) - 1
+    table = axes.table(
+        cellText=[[re.sub("(:|,) ", r"\1\n", cell, count=1) for cell in row] for row in rows],
+        colWidths=[0.26, *[0.74 / ends] * ends],
+        cellLoc="center",
+        bbox=(0, 0, 1, 1),
+    )
+    table.auto_set_font_size(False)
+    for (row, column), cell in table.get_celld().items():
+        if row and column:
+            cell.set_facecolor(COLOURS[rows[row][column].partition(":")[0]])
+        cell.set_edgecolor("#ffffff")
+        cell.set_fontsize(10)
+        cell.set_text_props(color=INK, fontweight="bold" if not row or not column else "normal")
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+
+
+def survival_table() -> list[list[str]]:
+    """The rows of the first table of the page, that of the names included."""
+    page = (ROOT / "docs" / "survives.md").read_text("utf-8")
+    lines = page[page.index("\n| ") :].strip().split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if "---" not in line]
+
+
+def photograph_report(job: Path, path: Path) -> None:
+    """Write a picture of the first screens of a job's report, as a browser shows it.
+
+    Raises:
+        SystemExit: there is no Chromium.
+    """
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise SystemExit("Chromium is missing: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as directory:
+        page = Path(directory, "report.html")
+        _run("-m", "scrapy", "bloom", "report", job.name, "-o", str(page), cwd=job.parent)
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += ["--disable-dev-shm-usage", f"--user-data-dir={directory}/profile"]
+        command += [f"--window-size={SCREEN[0]},{SCREEN[1]}", f"--screenshot={path}"]
+        subprocess.run(
+            [*command, page.as_uri()], check=True, capture_output=True, timeout=TIMEOUT_SECS
+        )
+
+
+def _crawl_the_example(directory: Path) -> Path:
+    job = directory / "jobs" / "docs"
+    _run("-m", "scrapy", "crawl", "docs", "-s", f"JOBDIR={job}", cwd=ROOT / "example_project")
+    return job
+
+
+def _run(*arguments: str, cwd: Path) -> None:
+    subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, check=True, capture_output=True, timeout=TIMEOUT_SECS
+    )
+
+
+def _filter_bytes(requests: int, error_rate: float) -> int:
+    # A filter that may grow keeps half of the error rate for what comes later.
+    return choose_geometry(requests, error_rate / 2).nbytes
+
+
+def _measured(name: str) -> list[tuple[int, float]]:
+    """MB of memory by the number of fingerprints, of the benchmark `grow`."""
+    kept = json.loads((RESULTS / "grow.json").read_text("utf-8"))
+    memory = next(plot for plot in kept["section"]["plots"] if plot["title"] == "Memory")
+    return [(int(n), mb) for n, mb in memory["series"][name]]
+
+
+if __name__ == "__main__":
+    main()

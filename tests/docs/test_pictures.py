@@ -1,0 +1,84 @@
+"""The pictures of the documents are what their program draws."""
+
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import local_backend
+from documents import DOCUMENTS, ROOT, page
+from machine import REQUIRED
+
+PICTURES = ROOT / "docs/pictures"
+CHROMIUM = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, of a small job."""
+    path = tmp_path_factory.mktemp("drawn")
+    backend = local_backend(path / "job/bloom", capacity=1000, error_rate=1e-9)
+    backend.open()
+    backend.add(b"page")
+    backend.close()
+    command = [sys.executable, "-m", "benchmarks.pictures", "--output", str(path)]
+    if CHROMIUM or "chromium" in REQUIRED:
+        command += ["--job", str(path / "job")]
+    else:
+        command += ["--no-report"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300)
+    return path
+
+
+def said(picture: Path) -> list[str]:
+    """Return each text in it: matplotlib notes the text beside the curves of its letters."""
+    return re.findall(r"<!-- (.+?) -->", picture.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", ["memory.svg", "survives.svg"])
+def test_a_drawing_is_what_the_program_draws(name: str, drawn: Path) -> None:
+    assert said(drawn / name) == said(PICTURES / name)
+    assert len(said(drawn / name)) > 10
+    assert (PICTURES / name).stat().st_size < 100_000
+
+
+def size(png: Path) -> tuple[int, int]:
+    data = png.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_the_report_is_photographed(drawn: Path) -> None:
+    if not (drawn / "report.png").exists():
+        pytest.skip("there is no Chromium here")
+    kept = PICTURES / "report.png"
+    assert size(drawn / "report.png") == size(kept)
+    assert (drawn / "report.png").stat().st_size > 20_000
+    assert kept.stat().st_size < 200_000
+
+
+def test_each_picture_is_shown() -> None:
+    shown = {
+        Path(target).name
+        for document in DOCUMENTS
+        for target in re.findall(r"!\[[^]]*\]\((.+?)\)", document.read_text())
+    }
+    assert {path.name for path in PICTURES.iterdir()} <= shown
+
+
+def test_each_line_of_what_survives_is_a_test() -> None:
+    tables = [
+        re.findall(r"^\| ([A-Z].+?) \| (.+) \|$", part, re.MULTILINE)
+        for part in page("survives.md").split("\n## How it is known")
+    ]
+    claims, proofs = map(dict, tables)
+    assert list(claims) == list(proofs)
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for row in proofs.values():
+        for name in re.findall(r"`(\w+)`", row):
+            assert f"def {name}(" in tests, name

@@ -1,0 +1,103 @@
+"""The recipes for crawls: their settings and spiders crawl a site."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+import workspace
+from crawls import SHARED_SPIDER, Crawl
+from documents import BLOCK, section
+from shell import run_in_shell
+from sites import ScriptedSite, Site, tree_site
+
+SHARED = ["Set it up", "Two workers with scrapy-redis", "A Redis Cluster"]
+
+
+@pytest.fixture
+def slow_tree() -> Iterator[Site]:
+    site = tree_site(pages=40)
+    site.delay = 0.02
+    yield site
+    site.end()
+
+
+@pytest.mark.parametrize("recipe", SHARED)
+def test_the_recipes_for_many_crawlers(recipe: str, slow_tree: Site, tmp_path: Path) -> None:
+    code = BLOCK.findall(section(recipe))[0]
+    settings = code[1].replace("redis://localhost:6379/0", servers.shared("valkey").url)
+    settings = settings.replace("redis://localhost:7000", servers.shared_cluster().url)
+    settings = settings.replace("10_000_000_000", "1_000_000")  # 35 GiB are too much here
+    workers = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        key = f"{tmp_path.name}:%(spider)s"
+        (tmp_path / name / "scrapy.cfg").write_text("[settings]\ndefault = settings\n")
+        (tmp_path / name / "settings.py").write_text(
+            f"{settings}\nBLOOM_REDIS_KEY = {key!r}\nSCHEDULER_QUEUE_KEY = {key + ':queue'!r}\n"
+        )
+        options = {"DUPEFILTER_CLASS": None}  # that of the recipe
+        workers.append(Crawl(slow_tree.url, tmp_path / name, options, spider=SHARED_SPIDER))
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+        assert not worker.told("WARNING") + worker.told("ERROR")
+        assert "bloom/redis/round_trips" in worker.output
+    assert len(slow_tree.hits) == 40
+    assert (
+        sum(count - 1 for count in slow_tree.hits.values()) <= 1
+    )  # the start page has two addresses
+
+
+LISTS = '<a class="list" href="/lists/1">1</a><a class="list" href="/lists/2">2</a>'
+
+
+@pytest.fixture
+def shop() -> Iterator[ScriptedSite]:
+    """Two list pages of three products each, which fail."""
+    site = ScriptedSite({"/": [LISTS.encode()]})
+    for number in (1, 2):
+        products = [f'<a class="product" href="/{number}/{each}">x</a>' for each in range(3)]
+        site.answers[f"/lists/{number}"] = [(LISTS + "".join(products)).encode()]
+        for each in range(3):
+            site.answers[f"/{number}/{each}"] = [403]  # 404 is an answer
+    yield site
+    site.end()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_recipes_for_failed_pages(number: int, shop: ScriptedSite, tmp_path: Path) -> None:
+    spider, _rules = BLOCK.findall(section("Crawl list pages once"))
+    recipes = BLOCK.findall(section("Crawl failed pages again"))
+    names: dict[str, object] = {}
+    exec(recipes[number][1], names)
+    settings = {key: value for key, value in names.items() if key.isupper()}
+    assert len(settings) > 1
+    code = spider[1].replace("https://shop.example/", shop.url)
+    (tmp_path / "spider.py").write_text(code)
+    for run in range(3):
+        if run == 1:
+            for path in shop.answers:
+                shop.answers[path] = (
+                    [()] if path.count("/") == 2 and path[1].isdigit() else shop.answers[path]
+                )
+        shop.hits.clear()
+        crawl = Crawl(shop.url, tmp_path, settings, spider=tmp_path / "spider.py")
+        assert crawl.finish() == 0, crawl.output
+        assert not crawl.told("ERROR")
+        assert (shop.hits["/lists/1"], shop.hits["/lists/2"]) == (1, 1)
+        products = sum(count for path, count in shop.hits.items() if path[1:2].isdigit())
+        assert products == [6, 6, 0][run]
+
+
+def test_the_recipe_for_two_lists_ends_with_what_is_in_both(tmp_path: Path) -> None:
+    """Also where a filter errs as often as not."""
+    a, b = workspace.urls(range(2000)), workspace.urls(range(1900, 4000))
+    workspace.write_urls(tmp_path / "a.txt", a)
+    workspace.write_urls(tmp_path / "b.txt", b)
+    for _, code in BLOCK.findall(section("Two lists")):
+        worst = code.replace("--error-rate 1e-9", "-n 1 -p 0.9 -s BLOOM_ON_FULL=warn")
+        assert run_in_shell(worst, tmp_path).returncode == 0
+    answers = (tmp_path / "in-both.txt").read_text().split()
+    assert set(a) & set(b) < set(answers)
+    assert (tmp_path / "exactly.txt").read_text().split() == sorted(set(a) & set(b))

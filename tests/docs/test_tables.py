@@ -1,0 +1,84 @@
+"""The tables of the documents: their figures are computed again."""
+
+import math
+import re
+
+from documents import page, section
+from scrapy_bloom.filters.sizing import (
+    block_error_rate,
+    choose_geometry,
+    expected_false_drops,
+    optimal_num_bits,
+)
+from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
+from scrapy_bloom.redis.view import MAX_MIRROR_BYTES
+
+
+def size(nbytes: float) -> str:
+    mib = nbytes / 2**20
+    return f"{mib:.1f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def test_the_table_of_sizes_in_redis() -> None:
+    table = page("redis.md")
+    rows = re.findall(r"^\| 10\^(\d+) \| (.*?) \|$", table, re.MULTILINE)
+    assert [int(exponent) for exponent, _ in rows] == [7, 8, 9, 10, 11]
+    for exponent, cells in rows:
+        geometry = choose_geometry(10 ** int(exponent), 5e-10)
+        nbytes, keys, mirror, nodes = cells.split(" | ")
+        assert nbytes == size(geometry.nbytes)
+        assert keys == f"{-(-geometry.num_blocks // CHUNK_BLOCKS):,}"
+        assert mirror == (nbytes if geometry.nbytes <= MAX_MIRROR_BYTES else "none")
+        assert nodes == str(math.ceil(geometry.nbytes * 2 / 2**36))  # of 64 GiB, half of it free
+
+
+def test_the_table_of_sizes() -> None:
+    text = page("sizing.md")
+    rows = dict(re.findall(r"^\| (\d+ [mb]illion) \| (.*?) \|$", text, re.MULTILINE))
+    units = {"million": 10**6, "billion": 10**9}
+    assert len(rows) == 5
+    for name, cells in rows.items():
+        number, unit = name.split()
+        n = int(number) * units[unit]
+        sizes = [size(choose_geometry(n, p / 2).nbytes) for p in (1e-4, 1e-6, 1e-9)]
+        *ours, default = cells.split(" | ")
+        assert ours == sizes, name
+        assert default == size(91 * n)
+
+
+def test_the_table_of_expected_losses() -> None:
+    text = page("sizing.md")
+    rows = re.findall(r"^\| (1e-\d) \| ([\d.]+) \| (.*?) \|$", text, re.MULTILINE)
+    assert len(rows) == 7
+    for rate, bits, cells in rows:
+        error_rate = float(rate) / 2  # a filter that may grow keeps the other half
+        shown = []
+        for exponent in (6, 7, 8, 9):
+            geometry = choose_geometry(10**exponent, error_rate)
+            lost = expected_false_drops(geometry.num_blocks, geometry.num_hashes, 10**exponent)
+            shown.append(f"{lost:,.0f}" if lost >= 10 else f"{lost:.1g}")
+        assert cells.split(" | ") == shown
+        assert bits == f"{choose_geometry(10**8, error_rate).num_bits / 1e8:.1f}"
+
+
+def test_the_table_of_two_lists() -> None:
+    rows = re.findall(r"^\| (1e-\d+) \| (.*?) \|$", section("Two lists"), re.MULTILINE)
+    assert len(rows) == 5
+    for rate, cells in rows:
+        num_blocks, num_hashes, _ = geometry = choose_geometry(10**8, float(rate) / 2)
+        wrong = 10**8 * block_error_rate(num_blocks, num_hashes, 10**8)
+        shown = f"{wrong:,.0f}" if wrong >= 10 else f"{wrong:.1g}"
+        assert cells.split(" | ") == [f"{geometry.nbytes / 1e6:.0f}", shown]
+
+
+def test_the_bits_in_the_comparison() -> None:
+    text = page("comparison.md")
+    (cells,) = re.findall(r"^\| bits a request, at 1e-6 \| (.*?) \|$", text, re.MULTILINE)
+    *others, ours = cells.split(" | ")
+    classic = optimal_num_bits(10**6, 1e-6) / 1e6  # as measured with each of the three
+    assert others == [f"{classic:.1f}"] * 3
+    alone, growing = (choose_geometry(10**7, p).num_bits / 1e7 for p in (1e-6, 5e-7))
+    assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
+    own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
+    (cells,) = re.findall(r"^\| bytes a request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
+    assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
