@@ -162,7 +162,6 @@ def _samples() -> list[Request]:
         Request("https://example.com/a b/é?z=1&y=%zz&y=&x#part", method="post"),
         Request('https://example.com/"\\?q="', method="PUT", body=b'\x00"body"\xff'),
         Request("https://example.com/?b=2&a=1", headers={"X-Header": "1"}, cookies={"c": "1"}),
-        Request("https://example.com/?b=2&a=1#x", meta={"verbatim_url": True}),
         Request("https://user:pass@EXAMPLE.com:443/%7Ehome/../", body="ü"),
         Request("data:text/plain,x"),
     ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -15,7 +16,13 @@ from scrapy_redis.dupefilter import RFPDupeFilter
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function, plain_fingerprint
 
-FAST = fingerprint_function(RequestFingerprinter())
+Fingerprint = Callable[[Request], bytes]
+
+
+@pytest.fixture(scope="module")
+def fast() -> Fingerprint:
+    return fingerprint_function(RequestFingerprinter())
+
 
 URLS = st.builds(
     "{}://{}{}{}{}{}".format,
@@ -28,8 +35,8 @@ URLS = st.builds(
 )
 
 
-def test_the_fast_way_is_taken_with_this_version_of_scrapy() -> None:
-    assert FAST.__module__ == "scrapy_bloom.crawl.fingerprinting"
+def test_the_fast_way_is_taken_with_this_version_of_scrapy(fast: Fingerprint) -> None:
+    assert fast.__module__ == "scrapy_bloom.crawl.fingerprinting"
 
 
 @given(
@@ -40,7 +47,7 @@ def test_the_fast_way_is_taken_with_this_version_of_scrapy() -> None:
 )
 @settings(max_examples=500)
 def test_the_same_as_scrapys(
-    url: str, method: str, body: bytes | str | None, verbatim: bool
+    fast: Fingerprint, url: str, method: str, body: bytes | str | None, verbatim: bool
 ) -> None:
     meta = {"verbatim_url": True} if verbatim else None
     try:
@@ -48,7 +55,7 @@ def test_the_same_as_scrapys(
         expected = fingerprint(request)
     except (ValueError, UnicodeError):
         return  # Scrapy itself refuses it
-    assert FAST(request) == expected
+    assert fast(request) == expected
 
 
 # Mostly what a URL that is canonical already is made of, and sometimes not.
@@ -83,9 +90,9 @@ PLAIN_URLS = st.builds(
 
 
 @given(PLAIN_URLS, st.sampled_from(["GET", "GET", "POST"]), st.sampled_from([b"", b"", b"body"]))
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 def test_the_same_as_scrapys_for_urls_like_the_canonical_ones(
-    url: str, method: str, body: bytes
+    fast: Fingerprint, url: str, method: str, body: bytes
 ) -> None:
     try:
         request = Request(url, method=method, body=body)
@@ -93,7 +100,7 @@ def test_the_same_as_scrapys_for_urls_like_the_canonical_ones(
     except (ValueError, UnicodeError):
         assert plain_fingerprint(url) is None  # a list of URLs would not have made a request of it
         return
-    assert FAST(request) == expected
+    assert fast(request) == expected
     assert plain_fingerprint(url) in {None, fingerprint(Request(url))}
 
 
@@ -155,15 +162,15 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("url", PLAIN)
-def test_urls_of_which_nothing_has_to_be_made(url: str) -> None:
-    assert plain_fingerprint(url) == FAST(Request(url)) == fingerprint(Request(url))
+def test_urls_of_which_nothing_has_to_be_made(fast: Fingerprint, url: str) -> None:
+    assert plain_fingerprint(url) == fast(Request(url)) == fingerprint(Request(url))
 
 
 @pytest.mark.parametrize("url", OTHERS)
-def test_urls_that_are_left_to_w3lib(url: str) -> None:
+def test_urls_that_are_left_to_w3lib(fast: Fingerprint, url: str) -> None:
     assert plain_fingerprint(url) is None
     with contextlib.suppress(ValueError):  # a port that is none
-        assert FAST(Request(url)) == fingerprint(Request(url))
+        assert fast(Request(url)) == fingerprint(Request(url))
 
 
 A_MILLION = 1_000_000
@@ -203,8 +210,8 @@ def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | 
     ],
     ids=["form", "json", "headers", "long"],
 )
-def test_other_kinds_of_request(request_: Request) -> None:
-    assert FAST(request_) == fingerprint(request_)
+def test_other_kinds_of_request(fast: Fingerprint, request_: Request) -> None:
+    assert fast(request_) == fingerprint(request_)
 
 
 def test_what_somebody_has_patched_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +230,12 @@ def test_what_somebody_has_patched_is_left_to_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(RequestFingerprinter, "fingerprint", by_key)
     function = fingerprint_function(RequestFingerprinter())
     assert function(Request("https://example.com/", meta={"key": b"a key"})) == b"a key"
+
+
+def test_an_object_with_more_than_functions_is_left_to_itself() -> None:
+    noted = RequestFingerprinter()
+    noted.note = 7  # type: ignore[attr-defined]
+    assert fingerprint_function(noted) == noted.fingerprint
 
 
 def test_a_subclass_is_left_to_itself() -> None:
@@ -256,3 +269,35 @@ def test_a_scrapy_that_computes_otherwise_is_noticed(
     found = fingerprint_function(RequestFingerprinter())(Request("https://example.com/"))
     assert found.startswith(b"new ")
     assert "using its own" in caplog.text
+
+
+def of_url(part: str) -> Callable[[Request], bool]:
+    return lambda request: part in request.url
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        *(of_url(f"{char}") for char in "AZaz09_~!$&'()*+,:=@-"),  # in a path that stays as it is
+        *(of_url(part) for part in ("%00", "%1F", "%20", "%FF", "~&", "+_", "=+", "a.b", "a-=")),
+        *(of_url(part) for part in ("#x", "#!", ":8080", "http:", "data:text/plain,x", "0x7f")),
+        *(of_url(part) for part in ("user:pass@", ":443/", "%7Ehome/../", "%zz", "%20b/")),
+        lambda request: request.url == "https://example.com",
+        lambda request: request.method in {"POST", "PUT"},
+        lambda request: request.method == "PUT" and b"\xff" in request.body,
+        lambda request: request.body == "ü".encode(),
+        lambda request: "X-Header" in request.headers,
+        lambda request: request.cookies == {"c": "1"},
+        lambda request: '"' in request.url or "%22" in request.url,
+    ],
+)
+def test_each_kind_of_request_that_a_scrapy_computes_otherwise_is_noticed(
+    differs: Callable[[Request], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def new(self: RequestFingerprinter, request: Request) -> bytes:
+        return b"new " + fingerprint(request) if differs(request) else fingerprint(request)
+
+    new.__module__ = RequestFingerprinter.__module__
+    monkeypatch.setattr(RequestFingerprinter, "fingerprint", new)
+    theirs = RequestFingerprinter()
+    assert fingerprint_function(theirs) == theirs.fingerprint

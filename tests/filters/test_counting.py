@@ -263,7 +263,7 @@ class CountingAgainstCounter(RuleBasedStateMachine):
         assert not any(self.filter.blocks(0, self.filter.num_blocks))
 
 
-CountingAgainstCounter.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
+CountingAgainstCounter.TestCase.settings = settings(max_examples=15, stateful_step_count=20)
 TestCounting = CountingAgainstCounter.TestCase
 
 

@@ -237,7 +237,7 @@ class FilterAgainstSet(RuleBasedStateMachine):
         assert self.filter.approximate_count == pytest.approx(len(self.model), abs=2, rel=0.02)
 
 
-FilterAgainstSet.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
+FilterAgainstSet.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
 TestFilterAgainstSet = FilterAgainstSet.TestCase
 
 

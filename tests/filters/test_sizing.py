@@ -48,8 +48,8 @@ def test_the_optimum_fills_half_the_bits(k: int) -> None:
 
 
 # Whole blocks are 8 KiB each; from p = 0.05 upwards they alone exceed 1 % at a million.
-@pytest.mark.parametrize("p", [0.05, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9])
-@pytest.mark.parametrize("n", [10**6, 3 * 10**6, 10**7, 10**8, 10**9, 10**10])
+@pytest.mark.parametrize("p", [0.05, 0.01, 1e-4, 1e-6, 1e-9])
+@pytest.mark.parametrize("n", [10**6, 10**7, 10**10])
 def test_blocks_cost_less_than_one_per_cent(n: int, p: float) -> None:
     geometry = choose_geometry(n, p)
     assert geometry.num_bits <= 1.01 * n * math.log(1 / p) / math.log(2) ** 2
@@ -57,7 +57,7 @@ def test_blocks_cost_less_than_one_per_cent(n: int, p: float) -> None:
 
 
 @given(st.integers(1, 10**9), st.floats(1e-15, 0.999))
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_a_geometry_keeps_its_promise_and_wastes_no_block(n: int, p: float) -> None:
     geometry = choose_geometry(n, p)
     assert block_error_rate(*geometry[:2], n) <= p
@@ -90,8 +90,9 @@ def test_block_error_rate_rises_with_the_count(blocks: int, k: int, count: int) 
 def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
     geometry = choose_geometry(20_000, 0.01)
     for count in (1, 100, 20_000, 60_000):
-        step = max(1, count // 1000)
-        total = sum(block_error_rate(*geometry[:2], i) * step for i in range(0, count, step))
+        steps = min(count, 200)
+        middles = (round((number + 0.5) * count / steps) for number in range(steps))
+        total = sum(block_error_rate(*geometry[:2], each) for each in middles) * count / steps
         assert expected_false_drops(*geometry[:2], count) == pytest.approx(
             total, rel=0.02, abs=1e-9
         )
