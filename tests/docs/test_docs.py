@@ -146,13 +146,16 @@ def halves(line: str) -> tuple[str, str]:
     return name, value
 
 
-def test_the_first_page_of_the_package_links_to_this_repository() -> None:
-    """On PyPI, where README stands alone."""
+def test_each_link_of_the_readme_is_whole_on_pypi() -> None:
+    """There it stands alone."""
     project = (ROOT / "pyproject.toml").read_text()
-    (repository,) = re.findall(
-        r"^repo_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
-    )
-    assert f'"{repository}"' in project
-    bases = re.findall(r"^replacement = .*?(https://[^\\]+)", project, re.MULTILINE)
-    assert len(bases) == 2
-    assert all(base.startswith(repository) for base in bases)
+    (repository,) = re.findall(r'^Repository = "(.+)"$', project, re.MULTILINE)
+    assert f"repo_url: {repository}\n" in (ROOT / "mkdocs.yml").read_text()
+    text = README.read_text()
+    for pattern, replacement in re.findall(
+        r"^pattern = '(.+)'\nreplacement = '(.+)'$", project, re.MULTILINE
+    ):
+        assert f"]({repository}/" in replacement
+        text = re.sub(pattern, replacement, text)
+    assert not LINK.findall(text)
+    assert text.count(f"]({repository}/raw/main/docs/pictures/") == 2
