@@ -53,10 +53,12 @@ def test_two_workers_crawl_each_page_once_between_them(
     site = tree_site(pages=200, children=200)
     pages = {f"/p/{number}" for number in range(200)}
     site.hold_after(30)
-    together = tmp_path / "together"
-    together.touch()
-    settings = {"REDIS_URL": server.url, "STAYS_WHILE": together, **ALONE}
-    workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
+    settings = {"REDIS_URL": server.url, **ALONE}
+    stay = [tmp_path / f"{name} stays" for name in "ab"]
+    workers = []
+    for name, file in zip("ab", stay, strict=True):
+        file.touch()
+        workers.append(shared(site.url, tmp_path / name, **settings, STAYS_WHILE=file))
     # Both take part, also if one of them stands still for a while: each has its share under way
     # whenever some of it is answered.
     for _ in range(3):
@@ -67,8 +69,9 @@ def test_two_workers_crawl_each_page_once_between_them(
         site.hold_after(2 * AT_ONCE)
     site.release()
     servers.wait_for(lambda: set(site.hits) == pages, lambda: "not all pages")
-    together.unlink()
-    for worker in workers:
+    # One after the other: each tells at its close, at the latest, what it has recorded.
+    for worker, file in zip(workers, stay, strict=True):
+        file.unlink()
         assert worker.finish() == 0, worker.output
     assert set(site.hits) == pages
     # Twice only what is redirected to: the start page, which has two addresses.
@@ -76,7 +79,8 @@ def test_two_workers_crawl_each_page_once_between_them(
     shares = [stat(worker, "downloader/response_status_count/200") for worker in workers]
     assert min(shares) > 0.1 * len(pages)  # both took part
     added = sum(stat(worker, "bloom/added") for worker in workers)
-    assert [stat(worker, "bloom/count") for worker in workers] == [added, added]
+    assert stat(workers[0], "bloom/added") <= stat(workers[0], "bloom/count") <= added
+    assert stat(workers[1], "bloom/count") == added
     assert not [line for worker in workers for line in worker.told("ERROR")]
     assert not [line for worker in workers for line in worker.told("WARNING")]
     site.end()
