@@ -33,7 +33,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 # Under nohup, or in the background of a script, these are ignored, and so they would be by each
 # crawl, to which the tests send them. A handler is not handed down.
-for number in (signal.SIGHUP, signal.SIGINT):
+for number in (getattr(signal, "SIGHUP", signal.SIGINT), signal.SIGINT):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 

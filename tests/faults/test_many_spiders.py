@@ -1,4 +1,4 @@
-"""64 spiders in one process, each with its own filter: none knows what another one has seen."""
+"""Many spiders in one process, each with its own filter: none knows what another one has seen."""
 
 import json
 import os
@@ -16,8 +16,6 @@ from scrapy_bloom.files.reader import FilterReader
 from sites import ScriptedSite
 from workspace import fingerprints
 
-SPIDERS = 64
-NAMES = [f"spider-{number}" for number in range(SPIDERS)]
 SCRIPT = SUPPORT / "many_spiders.py"
 SHARED = [f"/p/{number}" for number in range(6)]
 
@@ -29,10 +27,10 @@ def site() -> Iterator[ScriptedSite]:
     site.end()
 
 
-def run(site: ScriptedSite, directory: Path) -> dict[str, Any]:
+def run(site: ScriptedSite, directory: Path, names: list[str]) -> dict[str, Any]:
     """What became of each spider; checks that nothing was told of, and that the process ended."""
     ran = subprocess.run(
-        [sys.executable, os.fspath(SCRIPT), str(SPIDERS), site.url],
+        [sys.executable, os.fspath(SCRIPT), str(len(names)), site.url],
         cwd=directory,
         env=with_modules(SUPPORT),
         capture_output=True,
@@ -46,16 +44,18 @@ def run(site: ScriptedSite, directory: Path) -> dict[str, Any]:
     ]
     assert not [line for line in told if "] INFO: " not in line]
     report: dict[str, Any] = json.loads(ran.stdout)
-    assert sorted(report) == sorted(NAMES)
+    assert sorted(report) == sorted(names)
     return report
 
 
-def test_64_spiders_in_one_process_each_with_its_own_filter(
-    site: ScriptedSite, tmp_path: Path
+@pytest.mark.parametrize("number", [12, pytest.param(64, marks=pytest.mark.soak)])
+def test_many_spiders_in_one_process_each_with_its_own_filter(
+    number: int, site: ScriptedSite, tmp_path: Path
 ) -> None:
     """Each gets all pages of its own, once; and in the next run, none but the start page."""
+    names = [f"spider-{each}" for each in range(number)]
     for is_first in (True, False):
-        report = run(site, tmp_path)
+        report = run(site, tmp_path, names)
         for name, spider in report.items():
             own = [site.url + "only/for/" + name, *(site.url + path[1:] for path in SHARED)]
             expected = [site.url, *own] if is_first else [site.url]
@@ -65,18 +65,18 @@ def test_64_spiders_in_one_process_each_with_its_own_filter(
             assert stats["bloom/added"] == (len(own) if is_first else 0), (name, stats)
             assert stats["bloom/count"] == len(own), name
     # The pages of all; the start page is asked for by each run.
-    assert site.hits["/"] == 2 * SPIDERS
-    assert all(site.hits[path] == SPIDERS for path in SHARED)
-    assert all(site.hits[f"/only/for/{name}"] == 1 for name in NAMES)
-    private = dict(zip(NAMES, fingerprints(f"{site.url}only/for/{n}" for n in NAMES), strict=True))
+    assert site.hits["/"] == 2 * number
+    assert all(site.hits[path] == number for path in SHARED)
+    assert all(site.hits[f"/only/for/{name}"] == 1 for name in names)
+    private = dict(zip(names, fingerprints(f"{site.url}only/for/{n}" for n in names), strict=True))
     salts = set()
-    for name in NAMES:
+    for name in names:
         path = tmp_path / "jobs" / name / "bloom/generation-0001.bloom"
         found = FileGeneration.at(path)
         assert (found.origin.spider, found.in_use) == (name, False)
         salts.add(found.salt)
         reader = FilterReader(path)
-        seen = [other for other in NAMES if reader.are_seen([private[other]])[0]]
+        seen = [other for other in names if reader.are_seen([private[other]])[0]]
         reader.close()
         assert seen == [name]
-    assert len(salts) == SPIDERS
+    assert len(salts) == number

@@ -34,7 +34,6 @@ from scrapy_bloom.queues.shared_state import QueueState, Worker, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 
 MOST = 16  # that each has in flight: CONCURRENT_REQUESTS
-LEASE = 5  # seconds; of it, a busy machine may stand still for more than three
 GONE = "gives no sign of life: its lease is over"
 LATE = "This worker's lease of the queue"
 
@@ -125,6 +124,7 @@ def end_leases(url: str, workers: Sequence[Worker] = ()) -> None:
     server = RedisServer(url)
     for each in workers or state_of(url).workers:
         server.send("HSET", keys_of_queue(KEY)[2], each.id, 1)
+    server.send("HDEL", keys_of_queue(KEY)[3], "look")  # and that time for the next look
     server.close()
 
 
@@ -136,9 +136,10 @@ def test_what_a_killed_worker_had_taken_is_crawled_by_the_others(
     site: GatedSite, server: servers.Server, tmp_path: Path
 ) -> None:
     url = url_of(server)
-    crawls = begin(site, url, tmp_path, number=3, BLOOM_QUEUE_LEASE_SECS=LEASE)
+    crawls = begin(site, url, tmp_path, number=3)
     victim, before = in_the_middle(crawls, site, url)
     victim.kill()
+    end_leases(url, [before])
     site.open()
     others = [crawl for crawl in crawls if crawl is not victim]
     all_end(others, site, repeats=MOST)
@@ -174,6 +175,7 @@ def test_what_a_killed_worker_had_stored_and_not_recorded_is_crawled_once(
         url = url_of(server)
         (victim,) = begin(site, url, tmp_path, 1, spider=spider_with(tmp_path, DIES))
         assert victim.finish() == -signal.SIGKILL, victim.output
+        site.site.settle()
         asked = set(site.site.hits)
         end_leases(url)  # before, another worker may find the page once more
         all_end(begin(site, url, tmp_path, 1), site, repeats=MOST)

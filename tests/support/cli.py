@@ -1,14 +1,10 @@
 """Running `scrapy bloom ...` as a user does: in a process of its own."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import select
-import struct
 import sys
-import termios
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -103,6 +99,11 @@ def at_a_terminal(
     *arguments: str, cwd: Path, answer: bytes = b"", columns: int = 120, kind: str = "xterm"
 ) -> Ran:
     """Run `scrapy bloom` at a terminal, and answer its question, if there is one."""
+    import fcntl  # here, since other tests run on Windows, too
+    import pty
+    import struct
+    import termios
+
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
     env = {**os.environ, "TERM": kind}

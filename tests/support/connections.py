@@ -1,7 +1,6 @@
 """Connections to servers that want a password, and how they fail."""
 
 import functools
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -51,20 +50,14 @@ def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
     assert SECRET not in f"{server} {server!r} {server.address}"
 
 
-def failure(
-    call: Callable[[], object], kind: type[BloomError] = StorageError, *, within: float = 20
-) -> str:
-    """The message of the error that a call ends with; a refusal is not waited out.
-
-    By default that would take 30 seconds.
-    """
-    begun = time.monotonic()
+def failure(call: Callable[[], object], kind: type[BloomError] = StorageError) -> str:
+    """The message of the error that a call ends with; a refusal is not waited out."""
     with pytest.raises(kind) as caught:
         call()
-    assert time.monotonic() - begun < within
     assert isinstance(caught.value, OutageError) == (kind is OutageError)
     check_tells_nothing(caught.value)
     message = str(caught.value)
+    assert kind is OutageError or "waited up to" not in message
     assert "\n" not in message
     assert len(message) < 500
     return message

@@ -11,13 +11,15 @@ import scrapy
 from scrapy.crawler import CrawlerProcess
 from scrapy.linkextractors import LinkExtractor
 
-from crawls import BASE_SETTINGS, BLOOM
-
 
 class OneOfMany(scrapy.Spider):
     custom_settings = {  # noqa: RUF012
-        **BASE_SETTINGS,
-        "DUPEFILTER_CLASS": BLOOM,
+        "TELNETCONSOLE_ENABLED": False,
+        "REMOTE_CONTROL_ENABLED": False,
+        "DOWNLOAD_DELAY": 0,
+        "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
+        "LOG_LEVEL": "INFO",
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
         "BLOOM_EXPECTED_REQUESTS": 1000,
     }
 

@@ -4,7 +4,6 @@ import importlib
 import pkgutil
 import sys
 
-import matplotlib.pyplot  # noqa: F401, ICN001 - of reports
 import scrapy.commands
 import scrapy.pqueues
 import scrapy.squeues

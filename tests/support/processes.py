@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -17,11 +16,14 @@ import pytest
 
 import forked
 
-FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["preloaded", "forked"])
-with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
-    patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parent))
-    forkserver.ensure_running()
+if sys.platform == "linux":
+    from multiprocessing import forkserver
+
+    FORKING = multiprocessing.get_context("forkserver")
+    FORKING.set_forkserver_preload(["preloaded", "matplotlib.pyplot", "forked"])
+    with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
+        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parent))
+        forkserver.ensure_running()
 
 
 class Scrapy(Protocol):
@@ -52,10 +54,11 @@ def start_scrapy(
     """Start `scrapy ARGUMENTS`, which reads and writes these files.
 
     With a prefix, the command of another program, it is started as that program does it.
+    Elsewhere than on Linux, nothing is forked.
     """
     with Path(os.devnull).open("rb") as nothing:
         streams = given or nothing, out, err
-        if prefix:
+        if prefix or sys.platform != "linux":
             return _Executed(
                 [*prefix, sys.executable, "-m", "scrapy", *arguments], cwd, env, streams
             )

