@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from scrapy.utils.reactor import install_reactor
 
 import crawls
@@ -16,6 +16,14 @@ from machine import REAL_SITES, REQUIRED
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile("scrapy_bloom", deadline=None)
+# A mutant is killed by any example, the same in each run: tests/mutants.
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 settings.load_profile("scrapy_bloom")
 
 if "python3-doc" in REQUIRED and not REAL_SITES:

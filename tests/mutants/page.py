@@ -1,0 +1,50 @@
+"""The tables of docs/testing.md: python tests/mutants/page.py writes them from the baseline."""
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BASELINE = Path(__file__).with_name("baseline.json")
+PAGE = ROOT / "docs" / "testing.md"
+BEGIN, END = "<!-- written by tests/mutants/page.py -->", "<!-- until here -->"
+
+
+def tables() -> str:
+    """Return a row for each module and package, and the survivors with their reasons."""
+    baseline = json.loads(BASELINE.read_text("utf-8"))
+    rows = ["| module | mutants | killed | survived | of them equivalent | score |"]
+    rows.append("|---|---:|---:|---:|---:|---:|")
+    packages: dict[str, list[str]] = {}
+    for module in baseline:
+        packages.setdefault(module.partition("/")[0], []).append(module)
+    for package, modules in packages.items():
+        rows += [_row(f"`{module}`", [baseline[module]]) for module in modules]
+        if len(modules) > 1:
+            rows.append(_row(f"**{package}**", [baseline[module] for module in modules]))
+    rows.append(_row("**all**", list(baseline.values())))
+    return "\n".join(rows)
+
+
+def _row(name: str, figures: list[dict]) -> str:
+    mutants = sum(each["mutants"] for each in figures)
+    survivors = [survivor for each in figures for survivor in each["survivors"]]
+    equivalent = sum(bool(each["reason"]) for each in survivors)
+    killed = mutants - len(survivors)
+    score = f"{int(1000 * killed / mutants) / 10} %"
+    return f"| {name} | {mutants} | {killed} | {len(survivors)} | {equivalent} | {score} |"
+
+
+def page() -> str:
+    """Return the page with the tables of the baseline."""
+    pattern = re.compile(f"(?<={re.escape(BEGIN)}\n).*(?={re.escape(END)})", re.DOTALL)
+    return pattern.sub(lambda _: f"\n{tables()}\n\n", PAGE.read_text("utf-8"))
+
+
+def write_page() -> None:
+    if PAGE.exists():
+        PAGE.write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    write_page()
