@@ -48,6 +48,15 @@ def test_what_is_discarded_is_new_again() -> None:
     assert seen.add(b"page") is True
 
 
+def test_one_hash_is_enough() -> None:
+    seen = CountingBloomFilter(1000, 0.5, salt=SALT)
+    assert seen.num_hashes == 1
+    assert seen.add(b"page")
+    assert b"page" in seen
+    assert seen.discard(b"page")
+    assert b"page" not in seen
+
+
 def test_what_was_never_added_is_not_discarded() -> None:
     seen = CountingBloomFilter(1000, 1e-6, salt=SALT)
     for name in numbered(range(500)):
@@ -289,13 +298,17 @@ def test_a_union_saturates() -> None:
     one |= two
     assert counters(one)[7] == 15
     assert one.saturated == 1
+    one |= two
+    assert one.saturated == 2
 
 
 def test_union_with_a_plain_filter_is_refused() -> None:
     plain, counting = (kind(10_000, 1e-6, salt=SALT) for kind in (BloomFilter, CountingBloomFilter))
     assert not plain.is_compatible(counting)
     for one, other in ((plain, counting), (counting, plain)):
-        with pytest.raises(GeometryMismatchError, match="one counts and the other does not"):
+        with pytest.raises(
+            GeometryMismatchError, match="merged: one counts and the other does not; make"
+        ):
             operator.ior(one, other)
 
 

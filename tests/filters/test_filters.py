@@ -122,7 +122,7 @@ def test_union() -> None:
     [
         (BloomFilter(1_000_000, 1e-6, salt=SALT), "num_blocks is 5 here and 440 there"),
         (BloomFilter(10_000, 3e-7, salt=SALT), "num_hashes is "),
-        (BloomFilter(10_000, 1e-6), "the salts differ"),
+        (BloomFilter(10_000, 1e-6), "merged: the salts differ; make both"),
     ],
 )
 def test_union_of_unlike_filters(other: BloomFilter, named: str) -> None:
@@ -151,6 +151,7 @@ def test_a_copy_is_independent() -> None:
     assert b"original" not in two
     assert b"copy" not in one
     assert two.is_compatible(one)
+    assert repr(two) == repr(one)
 
 
 def test_clear() -> None:
@@ -174,6 +175,21 @@ def test_a_full_filter_still_answers() -> None:
 def test_a_buffer_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 65,536"):
         BloomFilter.over(bytearray(10), Geometry(8, 3), capacity=10, error_rate=0.1, salt=SALT)
+
+
+def test_blocks_of_another_filter_are_added_wherever_they_fit() -> None:
+    one, two = (BloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
+    for fingerprint in numbered(range(5000)):
+        one.add(fingerprint)
+    last, size = one.num_blocks - 1, one.geometry.block_bytes
+    two.add_blocks(0, bytes(one.blocks(0, 2)))
+    two.add_blocks(last, bytes(one.blocks(last, last + 1)))
+    assert two.blocks(0, 2) == one.blocks(0, 2)
+    assert not any(two.blocks(2, last))
+    assert two.blocks(last, last + 1) == one.blocks(last, last + 1)
+    for start, nbytes in ((last, 2 * size), (-1, size), (0, size + 1), (0, one.nbytes + size)):
+        with pytest.raises(ValueError, match="do not fit"):
+            two.add_blocks(start, bytes(nbytes))
 
 
 def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

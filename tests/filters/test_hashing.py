@@ -131,8 +131,11 @@ def test_the_salt_changes_everything() -> None:
 
 @pytest.mark.parametrize("fingerprint", ["page", None, 7, ["page"]])
 def test_only_bytes_can_be_hashed(fingerprint: object) -> None:
-    with pytest.raises(TypeError, match="a fingerprint must be bytes, not"):
+    with pytest.raises(TypeError, match="a fingerprint must be bytes, not") as caught:
         make_hasher(SALT, 10)(fingerprint)
+    told, _, hint = str(caught.value).partition(";")
+    assert told.endswith(type(fingerprint).__name__)
+    assert bool(hint) == isinstance(fingerprint, str)
 
 
 def test_a_str_is_told_to_be_encoded() -> None:

@@ -15,6 +15,7 @@ from scrapy_bloom.filters.sizing import (
     classic_error_rate,
     classic_fill_ratio,
     expected_false_drops,
+    expected_offered,
     optimal_num_bits,
 )
 
@@ -97,6 +98,19 @@ def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
             total, rel=0.02, abs=1e-9
         )
     assert expected_false_drops(*geometry[:2], 0) == 0
+
+
+@pytest.mark.parametrize("recorded", [100, 200, 1000, 20_000, 60_000])
+def test_what_came_of_one_hash_has_a_closed_form(recorded: int) -> None:
+    """With one hash, p(n) is 1 - e^(-n/m), and dn/dr = 1/(1 - p) can be solved."""
+    for num_bits in (BLOCK_BITS, 1000 * BLOCK_BITS):
+        came = -num_bits * math.log1p(-recorded / BLOCK_BITS)
+        found = expected_offered(num_bits, 1, recorded * num_bits // BLOCK_BITS)
+        assert found == pytest.approx(came, rel=1e-6, abs=0.6)
+
+
+def test_of_a_filter_full_to_the_brim_it_is_known_that_more_came() -> None:
+    assert 10**6 < expected_offered(BLOCK_BITS, 3, 10**6) < 10**10
 
 
 @pytest.mark.parametrize(
