@@ -307,7 +307,7 @@ def test_union_with_a_plain_filter_is_refused() -> None:
     assert not plain.is_compatible(counting)
     for one, other in ((plain, counting), (counting, plain)):
         with pytest.raises(
-            GeometryMismatchError, match="merged: one counts and the other does not; make"
+            GeometryMismatchError, match="merged: one counts and the other does not;"
         ):
             operator.ior(one, other)
 
