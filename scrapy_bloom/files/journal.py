@@ -117,7 +117,7 @@ def read_journal(directory: Path) -> list[bytes] | None:
     for path in paths:
         data = path.read_bytes()
         start = 0
-        while (begin := start + _LENGTH_BYTES) < len(data):
+        while (begin := start + _LENGTH_BYTES) <= len(data):
             start = begin + int.from_bytes(data[start:begin], "big")
             if start > len(data):
                 break  # it was being written at that moment

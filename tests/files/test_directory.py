@@ -1,16 +1,21 @@
-"""What is free for a copy: no filter that a crawl uses, or was killed with."""
+"""The directory of a filter: what is free for a copy, what a kill left, what expires."""
 
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from backends import local_backend
-from local_filters import fps, make
+from clock import Clock
+from local_filters import WINDOW, fps, make
 from scrapy_bloom import LockedError, UncleanShutdownError
-from scrapy_bloom.files.backend import notes_in_memory
+from scrapy_bloom.files.backend import LocalBackend, notes_in_memory
 from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.files.forgotten import files
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile, files
+from scrapy_bloom.job.paths import DATABASE, IN_USE, boot_id
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.sqlite import RequestDatabase
 
 
 def test_a_directory_that_is_free(tmp_path: Path) -> None:
@@ -62,6 +67,80 @@ def test_the_files_of_what_is_forgotten(tmp_path: Path) -> None:
     assert sorted(files(tmp_path)) == sorted(tmp_path / name for name in names)
     backend.close()
     assert files(tmp_path) == [tmp_path / "forgotten.sqlite"]
+
+
+def test_what_was_forgotten_long_ago_expires(tmp_path: Path) -> None:
+    for store in (ForgottenFile(tmp_path / NAME), ForgottenFile(None)):
+        store.add(fps(3))
+        store.expire(1000.0)
+        assert len(store) == 3
+        store.expire(-1000.0)
+        assert len(store) == 0
+        store.close()
+
+
+@pytest.mark.parametrize("verdict", ["keep", "auto", "stop"])
+def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
+    verdict: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = make(tmp_path, capacity=10)
+    backend.begin()
+    for fingerprint in fps(60):
+        backend.add(fingerprint)
+    backend._store.unlock()
+    newest = tmp_path / "generation-0003.bloom"
+    try:
+        make(tmp_path, job=Job(None, verdict)).close()
+    except UncleanShutdownError as error:
+        assert verdict == "stop"
+        assert f"did not close {newest} " in str(error)
+    else:
+        (told,) = caplog.messages
+        assert f"did not close {newest} " in told
+        kept = re.search("at least ([0-9]+) requests", told)
+        assert kept
+        assert 30 <= int(kept[1]) <= 60
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_journal_is_read_back_unless_the_machine_went_down(
+    restarted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Then the queue on the disk may be older than it."""
+
+    def crash_safe() -> LocalBackend:
+        job = Job(tmp_path, "auto", crash_safe=True)
+        return make(tmp_path / "bloom", sync_secs=0, job=job)
+
+    RequestDatabase(tmp_path / DATABASE, by_slot=False).close()
+    backend = crash_safe()
+    assert backend.add(b"page")
+    backend._store.unlock()
+    note = tmp_path / IN_USE
+    if restarted:
+        note.write_text(note.read_text().replace(boot_id(), "another start"))
+    caplog.set_level("INFO")
+    again = crash_safe()
+    assert (b"page" in again) is not restarted
+    (told,) = [each for each in caplog.messages if "did not close" in each]
+    assert ("and no page is lost" in told) is restarted
+    assert ("nothing is lost" in told) is not restarted
+    again.close()
+
+
+def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW, is_crawl=False)  # a run keeps its own
+    for number in range(6):  # two windows
+        assert backend.add(b"page %d" % number)
+        clock.now += WINDOW / 3
+        if number == 3:
+            (tmp_path / "generation-0001.bloom").unlink(missing_ok=True)
+    opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
+    ours = [path for path in opened if path.startswith(f"{tmp_path}/generation-")]
+    assert ours
+    assert not [path for path in ours if "generation-0001" in path]
+    backend.close()
 
 
 def test_many_at_once() -> None:

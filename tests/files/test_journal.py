@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends import local_backend
+from local_filters import file_size_limit
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.journal import Journal, read_journal
 from scrapy_bloom.files.mapping import FilterFile
@@ -91,6 +92,71 @@ def test_an_end_that_was_being_written(tmp_path: Path) -> None:
         assert read_journal(tmp_path) == fingerprints(length // 24)
 
 
+def test_an_empty_fingerprint_is_one_like_any_other(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    for each in (b"a", b""):
+        journal.add(each)
+    journal.close(settled=False)
+    assert read_journal(tmp_path) == [b"a", b""]
+
+
+def test_only_what_is_not_settled_is_read_back(tmp_path: Path) -> None:
+    """Each file is used again and again."""
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    for each in fingerprints(6):
+        assert journal.add(each)
+        assert read_journal(tmp_path) == [each]
+        journal.settle()
+        assert read_journal(tmp_path) == []
+    journal.close(settled=True)
+
+
+def test_its_files_are_made_as_others_are(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+    journal.close(settled=True)
+
+
+def test_it_tells_when_it_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrapy_bloom.files.journal._LONG", 3)
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    told: list[int] = []
+    for number, each in enumerate(fingerprints(5)):
+        if number == 4:
+            journal.when_long = lambda: None
+        journal.add(each)
+        if number == 0:
+            journal.when_long = lambda: told.append(len(journal._new))
+    assert told == [3, 4]
+    journal.close(settled=False)
+    silent = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    for each in fingerprints(5):  # to nobody
+        silent.add(each)
+    silent.close(settled=True)
+
+
+def test_half_of_a_record_is_cut_off_again(tmp_path: Path) -> None:
+    """A disk that is full takes the beginning of what does not fit."""
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    first, second, third, fourth = fingerprints(4)
+    journal.add(first)
+    with file_size_limit(30):
+        journal.add(second)  # told to nobody
+        assert read_journal(tmp_path) == [first]
+        told: list[OSError] = []
+        journal.when_full = told.append
+        journal.add(third)
+    assert [error.errno for error in told] == [errno.ENOSPC]
+    assert all(each in journal for each in (first, second, third))
+    assert journal.add(fourth)
+    assert read_journal(tmp_path) == [first, fourth]
+    journal.settle()
+    assert read_journal(tmp_path) == []
+    journal.close(settled=True)
+
+
 def crash_safe(job: Path, capacity: int = 1000) -> LocalBackend:
     """Make the filter of a job whose queue survives, written to the disk at the close only."""
     return local_backend(
@@ -135,7 +201,9 @@ def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(
     assert backend._store.journal is not None
     with monkeypatch.context() as patch:
         patch.setattr(backend._store.journal, "_file", Full())
-        assert all(map(backend.add, many[1:]))
+        assert backend.add(many[1])
+        assert "No space left on device" in caplog.text
+        assert all(map(backend.add, many[2:]))
     assert not any(map(backend.add, many))
     status = backend.status()
     assert (status.count, status.errors) == (500, 499)

@@ -1,13 +1,14 @@
 """BloomFilter, used without Scrapy."""
 
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from scrapy_bloom import BloomFilter, GeometryMismatchError
+from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
 
 SALT = bytes(range(16))
@@ -99,6 +100,7 @@ def test_shape() -> None:
 
 def test_salts_are_random_unless_given() -> None:
     assert BloomFilter(10, 0.1).salt != BloomFilter(10, 0.1).salt
+    assert len(BloomFilter(10, 0.1).salt) == 16
     assert BloomFilter(10, 0.1, salt=SALT).salt == SALT
 
 
@@ -199,6 +201,40 @@ def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
     assert all(fingerprint in seen for fingerprint in numbered(range(1000)))
     assert len(seen._views) == 3
+
+
+@pytest.mark.parametrize("kind", [BloomFilter, CountingBloomFilter])
+def test_the_view_of_a_block_is_made_once(
+    kind: type[BloomFilter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Counter[int] = Counter()
+    view = kind._view
+
+    def counted(self: BloomFilter, block: int) -> object:
+        made[block] += 1
+        return view(self, block)
+
+    monkeypatch.setattr(kind, "_view", counted)
+    monkeypatch.setattr("scrapy_bloom.filters.bloom._MAX_VIEWS", 12)
+    seen = kind(100_000, 1e-4, salt=SALT)
+    assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
+    assert all(fingerprint in seen for fingerprint in numbered(range(1000)))
+    assert made[0] == made[seen._num_views - 1] == 1
+    assert made[seen._num_views] > 10
+
+
+def test_more_positions_than_its_own_are_left_alone() -> None:
+    """As a generation with fewer hashes gets them."""
+    for kind, counter_bits in ((BloomFilter, 1), (CountingBloomFilter, 4)):
+        for num_hashes in (1, 2, 3):
+            geometry = Geometry(1, num_hashes, counter_bits)
+            buffer = bytearray(geometry.nbytes)
+            seen = kind.over(buffer, geometry, capacity=10, error_rate=0.1, salt=SALT)
+            positions = [7, 8, 9, 10, 11]
+            seen.add_hashed(0, positions[:num_hashes])
+            assert seen.has_hashed(0, positions)
+            for missing in range(num_hashes):
+                assert not seen.has_hashed(0, [*positions[:missing], 99, *positions[missing + 1 :]])
 
 
 @given(st.lists(st.binary(max_size=40)), st.integers(1, 5000), st.floats(1e-9, 0.5))

@@ -109,6 +109,13 @@ def test_what_came_of_one_hash_has_a_closed_form(recorded: int) -> None:
         assert found == pytest.approx(came, rel=1e-6, abs=0.6)
 
 
+@pytest.mark.parametrize("count", [64, 6400, 64_000])
+def test_what_one_hash_drops_has_a_closed_form(count: int) -> None:
+    exact = count + BLOCK_BITS * math.expm1(-count / BLOCK_BITS)
+    assert expected_false_drops(1, 1, count) == pytest.approx(exact, rel=1e-6)
+    assert expected_false_drops(1, 1, 1) > 0
+
+
 def test_of_a_filter_full_to_the_brim_it_is_known_that_more_came() -> None:
     assert 10**6 < expected_offered(BLOCK_BITS, 3, 10**6) < 10**10
 

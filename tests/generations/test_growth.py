@@ -3,15 +3,12 @@
 import logging
 import math
 import re
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from clock import Clock
-from local_filters import SALT, WINDOW, files, fps, make
+from local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
@@ -225,16 +222,6 @@ class TestGrowth:
         assert backend.status().count == 0
         assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4
         backend.close()
-
-
-@contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class TestNoRoom:

@@ -1,5 +1,8 @@
 """Small filters in files and in memory, with a clock of our own."""
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from backends import local_backend
@@ -32,3 +35,13 @@ def fps(*numbers: int) -> list[bytes]:
 
 def files(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if path.name != "lock")
+
+
+@contextmanager
+def file_size_limit(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
