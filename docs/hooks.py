@@ -33,7 +33,7 @@ def on_page_markdown(markdown: str, *, config: MkDocsConfig, **_: object) -> str
         if not link[1].startswith("../"):
             return link[1]
         target = link[1].removeprefix("../")
-        return NEIGHBOURS.get(target) or f"{config.repo_url}/blob/main/{target}"
+        return NEIGHBOURS.get(target) or f"{config.extra['repository']}/blob/main/{target}"
 
     return LINK.sub(inside, markdown)
 

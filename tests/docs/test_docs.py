@@ -150,7 +150,7 @@ def test_each_link_of_the_readme_is_whole_on_pypi() -> None:
     """There it stands alone."""
     project = (ROOT / "pyproject.toml").read_text()
     (repository,) = re.findall(r'^Repository = "(.+)"$', project, re.MULTILINE)
-    assert f"repo_url: {repository}\n" in (ROOT / "mkdocs.yml").read_text()
+    assert f" repository: {repository}\n" in (ROOT / "mkdocs.yml").read_text()
     text = README.read_text()
     for pattern, replacement in re.findall(
         r"^pattern = '(.+)'\nreplacement = '(.+)'$", project, re.MULTILINE
