@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import select
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -51,6 +52,7 @@ def pretend() -> None:
         for name in names:
             delattr(module, name)
     os.open = _open_no_directory
+    shutil._use_fd_functions = False  # of directories
     os.fsync = _fsync_if_writable
     for name in ("open", "exists", "read_text", "readlink", "iterdir"):
         _change(name, _refuse_proc)
