@@ -1,9 +1,10 @@
 """Small filters in files and in memory, with a clock of our own."""
 
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from backends import local_backend
 from clock import Clock
@@ -39,6 +40,7 @@ def files(place: Path) -> list[str]:
 
 @contextmanager
 def file_size_limit(nbytes: int) -> Iterator[None]:
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
     try:
