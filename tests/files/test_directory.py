@@ -12,7 +12,6 @@ from local_filters import WINDOW, fps, make
 from scrapy_bloom import LockedError, UncleanShutdownError
 from scrapy_bloom.files.backend import LocalBackend, notes_in_memory
 from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile, files
 from scrapy_bloom.job.paths import DATABASE, IN_USE, boot_id
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.sqlite import RequestDatabase
@@ -56,27 +55,6 @@ def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:
         check_free(tmp_path / "bloom")
     make(tmp_path / "bloom").close()
     check_free(tmp_path / "bloom")
-
-
-def test_the_files_of_what_is_forgotten(tmp_path: Path) -> None:
-    assert files(tmp_path) == []
-    backend = make(tmp_path)
-    backend.add(b"page")
-    backend.forgotten.add([b"page"])
-    names = ["forgotten.sqlite", "forgotten.sqlite-wal", "forgotten.sqlite-shm"]
-    assert sorted(files(tmp_path)) == sorted(tmp_path / name for name in names)
-    backend.close()
-    assert files(tmp_path) == [tmp_path / "forgotten.sqlite"]
-
-
-def test_what_was_forgotten_long_ago_expires(tmp_path: Path) -> None:
-    for store in (ForgottenFile(tmp_path / NAME), ForgottenFile(None)):
-        store.add(fps(3))
-        store.expire(1000.0)
-        assert len(store) == 3
-        store.expire(-1000.0)
-        assert len(store) == 0
-        store.close()
 
 
 @pytest.mark.parametrize("verdict", ["keep", "auto", "stop"])

@@ -131,6 +131,25 @@ def test_long_names_are_clipped(tmp_path: Path) -> None:
     assert header.fingerprinter == "x" * 1024
 
 
+def test_names_that_are_no_utf_8_are_read_as_well_as_may_be(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[70] = raw[1096] = 0xFF  # their first bytes
+    raw[4068:4072] = binascii.crc32(raw[:4068]).to_bytes(4, "big")
+    path.write_bytes(raw)
+    origin = FileGeneration.at(path).origin
+    assert origin.fingerprinter == "\ufffdcrapy.utils.request.RequestFingerprinter"
+    assert origin.spider == "\ufffdäme"
+
+
+def test_an_oldest_generation_that_is_newer_is_refused(path: Path) -> None:
+    file = FilterFile.open(path)
+    file.oldest = 2
+    file.save()
+    file.close()
+    with pytest.raises(FilterFileError, match="its number is 1, that of the oldest one 2"):
+        FileGeneration.at(path)
+
+
 def test_an_existing_file_is_never_replaced(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(StorageError, match="exists already; it is not replaced"):

@@ -102,6 +102,10 @@ def test_an_empty_fingerprint_is_one_like_any_other(tmp_path: Path) -> None:
 
 def test_only_what_is_not_settled_is_read_back(tmp_path: Path) -> None:
     """Each file is used again and again."""
+    assert read_journal(tmp_path) is None
+    for name in ("journal-1", "journal-2"):
+        (tmp_path / name).write_bytes(b"\0\0\0\1a")
+    assert read_journal(tmp_path) == [b"a", b"a"]
     journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
     for each in fingerprints(6):
         assert journal.add(each)
@@ -109,6 +113,14 @@ def test_only_what_is_not_settled_is_read_back(tmp_path: Path) -> None:
         journal.settle()
         assert read_journal(tmp_path) == []
     journal.close(settled=True)
+
+
+def test_a_file_that_cannot_be_removed_is_left_to_the_next_run(tmp_path: Path) -> None:
+    journal = journal_of(tmp_path, BloomFilter(1000, 1e-9))
+    (tmp_path / "journal-1").unlink()
+    (tmp_path / "journal-1").mkdir()
+    journal.close(settled=True)
+    assert (tmp_path / "journal-1").is_dir()
 
 
 def test_its_files_are_made_as_others_are(tmp_path: Path) -> None:

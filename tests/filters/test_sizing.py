@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from backends import local_backend
 from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
+    MAX_CAPACITY,
+    SMALLEST_ERROR_RATE,
     bits_per_element,
     block_error_rate,
+    check_size,
     choose_geometry,
     classic_error_rate,
     classic_fill_ratio,
@@ -107,6 +110,11 @@ def test_what_came_of_one_hash_has_a_closed_form(recorded: int) -> None:
         came = -num_bits * math.log1p(-recorded / BLOCK_BITS)
         found = expected_offered(num_bits, 1, recorded * num_bits // BLOCK_BITS)
         assert found == pytest.approx(came, rel=1e-6, abs=0.6)
+
+
+def test_the_limits_are_allowed() -> None:
+    check_size(MAX_CAPACITY, SMALLEST_ERROR_RATE)
+    check_size(1, 1 - 1e-9)
 
 
 @pytest.mark.parametrize("count", [64, 6400, 64_000])

@@ -1,0 +1,134 @@
+"""The forgotten requests of a filter in files, without the filter."""
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from local_filters import fps
+from scrapy_bloom import StorageError
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile, files
+
+ONE, TWO, THREE = fps(3)
+
+
+@pytest.fixture(params=["file", "temporary"])
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path / NAME if request.param == "file" else None
+
+
+def test_what_is_taken_is_gone(path: Path | None) -> None:
+    store = ForgottenFile(path)
+    store.add([ONE, TWO, ONE])
+    assert len(store) == 2
+    assert store.has(ONE)
+    assert store.take(ONE)
+    assert not store.has(ONE)
+    assert not store.take(ONE)
+    store.remove(TWO)
+    assert len(store) == 0
+    store.close()
+
+
+def test_what_is_claimed_is_there_until_it_is_removed(tmp_path: Path) -> None:
+    store = ForgottenFile(tmp_path / NAME, claims=True)
+    store.add([ONE, TWO])
+    assert store.take(ONE)
+    assert not store.has(ONE)
+    assert not store.take(ONE)
+    assert list(store.all()) == [TWO]
+    assert len(store) == 2
+    store.add([ONE])  # it has failed once more
+    assert store.take(ONE)
+    assert store.take(TWO)
+    store.remove(TWO)
+    store.add([TWO])
+    assert store.take(TWO)
+    store.remove(TWO)
+    store.close()
+    after_a_kill = ForgottenFile(tmp_path / NAME, claims=True)
+    assert list(after_a_kill.all()) == [ONE]
+    after_a_kill.close()
+
+
+def test_news_are_what_others_have_added(tmp_path: Path) -> None:
+    store, other = ForgottenFile(tmp_path / NAME), ForgottenFile(tmp_path / NAME)
+    assert list(store.news()) == []
+    other.add([ONE, TWO])
+    assert list(store.news()) == [ONE, TWO]
+    assert list(store.news()) == []
+    other.remove(ONE)
+    other.add([THREE])
+    assert list(store.news()) == [THREE]
+    for each in (store, other):
+        each.close()
+
+
+def test_what_was_forgotten_long_ago_expires(path: Path | None) -> None:
+    store = ForgottenFile(path)
+    store.expire(0.0)  # of nothing
+    store.add([ONE])
+    store.expire(1000.0)
+    assert len(store) == 1
+    store.expire(-1000.0)
+    assert len(store) == 0
+    store.close()
+
+
+def test_it_is_used_in_another_thread_than_it_was_opened_in(path: Path | None) -> None:
+    store = ForgottenFile(path)
+    store.add([ONE])
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(store.has(ONE)))
+    thread.start()
+    thread.join(60)
+    assert found == [True]
+    store.close()
+    store.close()  # again is no harm
+
+
+def test_a_temporary_one_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = ForgottenFile(None)
+    store.add([ONE])
+    assert list(tmp_path.iterdir()) == []
+    store.close()
+
+
+def test_its_files(tmp_path: Path) -> None:
+    assert files(tmp_path) == []
+    store = ForgottenFile(tmp_path / NAME)
+    assert files(tmp_path) == []  # until something is forgotten
+    store.add([ONE])
+    names = [NAME, f"{NAME}-shm", f"{NAME}-wal"]
+    assert sorted(path.name for path in files(tmp_path)) == names
+    store.close()
+    assert files(tmp_path) == [tmp_path / NAME]
+
+
+def test_the_format_on_disk(tmp_path: Path) -> None:
+    store = ForgottenFile(tmp_path / NAME)
+    store.add([ONE])
+    store.close()
+    with sqlite3.connect(tmp_path / NAME) as db:
+        assert db.execute("PRAGMA application_id").fetchone() == (0x626C6F66,)
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("SELECT id, fingerprint FROM forgotten").fetchall() == [(1, ONE)]
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    with pytest.raises(StorageError, match=f"{NAME} of the .* has format version 2, and this"):
+        ForgottenFile(tmp_path / NAME).add([ONE])
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    for statement in ("CREATE TABLE other (number INTEGER)", "PRAGMA application_id = 7"):
+        (tmp_path / NAME).unlink(missing_ok=True)
+        with sqlite3.connect(tmp_path / NAME) as db:
+            db.execute(statement)
+        db.close()
+        before = (tmp_path / NAME).read_bytes()
+        with pytest.raises(StorageError, match="a database of something else"):
+            ForgottenFile(tmp_path / NAME).add([ONE])
+        assert (tmp_path / NAME).read_bytes() == before

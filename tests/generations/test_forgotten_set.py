@@ -1,0 +1,199 @@
+"""The forgotten requests of a run, over a store of the test's own."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from clock import Clock
+from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.generations import backoff, forgotten
+from scrapy_bloom.generations.forgotten import Forgotten
+
+
+class Store:
+    """Keeps the set in memory, and counts the questions."""
+
+    claims = False
+
+    def __init__(self) -> None:
+        self.held: set[bytes] = set()
+        self.fresh: list[bytes] = []
+        self.asked = 0
+        self.looks = 0
+        self.expired: list[float] = []
+        self.is_away = False
+        self.is_closed = False
+
+    def news(self) -> Iterable[bytes]:
+        self.looks += 1
+        if self.is_away:
+            raise OutageError("away")
+        found, self.fresh = self.fresh, []
+        self.held.update(found)
+        return found
+
+    def all(self) -> Iterable[bytes]:
+        return list(self.held)
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        self.held.update(fingerprints)
+
+    def take(self, fingerprint: bytes) -> bool:
+        self.asked += 1
+        if fingerprint not in self.held:
+            return False
+        self.held.remove(fingerprint)
+        return True
+
+    def has(self, fingerprint: bytes) -> bool:
+        self.asked += 1
+        return fingerprint in self.held
+
+    def remove(self, fingerprint: bytes) -> None:
+        self.asked += 1
+        self.held.discard(fingerprint)
+
+    def expire(self, secs: float) -> None:
+        self.expired.append(secs)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Moves the clocks on which looks and attempts are planned."""
+    clock = Clock(1000.0)
+    monkeypatch.setattr(forgotten, "monotonic", clock)
+    monkeypatch.setattr(backoff.time, "monotonic", clock)
+    return clock
+
+
+def pages(*numbers: int) -> list[bytes]:
+    return [b"page %d" % number for number in range(*numbers)]
+
+
+def test_an_empty_set_is_not_asked_about() -> None:
+    store = Store()
+    found = Forgotten(store)
+    assert found.is_empty
+    assert not found.take(b"page")
+    assert b"page" not in found
+    found.open()
+    assert (found.is_empty, found.has_claims, store.asked) == (True, False, 0)
+    found.add([b"page"])
+    assert not found.is_empty
+
+
+def test_only_what_may_be_in_it_is_asked_about() -> None:
+    store = Store()
+    found = Forgotten(store)
+    for start in (0, 4096, 20_480, 50_000):  # in three tables
+        found.add(pages(start, start + 100 if start == 50_000 else start + 4096))
+    for page in pages(10**6, 10**6 + 1000):
+        assert not found.take(page)
+        assert page not in found
+        found.remove([page])
+    assert store.asked < 3 * 3 * 40  # 1.4 % for each table
+    assert all(page in found for page in [*pages(8192), *pages(20_480, 24_576)])
+    assert all(map(found.take, pages(8192)))
+    assert not any(map(found.take, pages(8192)))
+
+
+def test_bits_grow_with_what_is_in() -> None:
+    store = Store()
+    found = Forgotten(store)
+    found.add(pages(100_000))
+    for page in pages(10**6, 10**6 + 1000):
+        assert not found.take(page)
+    assert store.asked < 100  # were it one small table, all would be asked about
+
+
+def test_what_others_add_is_looked_for_each_second(clock: Clock) -> None:
+    store = Store()
+    store.fresh = [b"before"]
+    found = Forgotten(store)
+    clock.now += 10_000
+    assert not found.take(b"before")  # not open yet
+    found.open()
+    assert (store.looks, found.is_empty) == (1, False)
+    store.fresh = [b"page", b"other"]
+    clock.now += 0.99
+    assert not found.take(b"page")
+    assert b"page" not in found
+    clock.now += 0.01
+    assert found.take(b"page")
+    assert store.looks == 2
+    store.fresh = [b"third"]
+    clock.now += 1
+    assert b"third" in found
+    assert store.looks == 3
+
+
+def test_a_server_that_is_away_is_asked_less_often(clock: Clock) -> None:
+    store = Store()
+    store.is_away = True
+    found = Forgotten(store)
+    found.open()
+    assert found.is_empty
+    clock.now += 0.9
+    found.take(b"page")
+    assert store.looks == 1
+    clock.now += 0.1
+    found.take(b"page")
+    assert store.looks == 2
+    store.is_away = False
+    store.fresh = [b"page"]
+    clock.now += 1
+    assert found.take(b"page")
+
+
+def test_an_attempt_that_takes_long_is_followed_by_a_longer_pause(clock: Clock) -> None:
+    assert backoff.next_attempt(clock.now) == clock.now
+    assert backoff.next_attempt(clock.now, 3.0) == clock.now + 3
+    assert backoff.next_attempt(clock.now - 2) == clock.now + 20
+    assert backoff.next_attempt(clock.now - 2, 3.0) == clock.now + 20
+    assert backoff.next_attempt(clock.now - 0.1, 3.0) == clock.now + 3
+
+
+def test_bits_are_made_anew_once_most_questions_are_in_vain() -> None:
+    store = Store()
+    found = Forgotten(store)
+    found.add(pages(10))
+    for page in pages(9):
+        assert found.take(page)
+    for _ in range(4096):
+        assert not found.take(b"page 0")
+    assert store.asked == 9 + 4096
+    assert not found.take(b"page 0")  # the last one that the old bits let through
+    assert not found.take(b"page 0")
+    assert store.asked == 9 + 4096 + 1
+    assert found.take(b"page 9")
+    found.add([b"page 0"])
+    assert found.take(b"page 0")
+    for _ in range(4096):  # counted from the beginning
+        found.take(b"page 0")
+    assert store.asked == 9 + 4096 + 1 + 2 + 4096
+
+
+def test_what_is_claimed_is_noted() -> None:
+    store = Store()
+    store.claims = True
+    found = Forgotten(store)
+    found.add([b"page"])
+    assert not found.has_claims
+    assert found.take(b"page")
+    assert found.has_claims
+
+
+def test_the_rest_goes_to_the_store() -> None:
+    store = Store()
+    found = Forgotten(store)
+    found.add([b"page", b"other"])
+    found.remove([b"page", b"never added"])
+    assert store.held == {b"other"}
+    assert not found.take(b"page")
+    found.expire(5.0)
+    assert store.expired == [5.0]
+    found.close()
+    assert store.is_closed

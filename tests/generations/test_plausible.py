@@ -1,0 +1,115 @@
+"""Figures of a generation that cannot be are refused, and no others."""
+
+import math
+
+import pytest
+
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry, classic_error_rate
+from scrapy_bloom.generations.plausible import check_generation, check_time
+from scrapy_bloom.generations.policy import Generation
+
+LAST = 253_402_300_799
+
+
+def generation(**changes: object) -> Generation:
+    figures = {"capacity": 20_000, "error_rate": 1e-3, "created_at": 1e9, "number": 5}
+    figures |= {"geometry": choose_geometry(20_000, 1e-3), **changes}
+    return Generation(**figures)
+
+
+ROOM = 16 * choose_geometry(20_000, 1e-3).num_bits
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"number": 2**32 - 1},
+        {"created_at": 0},
+        {"created_at": LAST, "open_until": LAST},
+        {"count": ROOM},
+        {
+            "geometry": Geometry(1, 1),
+            "capacity": 10**6,
+            "error_rate": 0.9999999,
+            "count": 16 * 10**6,
+        },
+    ],
+)
+def test_what_can_be(changes: dict[str, object]) -> None:
+    check_generation(generation(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"number": 0}, "its number is 0"),
+        ({"number": 2**32}, "its number is 4294967296"),
+        ({"created_at": -1}, "created_at is -1"),
+        ({"created_at": LAST + 1}, "created_at is"),
+        ({"created_at": math.nan}, "created_at is nan"),
+        ({"open_until": -0.1}, "open_until is -0.1"),
+        ({"open_until": math.inf}, "open_until is inf"),
+        ({"count": -1}, "its count is -1"),
+        ({"count": ROOM + 1}, "its count is"),
+        ({"capacity": 0}, "capacity is 0"),
+        ({"error_rate": math.nan}, "error_rate is nan"),
+        ({"geometry": Geometry(0, 10)}, "num_blocks is 0 and num_hashes 10; allowed"),
+        ({"geometry": Geometry(5, 0)}, "num_hashes 0; allowed"),
+        ({"geometry": Geometry(5, 65)}, "num_hashes 65; allowed"),
+        ({"geometry": Geometry(3, 10)}, "does not fit a capacity"),
+        ({"geometry": Geometry(40, 10)}, "does not fit a capacity"),
+    ],
+)
+def test_what_cannot_be(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_generation(generation(**changes))
+
+
+def test_the_oldest_generation_is_none_after_it() -> None:
+    check_generation(generation(), oldest=1)
+    check_generation(generation(), oldest=5)
+    for oldest in (0, 6):
+        with pytest.raises(ValueError, match=f"that of the oldest one {oldest}"):
+            check_generation(generation(), oldest=oldest)
+
+
+@pytest.mark.parametrize("num_hashes", [1, 64])
+def test_any_number_of_hashes_up_to_64(num_hashes: int) -> None:
+    rate = classic_error_rate(BLOCK_BITS, num_hashes, 800)
+    shape = Geometry(1, num_hashes)
+    check_generation(generation(geometry=shape, capacity=800, error_rate=rate * 1.001))
+
+
+def test_a_hundredth_is_left_for_other_roundings() -> None:
+    shape = Geometry(5, 10)
+    rate = classic_error_rate(shape.num_bits, 10, 20_000)
+    check_generation(generation(geometry=shape, error_rate=rate / 1.009))
+    with pytest.raises(ValueError, match="does not fit"):
+        check_generation(generation(geometry=shape, error_rate=rate / 1.011))
+
+
+def test_a_filter_of_two_blocks_may_be_half_empty() -> None:
+    for blocks, fits in ((1, True), (2, True), (3, False)):
+        found = generation(geometry=Geometry(blocks, 5), capacity=100)
+        if fits:
+            check_generation(found)
+        else:
+            with pytest.raises(ValueError, match="does not fit"):
+                check_generation(found)
+
+
+def test_half_the_size_is_not_enough() -> None:
+    shape = Geometry(8, 10)
+    half = classic_error_rate(shape.num_bits // 2, 10, 20_000)
+    check_generation(generation(geometry=shape, error_rate=half))
+    with pytest.raises(ValueError, match="does not fit"):
+        check_generation(generation(geometry=shape, error_rate=half * 1.0001))
+
+
+def test_times() -> None:
+    for value in (0, LAST):
+        check_time("it", value)
+    for value in (-1, LAST + 1):
+        with pytest.raises(ValueError, match=f"it is {value}, which is no time"):
+            check_time("it", value)

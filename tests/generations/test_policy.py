@@ -1,0 +1,246 @@
+"""How generations are sized and when they end: the figures, without any store."""
+
+import pytest
+
+from scrapy_bloom.filters.sizing import (
+    MAX_CAPACITY,
+    SMALLEST_ERROR_RATE,
+    block_error_rate,
+    choose_geometry,
+    expected_false_drops,
+)
+from scrapy_bloom.generations.policy import (
+    Generation,
+    Policy,
+    Size,
+    rate_asked,
+    unexpired,
+    window_of,
+)
+from scrapy_bloom.generations.status import FilterStatus, any_errs
+
+P = 1e-3
+INFINITE = float("inf")
+
+
+def generation(number: int = 1, **changes: object) -> Generation:
+    figures = {"capacity": 100, "error_rate": P, "created_at": 1000.0, "number": number}
+    figures |= changes
+    geometry = choose_geometry(figures["capacity"], figures["error_rate"])
+    return Generation(geometry=geometry, **figures)
+
+
+def sized(capacity: int, error_rate: float) -> Size:
+    return Size(capacity=capacity, error_rate=error_rate)
+
+
+class TestFirst:
+    @pytest.mark.parametrize(("on_full", "share"), [("grow", P / 2), ("close", P / 2), ("warn", P)])
+    def test_without_a_window(self, on_full: str, share: float) -> None:
+        policy = Policy(expected=1000, error_rate=P, on_full=on_full)
+        assert policy.first() == sized(1000, share)
+        assert policy.first(at_least=999) == sized(1000, share)
+        assert policy.first(at_least=5000) == sized(5000, share)
+
+    @pytest.mark.parametrize(
+        ("on_full", "capacity"), [("grow", 250), ("close", 1000), ("warn", 1000)]
+    )
+    def test_in_a_quarter_of_a_window(self, on_full: str, capacity: int) -> None:
+        policy = Policy(expected=1000, error_rate=P, on_full=on_full, window=100.0)
+        assert policy.first() == sized(capacity, pytest.approx(P / 12))
+        assert policy.first(at_least=3000) == sized(3000, pytest.approx(P / 12))
+
+    def test_it_leaves_room_for_the_others(self) -> None:
+        policy = Policy(expected=1000, error_rate=P, window=100.0)
+        others = [generation(error_rate=each) for each in (P / 2, P / 2.5)]
+        assert policy.first(others=others).error_rate == pytest.approx(P / 20)
+        assert policy.first(others=others[:1]).error_rate == pytest.approx(P / 12)
+        # Nothing is left: there is no better share than the usual one.
+        assert policy.first(others=[*others, *others]).error_rate == pytest.approx(P / 12)
+
+    def test_limits(self) -> None:
+        assert Policy(expected=2, error_rate=P, window=1.0).first().capacity == 1
+        most = Policy(expected=MAX_CAPACITY, error_rate=2e-19).first(at_least=2 * MAX_CAPACITY)
+        assert most == sized(MAX_CAPACITY, SMALLEST_ERROR_RATE)
+
+
+class TestNext:
+    def test_it_has_twice_the_room_at_half_of_what_is_left(self) -> None:
+        policy = Policy(expected=100, error_rate=P)
+        live = [generation(error_rate=P / 2), generation(2, capacity=200, error_rate=P / 4)]
+        assert policy.next(live) == sized(400, pytest.approx(P / 8))
+
+    def test_it_has_room_for_all_that_are_expected_now(self) -> None:
+        policy = Policy(expected=5000, error_rate=P)
+        live = [generation(error_rate=P / 2), generation(2, capacity=200, error_rate=P / 4)]
+        assert policy.next(live).capacity == 4700
+
+    @pytest.mark.parametrize(
+        ("rates", "share"),
+        [((P,), P / 2), ((P / 2, P / 2), P / 4), ((5 * P,), P / 2), ((P, P / 8), P / 16)],
+    )
+    def test_nothing_is_left(self, rates: tuple[float, ...], share: float) -> None:
+        live = [generation(number, error_rate=each) for number, each in enumerate(rates, 1)]
+        policy = Policy(expected=100, error_rate=P)
+        assert policy.next(live).error_rate == pytest.approx(share)
+
+    def test_within_a_quarter(self) -> None:
+        policy = Policy(expected=400, error_rate=P, window=100.0)
+        live = [generation(error_rate=P / 12), generation(2, error_rate=P / 24)]
+        assert policy.next(live) == sized(200, pytest.approx(P / 48))
+
+
+class TestGrowAt:
+    def test_at_its_capacity_if_it_may_grow(self) -> None:
+        live = [generation(), generation(2, capacity=200)]
+        for on_full, expected, at in (
+            ("grow", 300, 200),
+            ("warn", 300, INFINITE),
+            ("close", 299, INFINITE),
+            ("close", 301, 200),  # more than there is room for
+        ):
+            policy = Policy(expected=expected, error_rate=P, on_full=on_full)
+            assert policy.grow_at(live) == at
+
+    def test_within_a_window(self) -> None:
+        live = [generation(capacity=1000), generation(2, capacity=200)]
+        for on_full, expected, at in (
+            ("grow", 10**6, 200),
+            ("close", 200, INFINITE),
+            ("close", 201, 200),
+        ):
+            policy = Policy(expected=expected, error_rate=P, on_full=on_full, window=1.0)
+            assert policy.grow_at(live) == at
+            if on_full == "grow":
+                assert policy.next(live).capacity == 400
+
+
+def test_an_error_rate_that_is_more_than_asked_for() -> None:
+    policy = Policy(expected=100, error_rate=0.1)
+    assert not policy.is_exceeded(0.1)
+    assert not policy.is_exceeded(6 * (0.1 / 6))
+    assert not policy.is_exceeded(0.0999)
+    assert policy.is_exceeded(0.1 * (1 + 1e-8))
+
+
+class TestExpiry:
+    policy = Policy(expected=100, error_rate=P, window=100.0)
+    live = (
+        generation(1, open_until=1025.0),
+        generation(2, created_at=1025.0, open_until=1050.0),
+        generation(3, created_at=1040.0, open_until=1050.0),  # by growth
+        generation(4, created_at=1070.0, open_until=1095.0),  # after a pause
+    )
+
+    def test_a_window_after_its_end(self) -> None:
+        assert self.policy.open_until(1000.0) == 1025.0
+        for now, number in ((1125.0, 0), (1125.1, 1), (1140.0, 1), (1140.1, 2), (1150.0, 2)):
+            assert self.policy.expired(self.live, now) == number
+        assert self.policy.expired(self.live, 1150.1) == 3
+        assert self.policy.expired(self.live, 10**9) == 3  # the newest one stays
+
+    def test_the_next_one(self) -> None:
+        assert self.policy.next_expiry(self.live) == 1125.0
+        assert self.policy.next_expiry(self.live[1:]) == 1140.0
+        assert self.policy.next_expiry(self.live[3:]) == INFINITE
+
+    def test_without_a_window(self) -> None:
+        policy = Policy(expected=100, error_rate=P)
+        assert policy.open_until(1000.0) == 0
+        assert policy.expired(self.live, 10**9) == 0
+        assert policy.next_expiry(self.live) == INFINITE
+
+    def test_generations_of_before_there_was_one(self) -> None:
+        live = [generation(), generation(2, created_at=1010.0), *self.live[3:]]
+        assert self.policy.expired(live, 1110.1) == 1
+        assert self.policy.expired(live, 1170.0) == 1
+        assert self.policy.expired(live, 1170.1) == 2
+
+    def test_what_has_not_expired(self) -> None:
+        numbers = {
+            now: [each.number for each in unexpired(self.live, now)]
+            for now in (1000.0, 1125.0, 1125.1, 1150.1, 1195.0, 1195.1)
+        }
+        assert numbers == {
+            1000.0: [1, 2, 3, 4],
+            1125.0: [1, 2, 3, 4],
+            1125.1: [2, 3, 4],
+            1150.1: [4],
+            1195.0: [4],
+            1195.1: [],
+        }
+        assert len(unexpired(self.live, 1195.1, 1000.0)) == 4
+        assert len(unexpired([generation()], 10**9)) == 1
+
+    def test_the_window_that_they_were_made_with(self) -> None:
+        assert window_of(self.live) == 100.0
+        assert window_of(self.live[1:3]) == 100.0
+        assert window_of(self.live[:1]) == 100.0
+        assert window_of([generation()]) == 0.0
+        assert window_of([generation(1, open_until=1000.333)]) == 1.33
+
+
+def test_the_rate_that_a_filter_was_made_for() -> None:
+    grown = [generation(error_rate=P / 2), generation(2, error_rate=P / 4)]
+    assert rate_asked(grown) == rate_asked(grown, "grow") == rate_asked(grown, "close") == P
+    assert rate_asked([generation()], "warn") == P
+    assert rate_asked([generation()]) == 2 * P
+    quarters = [
+        generation(number, error_rate=each / 12, open_until=1025.0)
+        for number, each in ((1, P), (2, P / 2))
+    ]
+    assert rate_asked(quarters) == P
+    assert rate_asked([generation(error_rate=0.1), generation(2, error_rate=0.2)]) == 0.5
+
+
+def test_the_figures_of_a_generation() -> None:
+    full = generation(capacity=20_000, count=20_000)
+    shape = full.geometry[:2]
+    assert full.offered == 20_000
+    assert full.error_rate_now == block_error_rate(*shape, 20_000) <= P
+    assert full.expected_false_drops == expected_false_drops(*shape, 20_000)
+    assert 0.3 < full.fill_ratio < 0.6
+    over = generation(capacity=1000, count=20_000)
+    assert over.offered > 20_000
+    assert over.fill_ratio > full.fill_ratio
+    copy = over.figures
+    assert copy == over
+    over.count += 1
+    assert copy.count == 20_000
+    made = Generation.of(sized(100, P), 3, 5.0, open_until=7.0, count=2)
+    assert vars(made) == vars(
+        generation(3, created_at=5.0, open_until=7.0, count=2, capacity=100, error_rate=P)
+    )
+
+
+def test_the_figures_of_a_filter() -> None:
+    live = [
+        generation(1, capacity=10_000, count=10_000),
+        generation(2, capacity=20_000, count=20_000),
+        generation(3, capacity=40_000, count=10_000),
+    ]
+    kept = [generation(4, capacity=1000, count=1000)]
+    status = FilterStatus(location="here", generations=live, error_rate=P, volatile=kept)
+    assert (status.capacity, status.count, status.load) == (70_000, 40_000, 0.25)
+    assert status.nbytes == sum(each.geometry.nbytes for each in [*live, *kept])
+    bits = [each.geometry.num_bits for each in live]
+    fill = sum(each.fill_ratio * m for each, m in zip(live, bits, strict=True)) / sum(bits)
+    assert status.fill_ratio == pytest.approx(fill)
+    now = [each.error_rate_now for each in live]
+    assert status.error_rate_now == pytest.approx(any_errs([*now, kept[0].error_rate_now]))
+    drops = sum(each.expected_false_drops for each in [*live, *kept])
+    drops += now[0] * 20_000 + (now[0] + now[1]) * 10_000
+    assert status.expected_false_drops == pytest.approx(drops)
+    stored = FilterStatus.of("there", live[:2], "warn")
+    assert (stored.location, stored.error_rate) == ("there", 2 * P)
+    assert stored.generations == live[:2]
+    assert stored.generations[0] is not live[0]
+    assert FilterStatus.of("there", live[:2]).error_rate == 3 * P
+
+
+def test_one_of_several_errs() -> None:
+    assert any_errs([]) == 0
+    assert any_errs([0.5, 0.5, 0.5]) == pytest.approx(0.875)
+    assert any_errs([1e-20] * 3) == pytest.approx(3e-20)
+    assert any_errs([1.0, 0.5]) == pytest.approx(1)
+    assert any_errs([0.1, 0.2]) == pytest.approx(1 - 0.9 * 0.8)
