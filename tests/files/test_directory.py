@@ -121,6 +121,71 @@ def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None
     backend.close()
 
 
+def test_what_is_kept_is_told_if_the_settings_ask_for_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    make(tmp_path, capacity=100, error_rate=1e-3).close()
+    for changes, said in (
+        ({}, None),
+        ({"salt": None}, None),
+        ({"salt": bytes(16)}, "keeps the salt"),
+        ({"capacity": 99}, None),
+        ({"capacity": 101}, "made for 100 requests .* BLOOM_EXPECTED_REQUESTS = 101 counts"),
+        ({"capacity": 101, "window_secs": WINDOW}, None),
+        ({"error_rate": 1e-4}, "the error rate .* 0.0005; BLOOM_ERROR_RATE = 0.0001 is"),
+    ):
+        caplog.clear()
+        make(tmp_path, **{"capacity": 100, "error_rate": 1e-3, **changes}).close()
+        told = caplog.messages
+        assert len(told) == bool(said), told
+        assert not said or re.search(said, told[0])
+
+
+@pytest.mark.parametrize(("behind", "is_told"), [(1.0, False), (1.5, True), (600.0, True)])
+def test_a_clock_that_went_back_is_told_of(
+    behind: float, is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    make(tmp_path, clock, window_secs=WINDOW).close()
+    clock.now -= behind
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    backend.begin()
+    assert bool(caplog.messages) is is_told
+    assert not is_told or f"is {behind:.0f} seconds behind" in caplog.text
+    backend.close()
+
+
+def test_what_is_crawled_again_counts_once_in_the_newest_quarter(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    assert backend.add(b"page")
+    clock.now += WINDOW / 3
+    assert backend.add(b"other")
+    backend.forgotten.add([b"page"])
+    assert backend.add(b"page")
+    backend.forgotten.add([b"page"])
+    assert backend.add(b"page")  # it is in the newest one now
+    assert [each.count for each in backend.status().generations] == [1, 2]
+    backend.close()
+
+
+def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    backend.add(b"page")
+    backend.close()
+    clock.now += 2 * WINDOW
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    assert b"page" in backend
+    assert len(backend.status().generations) == 1
+    assert backend.status().generations[0].number == 1
+    backend.begin()
+    assert b"page" not in backend
+    assert backend.status().generations[-1].number == 2
+    backend.close()
+
+
 def test_many_at_once() -> None:
     backend = local_backend(None, capacity=100, error_rate=1e-9)
     backend.open()

@@ -207,6 +207,36 @@ def test_random_bytes_behind_the_magic(path: Path) -> None:
             FilterFile.open(path)
 
 
+def test_a_file_that_is_not_in_its_place_any_more(path: Path) -> None:
+    file = FilterFile.open(path)
+    assert file.is_in_place()
+    content = path.read_bytes()
+    path.unlink()
+    assert not file.is_in_place()
+    path.write_bytes(content)
+    assert not file.is_in_place()
+    file.close()
+    parent = path.parent
+    file = FilterFile.open(path)
+    parent.rename(parent.with_name("away"))
+    parent.write_text("a file")
+    assert not file.is_in_place()
+    file.close()
+    parent.unlink()
+    parent.with_name("away").rename(parent)
+
+
+def test_what_cannot_be_mapped_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*args: object, **options: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuses)
+    with pytest.raises(StorageError, match="opened for writing: Cannot allocate memory; the crawl"):
+        FilterFile.open(path)
+    with pytest.raises(StorageError, match="cannot be read: Cannot allocate memory$"):
+        FilterFile.open(path, readonly=True)
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be read: No such file"):
         FilterFile.open(tmp_path / "none.bloom")

@@ -122,6 +122,23 @@ def test_the_format_on_disk(tmp_path: Path) -> None:
         ForgottenFile(tmp_path / NAME).add([ONE])
 
 
+def test_an_older_version_of_ours_is_used(tmp_path: Path) -> None:
+    store = ForgottenFile(tmp_path / NAME)
+    store.add([ONE])
+    store.close()
+    again = ForgottenFile(tmp_path / NAME)
+    assert again.has(ONE)
+    again.close()
+
+
+def test_a_disk_that_fails_under_a_temporary_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ForgottenFile(None)
+    store.add([ONE])
+    with pytest.raises(StorageError, match="^the temporary file of the forgotten requests cannot"):
+        store._rows("no statement")
+    store.close()
+
+
 def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     for statement in ("CREATE TABLE other (number INTEGER)", "PRAGMA application_id = 7"):
         (tmp_path / NAME).unlink(missing_ok=True)
