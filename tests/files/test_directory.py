@@ -32,7 +32,7 @@ def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
         check_free(tmp_path)
     backend.begin()
     backend._store.unlock()
-    with pytest.raises(UncleanShutdownError, match="was not closed by its last one"):
+    with pytest.raises(UncleanShutdownError, match=f"^{tmp_path} is in use by a crawl, or"):
         check_free(tmp_path)
     backend.close()
     check_free(tmp_path)
@@ -45,6 +45,15 @@ def test_one_of_a_job_that_was_killed(tmp_path: Path) -> None:
         check_free(tmp_path / "bloom")
     Job(tmp_path).end()
     check_free(tmp_path / "bloom")
+
+
+def test_a_killed_job_without_a_filter_has_no_number_of_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Job(tmp_path).begin()
+    make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
+    (told,) = caplog.messages
+    assert "What was recorded is kept; requests" in told
 
 
 def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.job.recovery import Job
+from servers import wait_for
 
 
 def fingerprints(number: int) -> list[bytes]:
@@ -195,6 +196,23 @@ def test_more_than_it_may_hold_is_settled_sooner(tmp_path: Path) -> None:
     again.open()
     assert all(each in again for each in many)
     again.close()
+
+
+def test_a_long_one_wakes_up_the_thread_that_settles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scrapy_bloom.files.journal._LONG", 10)
+    before = set(threading.enumerate())
+    backend = crash_safe(tmp_path)
+    backend.open()
+    backend.begin()
+    (syncer,) = set(threading.enumerate()) - before
+    assert syncer.name == "scrapy_bloom sync"
+    assert syncer.daemon  # else a crawl that dies would go on
+    assert all(map(backend.add, fingerprints(10)))
+    wait_for(lambda: read_journal(tmp_path / "bloom") == [], lambda: "not settled")
+    backend.close()
+    assert not syncer.is_alive()
 
 
 def test_a_disk_that_is_full_costs_no_count_and_is_told_of_once(

@@ -106,6 +106,8 @@ class TestGrowth:
             "The filter is full with 100 requests and grows: generation 2 has room for 200 more at "
             f"error rate 0.00025, in {nbytes:,} bytes"
         )
+        life.grow()
+        assert "with 100 requests and grows: generation 3 has room for 400 more" in caplog.text
 
     @pytest.mark.parametrize(("capacity", "more"), [(50, 1), (199, 1), (1000, 10)])
     def test_another_crawl_is_making_the_next_one(
