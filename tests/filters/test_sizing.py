@@ -74,9 +74,9 @@ def test_a_geometry_keeps_its_promise_and_wastes_no_block(n: int, p: float) -> N
         assert min(rates) > p
 
 
-def test_block_error_rate_is_the_mean_over_the_block_loads() -> None:
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (3, 2), (4000, 7)])
+def test_block_error_rate_is_the_mean_over_the_block_loads(n: int, k: int) -> None:
     # Two blocks: the loads are binomial, summed here by the definition.
-    n, k = 4000, 7
     total = sum(
         math.comb(n, load) / 2**n * classic_error_rate(BLOCK_BITS, k, load) for load in range(n + 1)
     )

@@ -229,15 +229,20 @@ class TestTurns:
 
     def test_there_is_no_room(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
         life, store, _ = made(clock, window=WINDOW)
-        store.answers = [NoRoomError("full")]
+        store.answers = [NoRoomError("full"), True, NoRoomError("full again")]
         clock.now = 1110.0
         life.turn()
         assert store.live[0].open_until == 1210.0
         assert life.due_at == 1110 + WINDOW / 100
         assert "remembered for longer than BLOOM_WINDOW_SECS" in caplog.text
+        assert "No room for a new generation: full. Requests" in caplog.text
         clock.now = 1114.0
         life.turn()
         assert len(store.live) == 2
+        caplog.clear()
+        clock.now = 1300.0
+        life.turn()
+        assert "No room for a new generation: full again." in caplog.text
 
     def test_another_crawl_is_making_it(
         self, clock: Clock, caplog: pytest.LogCaptureFixture

@@ -142,6 +142,7 @@ class TestExpiry:
     def test_the_next_one(self) -> None:
         assert self.policy.next_expiry(self.live) == 1125.0
         assert self.policy.next_expiry(self.live[1:]) == 1140.0
+        assert self.policy.next_expiry([self.live[0], self.live[3]]) == 1125.0
         assert self.policy.next_expiry(self.live[3:]) == INFINITE
 
     def test_without_a_window(self) -> None:

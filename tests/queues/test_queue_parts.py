@@ -193,7 +193,9 @@ class TestConflicts:
         queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
         check_no_database(tmp_path)
         assert not has_waiting(tmp_path)
-        for name in "abc":
+        push(queue, "a")
+        assert has_waiting(tmp_path)
+        for name in "bc":
             push(queue, name)
         assert queue.take()
         for in_redis, said in ((False, "3 requests .* not know of them"), (True, "BLOOM_QUEUE is")):
@@ -236,6 +238,17 @@ class TestConflicts:
         monkeypatch.setattr(Path, "exists", refuses)
         with pytest.raises(StorageError, match=f"{tmp_path} cannot be read: Permission denied;"):
             check_no_disk_queue(tmp_path)
+
+
+def test_the_newest_request_of_a_database(tmp_path: Path) -> None:
+    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
+    assert queue.newest() is None
+    rows = [push(queue, name, newest_first=False) for name in "abc"]
+    assert unpacked(queue.newest()) == {"name": "c"}
+    queue.done(rows[2])
+    assert unpacked(queue.newest()) == {"name": "b"}
+    queue.close()
+    queue.close()  # again is no harm
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
