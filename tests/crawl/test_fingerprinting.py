@@ -16,12 +16,9 @@ from scrapy_redis.dupefilter import RFPDupeFilter
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function, plain_fingerprint
 
-Fingerprint = Callable[[Request], bytes]
 
-
-@pytest.fixture(scope="module")
-def fast() -> Fingerprint:
-    return fingerprint_function(RequestFingerprinter())
+def fast(request: Request) -> bytes:
+    return fingerprint_function(RequestFingerprinter())(request)
 
 
 URLS = st.builds(
@@ -35,8 +32,9 @@ URLS = st.builds(
 )
 
 
-def test_the_fast_way_is_taken_with_this_version_of_scrapy(fast: Fingerprint) -> None:
-    assert fast.__module__ == "scrapy_bloom.crawl.fingerprinting"
+def test_the_fast_way_is_taken_with_this_version_of_scrapy() -> None:
+    function = fingerprint_function(RequestFingerprinter())
+    assert function.__module__ == "scrapy_bloom.crawl.fingerprinting"
 
 
 @given(
@@ -45,9 +43,9 @@ def test_the_fast_way_is_taken_with_this_version_of_scrapy(fast: Fingerprint) ->
     st.one_of(st.none(), st.binary(max_size=30), st.text(max_size=10)),
     st.booleans(),
 )
-@settings(max_examples=500)
+@settings(max_examples=250)
 def test_the_same_as_scrapys(
-    fast: Fingerprint, url: str, method: str, body: bytes | str | None, verbatim: bool
+    url: str, method: str, body: bytes | str | None, verbatim: bool
 ) -> None:
     meta = {"verbatim_url": True} if verbatim else None
     try:
@@ -90,9 +88,9 @@ PLAIN_URLS = st.builds(
 
 
 @given(PLAIN_URLS, st.sampled_from(["GET", "GET", "POST"]), st.sampled_from([b"", b"", b"body"]))
-@settings(max_examples=1000)
+@settings(max_examples=500)
 def test_the_same_as_scrapys_for_urls_like_the_canonical_ones(
-    fast: Fingerprint, url: str, method: str, body: bytes
+    url: str, method: str, body: bytes
 ) -> None:
     try:
         request = Request(url, method=method, body=body)
@@ -162,12 +160,12 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("url", PLAIN)
-def test_urls_of_which_nothing_has_to_be_made(fast: Fingerprint, url: str) -> None:
+def test_urls_of_which_nothing_has_to_be_made(url: str) -> None:
     assert plain_fingerprint(url) == fast(Request(url)) == fingerprint(Request(url))
 
 
 @pytest.mark.parametrize("url", OTHERS)
-def test_urls_that_are_left_to_w3lib(fast: Fingerprint, url: str) -> None:
+def test_urls_that_are_left_to_w3lib(url: str) -> None:
     assert plain_fingerprint(url) is None
     with contextlib.suppress(ValueError):  # a port that is none
         assert fast(Request(url)) == fingerprint(Request(url))
@@ -210,7 +208,7 @@ def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | 
     ],
     ids=["form", "json", "headers", "long"],
 )
-def test_other_kinds_of_request(fast: Fingerprint, request_: Request) -> None:
+def test_other_kinds_of_request(request_: Request) -> None:
     assert fast(request_) == fingerprint(request_)
 
 
