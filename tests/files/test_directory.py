@@ -195,6 +195,14 @@ def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
     backend.close()
 
 
+def test_where_it_is_is_told_by_its_file_or_its_directory(tmp_path: Path) -> None:
+    backend = make(tmp_path, capacity=10)
+    assert backend.status().location == str(tmp_path / "generation-0001.bloom")
+    backend.add_many(fps(11))
+    assert backend.status().location == f"{tmp_path} (2 generations)"
+    backend.close()
+
+
 def test_many_at_once() -> None:
     backend = local_backend(None, capacity=100, error_rate=1e-9)
     backend.open()

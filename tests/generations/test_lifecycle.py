@@ -118,7 +118,8 @@ class TestGrowth:
         store.live[0].count = capacity + 3
         life.grow()
         assert life.grow_at == capacity + 3 + more
-        assert life.status("here", store.live).errors == 0
+        status = life.status("here", store.live)
+        assert (status.location, status.errors, status.failure) == ("here", 0, "")
         assert not caplog.records
 
     @pytest.mark.parametrize(("capacity", "more"), [(10, 1), (39, 1), (1000, 50)])

@@ -42,6 +42,8 @@ def test_how_it_stands(shared: InRedis) -> None:
     seconds, microseconds = shared.server.send("TIME")
     assert 0 <= int(seconds) + int(microseconds) / 1e6 - state.ended_at < 600
     assert first.ended_at == state.ended_at
+    first.close()
+    assert first.ended_at == state.ended_at
 
 
 def test_a_worker_without_a_name(shared: InRedis) -> None:
