@@ -56,6 +56,8 @@ class TestFirst:
         assert policy.first(others=others).error_rate == pytest.approx(P / 20)
         assert policy.first(others=others[:1]).error_rate == pytest.approx(P / 12)
         # Nothing is left: there is no better share than the usual one.
+        half = Policy(expected=1000, error_rate=0.5, window=100.0)
+        assert half.first(others=[generation(error_rate=0.5)]).error_rate == 0.5 / 12
         assert policy.first(others=[*others, *others]).error_rate == pytest.approx(P / 12)
 
     def test_limits(self) -> None:
