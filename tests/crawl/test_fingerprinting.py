@@ -278,7 +278,10 @@ def of_url(part: str) -> Callable[[Request], bool]:
     [
         *(of_url(f"{char}") for char in "AZaz09_~!$&'()*+,:=@-"),  # in a path that stays as it is
         *(of_url(part) for part in ("%00", "%1F", "%20", "%FF", "~&", "+_", "=+", "a.b", "a-=")),
-        *(of_url(part) for part in ("#x", "#!", ":8080", "http:", "data:text/plain,x", "0x7f")),
+        *(
+            of_url(part)
+            for part in ("#x", "#!", "/!$", ":8080", "http:", "data:text/plain,x", "0x7f")
+        ),
         *(of_url(part) for part in ("user:pass@", ":443/", "%7Ehome/../", "%zz", "%20b/")),
         lambda request: request.url == "https://example.com",
         lambda request: request.method in {"POST", "PUT"},

@@ -195,6 +195,18 @@ def test_without_a_crawl_nothing_turns(tmp_path: Path) -> None:
     backend.close()
 
 
+@pytest.mark.parametrize("is_in_memory", [False, True])
+def test_an_empty_quarter_goes_on_as_the_next_one(tmp_path: Path, is_in_memory: bool) -> None:
+    clock = Clock()
+    backend = make(None if is_in_memory else tmp_path, clock, window_secs=WINDOW)
+    backend.begin()
+    clock.now += WINDOW
+    assert backend.add(b"page")
+    (only,) = backend.status().generations
+    assert (only.number, only.open_until) == (1, clock.now + WINDOW / 4)
+    backend.close()
+
+
 def test_where_it_is_is_told_by_its_file_or_its_directory(tmp_path: Path) -> None:
     backend = make(tmp_path, capacity=10)
     assert backend.status().location == str(tmp_path / "generation-0001.bloom")

@@ -76,7 +76,7 @@ def test_what_was_forgotten_long_ago_expires(path: Path | None) -> None:
     store.close()
 
 
-def test_it_is_used_in_another_thread_than_it_was_opened_in(path: Path | None) -> None:
+def test_it_is_used_in_other_threads_than_it_was_opened_in(path: Path | None) -> None:
     store = ForgottenFile(path)
     store.add([ONE])
     found: list[bool] = []
