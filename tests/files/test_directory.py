@@ -176,6 +176,11 @@ def test_what_is_crawled_again_counts_once_in_the_newest_quarter(tmp_path: Path)
     backend.forgotten.add([b"page"])
     assert backend.add(b"page")  # it is in the newest one now
     assert [each.count for each in backend.status().generations] == [1, 2]
+    for _ in range(2):  # met of late
+        assert not backend.add(b"other")
+    backend.forgotten.add([b"other"])
+    assert backend.add(b"other")
+    assert not backend.add(b"other")
     backend.close()
 
 

@@ -35,12 +35,22 @@ class TestImport:
         backend.close()
         assert (job / "requests.seen").read_bytes() == content
         assert "Imported 500 requests" in caplog.text
+        assert [each.number for each in backend.status().generations] == [1]
         # Only once: what Scrapy's filter records later is not ours.
         caplog.clear()
         (job / "requests.seen").write_bytes(content + b"\x00\x01x")
         backend = make(job / "bloom", job_dir=job)
         assert backend.status().count == 500
         assert b"x" not in backend
+        backend.close()
+
+    def test_not_after_a_filter_was_set_aside(self, job: Path) -> None:
+        """What it held is to be crawled again."""
+        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
+        (job / "bloom").mkdir()
+        (job / "bloom/generation-0001.bloom.set-aside-20260101-000000").touch()
+        backend = make(job / "bloom", job_dir=job)
+        assert backend.status().count == 0
         backend.close()
 
     def test_a_cut_off_record_is_told(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -129,6 +129,16 @@ class TestUncleanShutdown:
         make(job / "bloom", job_dir=job).close()
         assert not (job / "requests.queue").exists()
 
+    def test_a_queue_that_looks_open_is_none_after_a_clean_run(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        backend.close()
+        (job / "requests.queue/p0").write_bytes(b"request")
+        os.utime(job / "requests.queue/active.json", (1, 1))
+        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
+        assert b"page" in backend
+        backend.close()
+
     def test_a_clean_run_leaves_no_mark(self, job: Path) -> None:
         backend = make(job / "bloom", job_dir=job)
         add(backend, b"page")

@@ -180,7 +180,7 @@ class TestGrowth:
         for name in files(tmp_path)[:-1]:
             (tmp_path / name).rename(tmp_path / "away")
             before = {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
-            with pytest.raises(FilterFileError, match="does not hold all generations"):
+            with pytest.raises(FilterFileError, match=f"^{tmp_path} does not hold all generations"):
                 make(tmp_path)
             assert before == {each: (tmp_path / each).read_bytes() for each in files(tmp_path)}
             (tmp_path / "away").rename(tmp_path / name)
