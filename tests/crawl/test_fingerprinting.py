@@ -287,7 +287,14 @@ def of_url(part: str) -> Callable[[Request], bool]:
         lambda request: request.url == "http://0x7f.1/",
         lambda request: request.method == "POST",
         lambda request: request.method == "PUT" and b"\xff" in request.body,
+        lambda request: request.body == b'\x00"body"\xff',
         lambda request: request.body == "ü".encode(),
+        *(
+            lambda request, start=start: request.url.startswith(start)
+            for start in ("https://example.com/a%20b/", "https://user:", "https://example.com/%22")
+        ),
+        lambda request: request.url == "https://example.com/?b=2&a=1",
+        lambda request: request.headers.get("X-Header") == b"1",
         lambda request: "X-Header" in request.headers,
         lambda request: request.cookies == {"c": "1"},
         lambda request: '"' in request.url or "%22" in request.url,

@@ -212,6 +212,27 @@ def test_an_empty_quarter_goes_on_as_the_next_one(tmp_path: Path, is_in_memory: 
     backend.close()
 
 
+def test_what_is_taken_is_gone_unless_it_is_claimed(tmp_path: Path) -> None:
+    for claims in (False, True):
+        options = {"claims": True} if claims else {}
+        for expected in (True, claims):
+            backend = make(tmp_path / str(claims), **options)
+            if expected and b"page" not in backend:
+                backend.add(b"page")
+                backend.forgotten.add([b"page"])
+            assert backend.add(b"page") is expected
+            backend.close()
+
+
+def test_a_window_that_is_given_up(tmp_path: Path) -> None:
+    clock = Clock()
+    make(tmp_path, clock, window_secs=WINDOW).close()
+    backend = make(tmp_path, clock)
+    backend.begin()
+    assert backend.status().generations[0].open_until == 0
+    backend.close()
+
+
 def test_where_it_is_is_told_by_its_file_or_its_directory(tmp_path: Path) -> None:
     backend = make(tmp_path, capacity=10)
     assert backend.status().location == str(tmp_path / "generation-0001.bloom")

@@ -182,6 +182,10 @@ class TestTurns:
         assert life.due_at == 1500
         assert not forgotten.expired
 
+    def test_a_window_of_a_second_is_one(self, clock: Clock) -> None:
+        assert made(clock, window=1.0)[0].has_window
+        assert made(clock, window=0.5)[0].due_at == 1000.125
+
     def test_a_quarter_has_room_for_what_came_in_the_last(self, clock: Clock) -> None:
         life, store, _ = made(clock, window=WINDOW)
         store.live[0].count = 25
