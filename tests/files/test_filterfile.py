@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import FilterFileError, StorageError
-from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration
+from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, clip
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.policy import Origin
@@ -55,6 +55,7 @@ def test_everything_comes_back(path: Path) -> None:
     assert is_read(path, count=3)
     file = FilterFile.open(path)
     assert [fp in file.filter for fp in (b"a", b"b", b"c", b"d")] == [True, True, True, False]
+    assert (file.filter.capacity, file.filter.error_rate) == (20_000, 1e-6)
     file.close()
 
 
@@ -129,6 +130,7 @@ def test_long_names_are_clipped(tmp_path: Path) -> None:
     header = FileGeneration.at(tmp_path / "long.bloom").origin
     assert header.spider == "ä" * 512
     assert header.fingerprinter == "x" * 1024
+    assert clip("x" + "ä" * 1000) == "x" + "ä" * 511  # never half a letter
 
 
 def test_names_that_are_no_utf_8_are_read_as_well_as_may_be(path: Path) -> None:

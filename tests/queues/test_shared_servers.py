@@ -11,6 +11,7 @@ from redis_filters import messages
 from request_queues import InRedis, name_of, names, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.queues.queue import unpacked
 from scrapy_bloom.queues.redis import SharedRequests
 
 INFO = logging.INFO
@@ -118,6 +119,9 @@ def test_a_server_that_is_set_back_gets_what_it_has_lost(
     own: InRedis, server: servers.Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     workers = [own.open() for _ in range(2)]
+    recorded: list[bytes] = []
+    for worker in workers:
+        worker._record = recorded.append
     assert workers[0].claim_start()
     for number in range(4):
         push(workers[number % 2], f"old {number}")
@@ -130,6 +134,7 @@ def test_a_server_that_is_set_back_gets_what_it_has_lost(
     workers[0].end_start(workers[0].id, is_through=True)
     expected = sorted([f"old {n}" for n in range(4)] + [f"new {n}" for n in range(4)])
     assert drained(*workers) == expected
+    assert {unpacked(each)["name"] for each in recorded} == {f"new {n}" for n in range(4)}
     assert workers[0].ended_at
     assert len([line for line in messages(caplog, INFO) if "2 requests are pending" in line]) == 2
 

@@ -91,6 +91,25 @@ def test_a_server_that_ends_each_lease_at_once_is_told_of(
     assert len(rejoined) == shared_requests._MOST_REJOINS == 10
 
 
+def test_the_server_is_told_before_more_are_in_flight_than_may_be(
+    shared: InRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = shared.connect(), shared.connect()
+    options = {"by_slot": False, "lease_secs": 600.0, "most_in_flight": 2, "prefetch": 4}
+    queue = shared_requests.SharedRequests(*servers, shared.key, **options)
+    asked: list[int] = []
+    ask = queue._ask
+    monkeypatch.setattr(
+        queue, "_ask", lambda active: (asked.append(len(queue._slots)), ask(active))
+    )
+    for name in "abcdefgh":
+        push(queue, name)
+    for _ in range(4):
+        assert queue.take()
+    assert asked == [0, 2, 3]
+    queue._lease.end()
+
+
 def test_what_is_not_held_is_not_removed(shared: InRedis) -> None:
     queue = shared.open()
     push(queue, "a")
