@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clock import Clock
-from request_queues import push
+from request_queues import name_of, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.queues import lease, recent
@@ -198,6 +198,8 @@ class TestConflicts:
         for name in "bc":
             push(queue, name)
         assert queue.take()
+        with pytest.raises(StorageError, match="3 requests .* not know of them"):
+            check_no_database(tmp_path)
         for in_redis, said in ((False, "3 requests .* not know of them"), (True, "BLOOM_QUEUE is")):
             with pytest.raises(StorageError, match=said):
                 check_no_database(tmp_path, in_redis=in_redis)
@@ -238,6 +240,21 @@ class TestConflicts:
         monkeypatch.setattr(Path, "exists", refuses)
         with pytest.raises(StorageError, match=f"{tmp_path} cannot be read: Permission denied;"):
             check_no_disk_queue(tmp_path)
+
+
+def test_the_slot_with_the_fewest_downloads_is_next(tmp_path: Path) -> None:
+    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
+    for slot in "abc" * 3:
+        push(queue, slot, slot=slot)
+    for counts, slot in (
+        ({"a": 1, "b": 1, "c": 0}, "c"),
+        ({"a": 1, "b": 0, "c": 0}, "b"),  # after c comes a, which has one
+        ({"a": 2, "b": 2, "c": 1}, "c"),
+        ({"a": 2, "b": 1, "c": 1}, "b"),
+        ({"a": 3, "b": 3, "c": 3}, "c"),
+    ):
+        assert name_of(queue.take(counts.__getitem__)) == slot
+    queue.close()
 
 
 def test_the_newest_request_of_a_database(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_the_server_is_told_before_more_are_in_flight_than_may_be(
         assert queue.take()
     assert asked == [0, 2, 3]
     queue._lease.end()
+
+
+def test_an_empty_queue_is_not_asked_again_at_once(shared: InRedis) -> None:
+    queue = shared.open()
+    before = time.monotonic()
+    assert queue.take() is None
+    assert queue._look_again >= before + 0.25
 
 
 def test_what_is_not_held_is_not_removed(shared: InRedis) -> None:
