@@ -233,6 +233,16 @@ def test_a_window_that_is_given_up(tmp_path: Path) -> None:
     backend.close()
 
 
+def test_what_is_forgotten_needs_no_room_in_a_full_filter() -> None:
+    backend = local_backend(None, capacity=10, error_rate=1e-9)
+    backend.open()
+    assert backend.add_many(fps(10)) == 10
+    backend.forgotten.add(fps(1))
+    assert backend.add_many(fps(10)) == 1
+    assert len(backend.status().generations) == 1
+    backend.close()
+
+
 def test_where_it_is_is_told_by_its_file_or_its_directory(tmp_path: Path) -> None:
     backend = make(tmp_path, capacity=10)
     assert backend.status().location == str(tmp_path / "generation-0001.bloom")

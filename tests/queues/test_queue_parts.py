@@ -257,6 +257,24 @@ def test_the_slot_with_the_fewest_downloads_is_next(tmp_path: Path) -> None:
     queue.close()
 
 
+def test_the_first_slot_is_that_of_the_first_name(tmp_path: Path) -> None:
+    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
+    for slot in ("b", "A"):
+        push(queue, slot, slot=slot)
+    assert name_of(queue.take()) == "A"
+    queue.close()
+
+
+def test_a_database_is_used_in_another_place_than_it_was_opened_in(tmp_path: Path) -> None:
+    """A shell opens it in one thread and uses it in another."""
+    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
+    thread = threading.Thread(target=lambda: push(queue, "a"))
+    thread.start()
+    thread.join(WAIT)
+    assert name_of(queue.take()) == "a"
+    queue.close()
+
+
 def test_the_newest_request_of_a_database(tmp_path: Path) -> None:
     queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
     assert queue.newest() is None
