@@ -259,8 +259,10 @@ class FileGenerations(MemoryGenerations):
     def _close_discarded(self) -> None:
         while self._discarded:
             file = self._discarded.pop()
+            is_left = file.is_in_place()  # Windows removes no file that is mapped
             file.close()
-            _remove(file)  # once more: Windows removes no file that is mapped
+            if is_left:
+                _remove(file)
 
 
 def _remove(file: FilterFile) -> None:

@@ -77,7 +77,7 @@ class FilterFile(FileGeneration, LocalGeneration):
         path = new.path
         if path.exists():
             raise StorageError(f"{path} exists already; it is not replaced")
-        draft = path.with_name(path.name + ".tmp")
+        begun = draft = path.with_name(path.name + ".tmp")
         size = HEADER_BYTES + new.geometry.nbytes
         try:
             _reserve(draft, size)
@@ -87,12 +87,11 @@ class FilterFile(FileGeneration, LocalGeneration):
                 file.count = fill(file.filter) if fill else 0
                 file.save()
                 file.sync()
-            draft.rename(path)  # closed, since Windows renames no file that is open
+            begun = draft.rename(path)  # closed, since Windows renames no file that is open
             created = cls.open(path)
         except BaseException as error:
-            for begun in (draft, path):
-                with contextlib.suppress(OSError):
-                    begun.unlink()
+            with contextlib.suppress(OSError):
+                begun.unlink()
             if isinstance(error, OSError):
                 raise StorageError(_no_room(path, size, error)) from error
             raise

@@ -130,6 +130,19 @@ def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None
     backend.close()
 
 
+def test_what_stands_in_the_place_of_an_expired_file_is_left_there(tmp_path: Path) -> None:
+    clock = Clock()
+    backend = make(tmp_path, clock, window_secs=WINDOW)
+    for number in range(6):  # two windows
+        assert backend.add(b"page %d" % number)
+        clock.now += WINDOW / 3
+    first = tmp_path / "generation-0001.bloom"
+    assert not first.exists()
+    first.write_text("mine")
+    backend.close()
+    assert first.read_text() == "mine"
+
+
 def test_what_is_kept_is_told_if_the_settings_ask_for_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
