@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,8 +14,8 @@ BEGIN, END = "<!-- written by tests/mutants/page.py -->", "<!-- until here -->"
 def tables() -> str:
     """Return a row for each module and package, and the survivors with their reasons."""
     baseline = json.loads(BASELINE.read_text("utf-8"))
-    rows = ["| module | mutants | killed | survived | of them equivalent | score |"]
-    rows.append("|---|---:|---:|---:|---:|---:|")
+    rows = ["| module | mutants | run | killed | survived | of them equivalent | score |"]
+    rows.append("|---|---:|---:|---:|---:|---:|---:|")
     packages: dict[str, list[str]] = {}
     for module in baseline:
         packages.setdefault(module.partition("/")[0], []).append(module)
@@ -27,12 +28,14 @@ def tables() -> str:
 
 
 def _row(name: str, figures: list[dict]) -> str:
+    made = sum(each["made"] for each in figures)
     mutants = sum(each["mutants"] for each in figures)
     survivors = [survivor for each in figures for survivor in each["survivors"]]
     equivalent = sum(bool(each["reason"]) for each in survivors)
     killed = mutants - len(survivors)
     score = f"{int(1000 * killed / mutants) / 10} %"
-    return f"| {name} | {mutants} | {killed} | {len(survivors)} | {equivalent} | {score} |"
+    figures_told = (made, mutants, killed, len(survivors), equivalent, score)
+    return f"| {name} | {' | '.join(map(str, figures_told))} |"
 
 
 def page() -> str:
@@ -42,9 +45,13 @@ def page() -> str:
 
 
 def write_page() -> None:
-    if PAGE.exists():
-        PAGE.write_text(page(), "utf-8")
+    """Write them into the page."""
+    PAGE.write_text(page(), "utf-8")
 
 
 if __name__ == "__main__":
-    write_page()
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+        sys.stdout.write(page())
+    else:
+        write_page()

@@ -2,15 +2,19 @@
 
 It leaves out decorated functions, so properties are spelled out; and results that are cached would
 be those of before the mutation. What a message says is not mutated: messages are tested for what
-they name, not word by word.
+they name, not word by word. It leaves out texts in triple quotes, so all of several words get them.
 """
 
 import ast
+import io
+import re
+import tokenize
 from pathlib import Path
 
 _CACHES = ("lru_cache", "cache")
 _MUTATED_AS_THEY_ARE = ("staticmethod", "classmethod")
 _NO_MUTATION = "  # pragma: no mutate"
+_WORDS = re.compile(r"""(["'])([^"'\\]* [^"'\\]*)\1""")  # a text of several
 
 
 def prepare(source: Path, target: Path) -> None:
@@ -18,7 +22,9 @@ def prepare(source: Path, target: Path) -> None:
     for path in sorted(source.rglob("*.py")):
         copy = target / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(prepared(path.read_text("utf-8")), "utf-8")
+        text = prepared(path.read_text("utf-8"))
+        if not copy.exists() or copy.read_text("utf-8") != text:  # else its mutants stay
+            copy.write_text(text, "utf-8")
     (target / "py.typed").touch()
 
 
@@ -34,6 +40,11 @@ def prepared(text: str) -> str:
     """
     tree = ast.parse(text)
     lines = text.split("\n")
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(text).readline))):
+        if token.type == tokenize.STRING and (words := _WORDS.fullmatch(token.string)):
+            (row, start), (_, end) = token.start, token.end
+            line = lines[row - 1]
+            lines[row - 1] = f'{line[:start]}"""{words[2]}"""{line[end:]}'
     for node in ast.walk(tree):
         if _is_message(node):
             for number in range(node.lineno - 1, node.end_lineno):
