@@ -97,7 +97,7 @@ class BloomCommand(ScrapyCommand):
         except KeyboardInterrupt:
             self._fail("interrupted")
         except (BloomError, OSError) as error:
-            if not _is_broken_pipe(error):
+            if not is_broken_pipe(error):
                 self._fail(str(error))
                 return
             # Whoever read the output has enough of it. What is still to be written must not fail
@@ -113,10 +113,10 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
 
 
-def _is_broken_pipe(error: Exception) -> bool:
+def is_broken_pipe(error: Exception) -> bool:
     """Return whether nobody reads the output any more; Windows says it in other words."""
     if sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL:
-        return True
+        return error.filename is None  # else it is a name that no file can have
     return isinstance(error, BrokenPipeError)
 
 

@@ -186,7 +186,8 @@ class Job:
         return True
 
     def _log_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
-        if not self.was_machine_restarted:
+        restarted = self.was_machine_restarted
+        if restarted is False or (restarted is None and is_behind_queue):
             logger.info(
                 "%s. Its queue survives that: nothing is lost, and what was under way then is "
                 "crawled again",
@@ -196,6 +197,7 @@ class Job:
         assert self.database is not None
         files = (self.database, beside(self.database)[0])
         written_at = max(file.stat().st_mtime for file in files if file.exists())
+        until = "until" if restarted else "if"
         logger.warning(
             "%s. Its queue on the disk is that of %s: %s. To crawl everything again, stop this "
             "crawl and give it another JOBDIR (and another BLOOM_DIR or BLOOM_REDIS_KEY, if one is "
@@ -204,8 +206,8 @@ class Job:
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at)),
             "what was crawled after that is crawled again, and no page is lost"
             if is_behind_queue
-            else "requests recorded after that, until the machine went down, may look seen and be "
-            "nowhere, and are not crawled",
+            else f"requests recorded after that, {until} the machine went down, may look seen and "
+            "be nowhere, and are not crawled",
         )
 
     def _warn_that_the_queue_is_lost(
@@ -236,6 +238,8 @@ class Job:
             return f"{self.database} is empty: the requests that waited there are lost"
         name = name or self.path or ""
         why = "it was killed, or ran out of memory"
+        if self.was_machine_restarted is None:
+            why += ", or the machine went down"
         if self.was_machine_restarted:
             why = "the machine went down, or the job was moved here from another"
         if self._judged_by_times:

@@ -1,5 +1,6 @@
 """What Windows and macOS have not is taken away: each branch for them is run here, on Linux."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from crawls import SUPPORT, Crawl, spider_with, with_modules
+from scrapy_bloom.commands import is_broken_pipe
 from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.commands.shared.workers import workers
 from scrapy_bloom.files.backend import LocalBackend
@@ -177,6 +179,35 @@ def test_a_command_whose_output_nobody_reads_ends_in_silence(tmp_path: Path) -> 
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (1, "")
+
+
+@pytest.mark.usefixtures("windows")
+def test_a_file_whose_name_cannot_be_is_told_of() -> None:
+    told = OSError(errno.EINVAL, os.strerror(errno.EINVAL), "report?.html")
+    cut_off = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    assert [is_broken_pipe(each) for each in (told, cut_off)] == [False, True]
+
+
+@pytest.mark.parametrize("is_behind_queue", [True, False])
+def test_where_nobody_knows_why_a_run_ended_no_promise_is_made_of_it(
+    is_behind_queue: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A filter in Redis is newer than a queue that a power cut has set back."""
+    monkeypatch.setattr(jobdir, "BOOT_ID", tmp_path / "none")
+    queue = RequestDatabase(tmp_path / jobdir.DATABASE, by_slot=False)
+    queue.push(b"request", slot="", priority=0, rank=0, newest_first=True)
+    queue.close()
+    jobdir.set_in_use(tmp_path)
+    job = Job(tmp_path, "auto", crash_safe=True)
+    with caplog.at_level("INFO"):
+        job.recover("a filter", 5, list, is_behind_queue=is_behind_queue)
+    (told,) = caplog.messages
+    assert "killed, or ran out of memory, or the machine went down" in told
+    assert ("nothing is lost" in told) is is_behind_queue
+    assert ("if the machine went down, may look seen" in told) is not is_behind_queue
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,6 +14,8 @@ _OUTSIDE = [path for path in sys.path if Path(path).name not in {"support", "exa
 
 def run(arguments: list[str], cwd: Path, env: dict[str, str], streams: list[Connection]) -> None:
     """Become `scrapy ARGUMENTS` in a process just forked."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, it and the next are ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, stream in enumerate(streams):
         os.dup2(stream.fileno(), number)
         stream.close()

@@ -58,11 +58,15 @@ def start_scrapy(
     """
     with Path(os.devnull).open("rb") as nothing:
         streams = given or nothing, out, err
-        if prefix or sys.platform != "linux":
+        if prefix or sys.platform != "linux" or _of_python(env) != _of_python(os.environ):
             return _Executed(
                 [*prefix, sys.executable, "-m", "scrapy", *arguments], cwd, env, streams
             )
         return _Forked(list(arguments), cwd, env, streams)
+
+
+def _of_python(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith("PYTHON")}
 
 
 class _Executed:
