@@ -50,8 +50,13 @@ def create_backend(
         Path(path).absolute() if path else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
-        crash_safe=crash_safe,
     )
+    if job.path is not None and crash_safe and settings.backend == "redis":
+        raise SettingError(
+            f"CrashSafeScheduler would keep its queue in JOBDIR ({path}), and BLOOM_BACKEND is "
+            '"redis": a queue is kept where its filter is; set BLOOM_QUEUE = "redis" to keep it in '
+            'Redis, too, or BLOOM_BACKEND = "local" to keep both in the JOBDIR'
+        )
     if job.path is not None and not crash_safe:
         check_no_database(job.path)
     if settings.backend == "redis":
@@ -88,6 +93,17 @@ def create_backend(
     if not only_crawled:
         return stored
     return RecordCrawled(stored, LocalBackend(None, replace(policy, on_full="grow")))
+
+
+def has_log(crawler: Crawler, backend: Backend) -> bool:
+    """Return whether the filter has a log: the queue of CrashSafeScheduler in the JOBDIR."""
+    scheduler = load_object(crawler.settings["SCHEDULER"])
+    return bool(
+        isinstance(backend, LocalBackend)
+        and backend.is_stored
+        and job_dir(crawler.settings)
+        and getattr(scheduler, "is_crash_safe", False)
+    )
 
 
 def redis_server(settings: BloomSettings, *, identified: bool = False) -> "RedisServer":

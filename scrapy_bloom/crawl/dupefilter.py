@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
@@ -10,7 +9,7 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
-from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
+from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend, has_log
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import LostByServer
@@ -136,7 +135,8 @@ class BloomDupeFilter(BaseDupeFilter):
                     queue_is_shared=queue_is_shared,
                 )
                 new._telemetry.log_regularly()
-            new.backend.open()
+            if not has_log(crawler, new.backend):  # then the scheduler opens it
+                new.backend.open()
         except BloomError as error:
             fail_at_the_start(crawler, error, logger)
         if idle := getattr(new.backend, "idle", None):
@@ -159,9 +159,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._queue.log_risk(self._telemetry.log_opened())
         self._telemetry.show()
 
-    def request_seen(
-        self, request: Request, *, before_recording: Callable[[], bool] | None = None
-    ) -> bool:
+    def request_seen(self, request: Request) -> bool:
         """Return whether the request was seen before; record a new one.
 
         With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new. With
@@ -170,17 +168,11 @@ class BloomDupeFilter(BaseDupeFilter):
 
         Never raises: Scrapy would lose the request. When anything fails, the request passes as
         new, and `bloom/errors` counts it.
-
-        Args:
-            request: from the scheduler.
-            before_recording: called when a request is new, and before it is recorded: a scheduler
-                whose process may die at any instant stores it then. If it returns False, the
-                request is not recorded, and True is returned. A subclass may do without it.
         """
         fingerprint = None
         try:
             fingerprint = self._fingerprint(request)
-            is_seen = self._is_seen(request, fingerprint, before_recording)
+            is_seen = self._is_seen(request, fingerprint)
             if self._lost is not None:
                 self._lost.note(request, fingerprint, is_seen=is_seen)
             if is_seen:
@@ -190,9 +182,7 @@ class BloomDupeFilter(BaseDupeFilter):
             self._log_failure(request, fingerprint, error)
         return False
 
-    def _is_seen(
-        self, request: Request, fingerprint: bytes, before_recording: Callable[[], bool] | None
-    ) -> bool:
+    def _is_seen(self, request: Request, fingerprint: bytes) -> bool:
         meta = request.meta
         this_run = self._this_run
         asks = this_run.is_asked(meta)
@@ -202,10 +192,6 @@ class BloomDupeFilter(BaseDupeFilter):
             return self._filtered(request, fingerprint)
         if "bloom_record" in meta and not meta["bloom_record"]:
             return is_filtered and (asks or fingerprint in self.backend)
-        if before_recording is not None and fingerprint not in self.backend:
-            self._actions.extend_trail(request, fingerprint)  # it goes into the queue, too
-            if not before_recording():
-                return True
         if self._add(fingerprint):
             self._actions.was_new()
         elif is_filtered:

@@ -8,8 +8,9 @@ from pathlib import Path
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.generations import FileGenerations
-from scrapy_bloom.files.journal import Journal
 from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
+from scrapy_bloom.files.log import FilterLog
+from scrapy_bloom.files.overlay import ForgottenOverlay, Overlay
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle
 from scrapy_bloom.generations.lookup import Lookup, Recent
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 # The navigation of a large site many times over, in at most 0.4 MB.
 _MOST_RECENT = 2048
+_MOST_UNAPPLIED = 50_000  # changes in memory, some 10 MB; a checkpoint is made sooner then
 
 
 class LocalBackend:
@@ -42,6 +44,8 @@ class LocalBackend:
 
     Attributes:
         forgotten: the requests that are to be crawled again.
+        is_stored: whether it is in files.
+        overlay: what is recorded and forgotten, until the filter's log has it; None without one.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class LocalBackend:
     ) -> None:
         self._policy = policy
         self._origin = origin
+        self.is_stored = directory is not None
         self._clock = clock
         self._is_crawl = is_crawl
         self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
@@ -74,35 +79,72 @@ class LocalBackend:
                 clock=clock,
                 changed=self._changed,
             )
-        self.forgotten = Forgotten(ForgottenFile(path, claims=claims))
+        self._forgotten_file = ForgottenFile(path, claims=claims)
+        self.forgotten = Forgotten(self._forgotten_file)
         self._life = LifeCycle(policy, self._store, self.forgotten)
         self._last_status: FilterStatus | None = None
         self._recent = Recent(_MOST_RECENT)
-        self._lookup: Lookup | Journal
+        self.overlay: Overlay | None = None
+        self._lookup: Lookup | Overlay
         self._record: Callable[[bytes], bool]
         self._keep: Callable[[bytes], object]
         self._newest: LocalGeneration
 
-    def open(self) -> None:
+    def open(self, log: FilterLog | None = None) -> None:
         """Lock the directory and open or create the filter in it; or leave all as it was.
 
         Nothing is recorded as in use yet: until `begin`, a crash leaves a closed filter closed.
+
+        Args:
+            log: of a filter in files, opened: all changes go there first. Those that it has and
+                the filter lacks are made now.
 
         Raises:
             StorageError: or one of its children: see `scrapy_bloom.exceptions`.
             SeenFileError: the job's requests.seen cannot be imported.
         """
         try:
-            self._store.open()
+            self._store.open(log)
             self.forgotten.open()
             if self._store.live:
                 self._log_what_is_kept()
             else:
                 self._store.make_first()
+            if log is not None:
+                self._use_log(log)
         except BaseException:
             self._store.unlock()
             raise
         self._changed()
+
+    def _use_log(self, log: FilterLog) -> None:
+        """Recover: take over from the log what the filter lacks, and have the log record first."""
+        store = self._store
+        assert isinstance(store, FileGenerations)
+        store.begin_log(log)
+        log.begin()
+        log.sync()
+        self._changed()
+        latest: dict[bytes, bool] = {}
+        for _, changes in log.changes():
+            for forgets, fingerprint in changes:
+                latest[fingerprint] = forgets
+                if not forgets:
+                    self._record_now(fingerprint)
+        if store.misfit:
+            for fingerprint in log.unfinished():
+                latest[fingerprint] = False
+                self._record_now(fingerprint)
+        self._forgotten_file.change(latest)
+        self.overlay = store.lay_over(log)
+        self.forgotten.use(ForgottenOverlay(self._forgotten_file, self.overlay))
+
+    def _record_now(self, fingerprint: bytes) -> None:
+        life = self._life
+        if self._newest.count >= life.grow_at and fingerprint not in self._lookup:
+            life.grow()
+        if self._record(fingerprint):
+            self._newest.count += 1
 
     def begin(self) -> None:
         """Note on the disk that the filter is in use: a run that finds that knows of a kill."""
@@ -142,6 +184,8 @@ class LocalBackend:
         newest.count += 1
         if newest.count >= store.next_save:
             store.save()
+            if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
+                store.checkpoint_soon()
         return True
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -155,6 +199,8 @@ class LocalBackend:
         if self._policy.window and fingerprint not in self._newest.filter:
             self._keep(fingerprint)  # for a whole window from now on
             self._newest.count += 1
+        elif self.overlay is not None:
+            self._keep(fingerprint)
         return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
@@ -189,9 +235,9 @@ class LocalBackend:
         self._lookup = lookup = Lookup([each.filter for each in asked])
         self._keep = newest.filter.add
         self._record = lookup.add if len(asked) > 1 else newest.filter.add
-        if (journal := store.journal) is not None:
-            journal.stand_before(lookup, newest.filter.add)
-            self._lookup, self._record, self._keep = journal, journal.add, journal.keep
+        if (overlay := self.overlay) is not None:
+            overlay.lie_over(lookup, newest)
+            self._lookup, self._record, self._keep = overlay, overlay.add, overlay.keep
         self._life.plan()
         if store.begun:
             store.save()

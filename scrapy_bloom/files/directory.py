@@ -1,8 +1,8 @@
 """A directory with the files of one filter: which of them count, and what a crash left."""
 
 import contextlib
-from collections.abc import Sequence
-from functools import partial
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,13 +13,16 @@ from scrapy_bloom.exceptions import (
     UncleanShutdownError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files import log_records
 from scrapy_bloom.files.header import FileGeneration, clip
-from scrapy_bloom.files.journal import Journal, read_journal, remove_journal
+from scrapy_bloom.files.log import FilterLog
+from scrapy_bloom.files.log_records import LogRecords, Misfit
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.job.sqlite_files import sync_log
+
+logger = logging.getLogger(__name__)
 
 _FILES = "generation-*.bloom"
 
@@ -79,11 +82,12 @@ class Opened(NamedTuple):
     """The open files of a filter."""
 
     files: list[FilterFile]  # live ones, oldest first; none if there is no filter (any more)
-    journal: Journal | None  # records first, if the job has a queue that survives
     importable: Path | None  # the job's requests.seen, if a new filter shall begin with it
+    records: LogRecords
+    misfit: Misfit | None  # of the filter and the log, which are used all the same
 
 
-def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
+def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
     """Open the files of the live generations, once a kill is dealt with.
 
     Args:
@@ -91,6 +95,7 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
         fingerprinter: import path of what makes the fingerprints.
         job: the crawl's job directory. It says what to do with a filter that its last run did not
             close.
+        log: of the filter in that job, if it has one, opened and not begun.
 
     Raises:
         StorageError: or one of its children: a file is missing, unusable or of another
@@ -100,13 +105,25 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
         found = [FileGeneration.at(each) for each in jobdir.filter_files(path)]
         for file in found:
             _check_fingerprinter(file, fingerprinter)
+        records = LogRecords.read(path)
+        is_own = job.path is not None and path.parent == job.path
+        misfit = records.misfit(log, has_filter=bool(found), is_own=is_own) if log else None
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
             draft.unlink()
         is_new = not found and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
-        is_unclean = _is_unclean(found, job)
-        if is_unclean and _set_aside_unclean(path, found, job):
+        is_unclean = any(file.in_use for file in found)
+        # With an open log, that is no loss.
+        was_killed = (is_unclean and not records.open) or job.was_killed(has_filter=bool(found))
+        if (was_killed and _set_aside_unclean(path, found, job)) or (
+            log is not None
+            and not was_killed
+            and (misfit or log.was_killed)
+            and _recover_log(log, misfit, job, _aside(path, found), is_own=is_own)
+        ):
             found, importable = [], None
+        if not found:
+            records = LogRecords()
         live = live_among(path, found) if found else []
         with contextlib.ExitStack() as stack:
             opened = [
@@ -116,45 +133,85 @@ def open_files(path: Path, fingerprinter: str, job: Job) -> Opened:
                 with contextlib.suppress(OSError):  # the next run tries again
                     file.path.unlink()
             if is_unclean and opened:
-                _restore(path, opened[-1], job)
-            remove_journal(path)
-            journal = Journal(path, partial(sync_queue, path, job)) if job.database else None
+                # Each kill costs a little of the count: left alone, that adds up over many.
+                newest = opened[-1]
+                newest.count = max(newest.count, newest.filter.approximate_count)
             stack.pop_all()  # they stay open
     except OSError as error:
         raise StorageError(
             f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
             "give the crawl another JOBDIR or BLOOM_DIR"
         ) from error
-    return Opened(opened, journal, importable)
+    return Opened(opened, importable, records, misfit)
 
 
-def sync_queue(path: Path, job: Job) -> None:
-    """Write what is forgotten to the disk, and the job's queue after it; see `Job`.
+def _recover_log(
+    log: FilterLog,
+    misfit: Misfit | None,
+    job: Job,
+    set_aside: Callable[[], list[str]],
+    *,
+    is_own: bool,
+) -> bool:
+    """Say what becomes of a job that was killed, or whose log and filter do not belong together.
 
-    A failed request is removed from the queue once it is forgotten.
+    Returns:
+        Whether the filter is out of the way now.
+
+    Raises:
+        UncleanShutdownError: the settings say "stop"; all is as it was.
     """
-    sync_log(path / forgotten_file.NAME)
-    job.sync_queue()
-
-
-def _restore(path: Path, newest: FilterFile, job: Job) -> None:
-    """Record what a killed run kept in its journal, and count what it had not."""
-    # Otherwise the queue on the disk may be older: then rather crawled twice than never.
-    if job.was_machine_restarted is False:
-        recent = read_journal(path) or ()
-        sync_queue(path, job)
-        for fingerprint in recent:
-            newest.filter.add(fingerprint)
-    # Each kill costs a little of the count: left alone, that adds up over many.
-    newest.count = max(newest.count, newest.filter.approximate_count)
-
-
-def _is_unclean(files: Sequence[FileGeneration], job: Job) -> bool:
-    return (
-        any(file.in_use for file in files)
-        or (job.is_queue_lost and any(file.count for file in files))  # its requests look seen
-        or job.was_killed(has_filter=bool(files))
+    what = (
+        misfit.why
+        if misfit
+        else f"The last run did not close {log.name}: it was killed, or the machine went down"
     )
+    if job.on_unclean_shutdown == "stop":
+        raise UncleanShutdownError(
+            f'{what}; BLOOM_ON_UNCLEAN_SHUTDOWN is "stop", so nothing was changed: set it to '
+            '"auto" to resume the crawl, or to "reset" to set queue and filter aside and to crawl '
+            "everything again"
+        )
+    if job.on_unclean_shutdown == "reset":
+        moved = ", ".join([log.start_over(), *set_aside()])
+        logger.warning(
+            "%s. The crawl starts over with an empty queue and an empty filter. Set aside, not "
+            "deleted: %s",
+            what,
+            moved,
+        )
+        return True
+    if misfit is None:
+        logger.info(
+            "%s. Queue and filter are complete: nothing is lost, and the requests that were in "
+            "flight are crawled again",
+            what,
+        )
+        return False
+    if not misfit.log_is_older:
+        logger.warning(
+            "%s. No page is lost: pages that the filter does not know are crawled again where a "
+            "link to them is found",
+            what,
+        )
+        return False
+    if is_own and job.on_unclean_shutdown == "auto":
+        logger.warning(
+            "%s: requests that are missing in the queue would never be crawled, since the filter "
+            "reports them as duplicates. The crawl starts over with an empty filter and the "
+            "requests of the queue, so pages are crawled again rather than lost. Set aside, not "
+            "deleted: %s",
+            what,
+            ", ".join(set_aside()),
+        )
+        return True
+    logger.warning(
+        "%s: requests that are missing in the queue are not crawled, since the filter reports "
+        'them as duplicates. To crawl everything again, set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset", '
+        "or start over with another JOBDIR and another BLOOM_DIR",
+        what,
+    )
+    return False
 
 
 def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
@@ -166,11 +223,16 @@ def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
 
 def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:
     """Deal with a filter or job that was not closed; return whether it was set aside."""
-    # The newest file, which says that it is in use, last.
-    parts = [path / forgotten_file.NAME, *(file.path for file in files)]
     return job.recover(
-        parts[-1] if files else None,
+        files[-1].path if files else None,
         sum(file.count for file in files) if files else None,
-        lambda: [str(jobdir.set_aside(part)) for part in parts if part.exists()],
-        is_behind_queue=read_journal(path) is not None,
+        _aside(path, files),
     )
+
+
+def _aside(path: Path, files: Sequence[FileGeneration]) -> Callable[[], list[str]]:
+    """Return what sets the files of a filter aside, and returns where they are then."""
+    # The newest file, which says that it is in use, last.
+    names = (forgotten_file.NAME, log_records.NAME)
+    parts = [*(path / name for name in names), *(file.path for file in files)]
+    return lambda: [str(jobdir.set_aside(part)) for part in parts if part.exists()]

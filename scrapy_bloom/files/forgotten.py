@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_FORMAT_VERSION};
 COMMIT;
 """
+_ADD = "INSERT OR REPLACE INTO forgotten (fingerprint, forgotten_at) VALUES (?, ?)"
+_REMOVE = "DELETE FROM forgotten WHERE fingerprint = ?"
 
 
 def files(directory: Path) -> list[Path]:
@@ -77,11 +79,20 @@ class ForgottenFile:
         now = time.time()
         with self._used() as db, db:
             db.execute("BEGIN IMMEDIATE")
-            db.executemany(
-                "INSERT OR REPLACE INTO forgotten (fingerprint, forgotten_at) VALUES (?, ?)",
-                [(fingerprint, now) for fingerprint in fingerprints],
-            )
+            db.executemany(_ADD, [(fingerprint, now) for fingerprint in fingerprints])
         self._claimed.difference_update(fingerprints)
+
+    def change(self, changes: Mapping[bytes, bool]) -> None:
+        """Add and remove fingerprints in one transaction: those with True are added."""
+        removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
+        if len(removed) == len(changes) and (self._path is None or not self._path.exists()):
+            return
+        now = time.time()
+        with self._used() as db, db:
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany(_REMOVE, removed)
+            added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
+            db.executemany(_ADD, added)
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""
@@ -100,7 +111,7 @@ class ForgottenFile:
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
-        self._rows("DELETE FROM forgotten WHERE fingerprint = ?", fingerprint)
+        self._rows(_REMOVE, fingerprint)
         self._claimed.discard(fingerprint)
 
     def expire(self, secs: float) -> None:

@@ -8,10 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import open_files, sync_queue
+from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import open_files
+from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.local import MemoryGenerations
+from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
+from scrapy_bloom.files.log import FilterLog
+from scrapy_bloom.files.log_records import LogRecords, Misfit
 from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.overlay import Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.policy import Origin, Policy, Size
@@ -19,6 +24,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
+from scrapy_bloom.job.sqlite_files import sync_log
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +36,10 @@ class FileGenerations(MemoryGenerations):
         directory: where they are; made if missing.
         policy, origin, clock, changed: see `MemoryGenerations`.
         job, sync_secs, is_crawl: see `LocalBackend`.
+
+    Attributes:
+        overlay: changes that its log has and the files have not, if it has a log.
+        misfit: why that log and the filter did not belong together, if they did not.
     """
 
     live: list[FilterFile]  # type: ignore[assignment]  # it makes no others
@@ -55,15 +65,19 @@ class FileGenerations(MemoryGenerations):
         self._held = contextlib.ExitStack()  # the lock
         self._importable: Path | None = None
         self._discarded: list[FilterFile] = []
+        self.overlay: Overlay | None = None
+        self.misfit: Misfit | None = None
+        self._records = LogRecords()
+        self._applied_seq = 0
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
 
-    def open(self) -> None:
+    def open(self, log: FilterLog | None = None) -> None:
         """Lock the directory and open what is in it; see `open_files`."""
         self._held.callback(lock_directory(self._directory).release)
-        files, self.journal, self._importable = open_files(
-            self._directory, self._origin.fingerprinter, self._job
+        files, self._importable, self._records, self.misfit = open_files(
+            self._directory, self._origin.fingerprinter, self._job, log
         )
         self.live += files
 
@@ -83,22 +97,90 @@ class FileGenerations(MemoryGenerations):
 
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
-        super().begin()
-        self._try_to_sync(self._job.begin)
-        self._try_to_sync(self.live[-1].sync_header)
-        if self.journal is not None:
-            self.journal.when_long = self._wake.set
-            self.journal.when_full = self._journal_failed
-        if self._sync_secs or self.journal is not None:
+        if self.overlay is None:
+            self._note_open("")
+            super().begin()
+            self._try_to_sync(self._job.begin)
+            self._try_to_sync(self.live[-1].sync_header)
+        else:
+            super().begin()
+        if self._sync_secs or self.overlay is not None:
             self._syncer = threading.Thread(
                 target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
             )
             self._syncer.start()
 
-    def settle(self) -> None:
-        """Move what is in the journal into the newest generation."""
-        if self.journal is not None:
-            self._try_to_sync(self.journal.settle)
+    # The log.
+
+    def begin_log(self, log: FilterLog) -> None:
+        """Note that a crawl uses the filter with this log, before the first change."""
+        try:
+            self._note_open(log.id)
+        except OSError as error:
+            raise self._not_written(self._directory, error) from error
+
+    def lay_over(self, log: FilterLog) -> Overlay:
+        """Have all changes go to the log first; the filter has all that are in it until now.
+
+        Raises a StorageError if that cannot be written to the disk.
+        """
+        self.save()
+        try:
+            for file in self.live:
+                file.sync()
+            self._checkpointed(log, log.seq)
+        except OSError as error:
+            raise self._not_written(self._directory, error) from error
+        self._try_to_sync(self._job.end)  # of a run without a log
+        self.overlay = Overlay(log)
+        return self.overlay
+
+    def checkpoint_soon(self) -> None:
+        """Have the thread take the changes over from the overlay now."""
+        self._wake.set()
+
+    def _note_open(self, log_id: str) -> None:
+        if self._records.open != log_id:
+            self._records.open = log_id
+            self._records.write(self._directory)
+
+    def _checkpoint(self, overlay: Overlay) -> None:
+        """Write the log to the disk, then take the changes over from it into the filter.
+
+        Raises OSError or StorageError. What the disk has then is not known, so nothing more is
+        taken over in this run.
+        """
+        if overlay.failure is not None:
+            raise overlay.failure
+        try:
+            seq, changes = overlay.take()
+            overlay.log.sync()
+            if not changes:
+                return
+            latest: dict[bytes, bool] = {}
+            changed: dict[int, LocalGeneration] = {}
+            for (forgets, fingerprint), newest, _ in changes:
+                latest[fingerprint] = forgets
+                if not (forgets or newest.is_closed):
+                    newest.filter.add(fingerprint)
+                    changed[newest.number] = newest
+            forgotten = self._directory / forgotten_file.NAME
+            with contextlib.closing(ForgottenFile(forgotten)) as file:
+                file.change(latest)
+                sync_log(forgotten)
+            for generation in changed.values():
+                generation.sync()
+            self._checkpointed(overlay.log, seq)
+        except Exception as error:
+            overlay.failure = error
+            raise
+        overlay.applied(changes)
+
+    def _checkpointed(self, log: FilterLog, seq: int) -> None:
+        self._applied_seq = seq
+        self._records.note(log, seq)
+        self._records.write(self._directory)
+        log.checkpointed(seq)
 
     def save(self) -> None:
         """Write down the count and the end of the newest generation, and which one is oldest."""
@@ -162,8 +244,6 @@ class FileGenerations(MemoryGenerations):
             self._close_discarded()
             for file in self.live:
                 file.close()
-            if self.journal is not None:
-                self.journal.close(settled=is_written)
             if self.begun and is_written:
                 self._try_to_sync(self._job.end)
             self.unlock()
@@ -183,12 +263,20 @@ class FileGenerations(MemoryGenerations):
 
     def _finish_all(self) -> list[Path]:
         """Write everything to the disk, and return the files that are not there any more."""
+        overlay = self.overlay
         try:
-            self._sync_queue()
+            if overlay is None:
+                self._sync_forgotten()
+            else:
+                self._checkpoint(overlay)
+                overlay.prune()
         except OSError as error:
             raise self._not_written(self._directory, error) from error
         for generation in self.live:  # the newest one last: its word stands for all
             self._finish(generation)
+        if overlay is not None:
+            self._records.open = ""
+            self._checkpointed(overlay.log, self._applied_seq)
         return [file.path for file in self.live if not file.is_in_place()]
 
     def _finish(self, file: FilterFile) -> None:
@@ -219,11 +307,6 @@ class FileGenerations(MemoryGenerations):
                 error, "a power loss now would lose what was recorded; check the disk"
             )
 
-    def _journal_failed(self, error: OSError) -> None:
-        self._log_failure(
-            error, "what is recorded meanwhile is crawled again if the crawl is killed; make room"
-        )
-
     def _log_failure(self, error: OSError, consequence: str) -> None:
         self.errors += 1
         why = error.strerror or error
@@ -235,12 +318,8 @@ class FileGenerations(MemoryGenerations):
                 consequence,
             )
 
-    def _sync_queue(self) -> None:
-        # Before the filter: what that has on the disk, the queue on the disk must have had.
-        if self.journal is not None:
-            self.journal.settle()
-        else:
-            sync_queue(self._directory, self._job)
+    def _sync_forgotten(self) -> None:
+        sync_log(self._directory / forgotten_file.NAME)
 
     def _sync_regularly(self) -> None:
         synced = {file.number: file.count for file in self.live}
@@ -249,11 +328,15 @@ class FileGenerations(MemoryGenerations):
             if self._is_closing:
                 return
             self._wake.clear()
-            self._try_to_sync(self._sync_queue)
-            for file in list(self.live):  # those before may have been completed since
-                if synced.get(file.number) != file.count and self._sync_secs:
-                    synced[file.number] = file.count
-                    self._try_to_sync(file.sync)
+            if self.overlay is not None:
+                with contextlib.suppress(Exception):  # the overlay tells of it
+                    self._checkpoint(self.overlay)
+            else:
+                self._try_to_sync(self._sync_forgotten)
+                for file in list(self.live):  # those before may have been completed since
+                    if synced.get(file.number) != file.count:
+                        synced[file.number] = file.count
+                        self._try_to_sync(file.sync)
             self._close_discarded()
 
     def _close_discarded(self) -> None:

@@ -111,13 +111,13 @@ def pack_header(file: FileGeneration) -> bytes:
     return body + _CRC.pack(binascii.crc32(body))
 
 
-def write_state(words: memoryview, file: FileGeneration) -> None:
+def write_state(words: memoryview, file: FileGeneration, count: int) -> None:
     """Store what changes in a mapped header, given as native 64-bit words, word by word."""
     # At no instant too little is promised: the count and the in-use flag come last.
     values = (
         file.oldest,
         math.ceil(file.open_until * 1000),
-        min(file.count, _MAX_COUNT) | (_IN_USE if file.in_use else 0),
+        min(count, _MAX_COUNT) | (_IN_USE if file.in_use else 0),
     )
     for index, value in enumerate(values, _WORDS_OFFSET // 8):
         data = min(value, _MAX_VALUE).to_bytes(6, "big")

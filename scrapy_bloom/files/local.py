@@ -4,16 +4,26 @@ import math
 from collections.abc import Callable
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.journal import Journal
+from scrapy_bloom.files.log import FilterLog
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.lifecycle import NoRoomError, Run
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 
 
 class LocalGeneration(Generation):
-    """A generation whose bits are at hand."""
+    """A generation whose bits are at hand.
+
+    Attributes:
+        unapplied: how many of those in its count are not in its bits yet: see `Overlay`.
+        is_closed: its bits are gone.
+    """
 
     filter: BloomFilter
+    unapplied = 0
+    is_closed = False
+
+    def sync(self) -> None:
+        """Write all changes so far to the disk; in memory, there is none."""
 
 
 class MemoryGenerations:
@@ -30,7 +40,6 @@ class MemoryGenerations:
     failure = ""  # the last of them
     begun = False  # the crawl
     next_save: float = math.inf  # at this count of the newest generation, `save` is due
-    journal: Journal | None = None  # records first, if the job's queue survives
 
     def __init__(
         self,
@@ -53,8 +62,11 @@ class MemoryGenerations:
         """Return where they are, for people; also after the close."""
         return "memory"
 
-    def open(self) -> None:
-        """Find the generations that there are."""
+    def open(self, log: FilterLog | None = None) -> None:
+        """Find the generations that there are; in memory there are none, and no log."""
+
+    def checkpoint_soon(self) -> None:
+        """Have changes taken over from the log now, if there is one."""
 
     def unlock(self) -> None:
         """Leave what was opened to others."""
@@ -76,9 +88,6 @@ class MemoryGenerations:
         self.begun = True
         self.save()
 
-    def settle(self) -> None:
-        """Record in the newest generation what waits for it in the journal."""
-
     def save(self) -> None:
         """Write down the figures of the newest generation."""
 
@@ -99,7 +108,6 @@ class MemoryGenerations:
         if not full.count:
             self.extend(open_until)
             return True
-        self.settle()
         self.save()  # the last figures of the full one
         try:
             new = self._make(size, full.number + 1, created_at, open_until)

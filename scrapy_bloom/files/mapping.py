@@ -100,7 +100,7 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     def save(self) -> None:
         """Write what has changed into the header; it survives a kill at any instant."""
-        write_state(self._words, self)
+        write_state(self._words, self, self.count - self.unapplied)
 
     def sync(self) -> None:
         """Write all changes so far to the disk; in any thread; raises OSError."""
@@ -127,6 +127,7 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     def close(self) -> None:
         """Unmap the file, as it is."""
+        self.is_closed = True
         self.filter.release()
         self._words.release()
         self._view.release()

@@ -1,7 +1,7 @@
 """Read the files of a filter, also of a running crawl, without any change to them."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import live_among
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.journal import read_journal
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.generations.policy import unexpired
@@ -75,19 +74,20 @@ class FilterReader:
     Args:
         path: see `found_files`, which may raise.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
+        recent: changes that the log of a crawl has and the filter lacks, by fingerprint: False if
+            it was recorded, True if it was forgotten.
     """
 
-    def __init__(self, path: Path, *, window: float = 0.0) -> None:
+    def __init__(
+        self, path: Path, *, window: float = 0.0, recent: Mapping[bytes, bool] | None = None
+    ) -> None:
         with ExitStack() as stack:
             self.files: Sequence[FilterFile] = [
                 stack.enter_context(closing(FilterFile.open(each.path, readonly=True)))
                 for each in found_files(path)
             ]
-            # Before the bits are asked: what a crawl moves into them meanwhile is found here or
-            # there.
-            recent = None if path.is_file() else read_journal(filter_directory(path))
             stack.pop_all()  # they stay open
-        self._recent = frozenset(recent or ())
+        self._recent = recent or {}
         newest = self.files[-1]
         self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
@@ -101,10 +101,14 @@ class FilterReader:
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
         recorded = self.are_recorded(fingerprints)
-        if not self.count_forgotten():
+        if not (self.count_forgotten() or any(self._recent.values())):
             return recorded
         asked = zip(fingerprints, recorded, strict=True)
-        return [is_recorded and not self.forgotten.has(each) for each, is_recorded in asked]
+        return [is_recorded and not self._is_forgotten(each) for each, is_recorded in asked]
+
+    def _is_forgotten(self, fingerprint: bytes) -> bool:
+        is_forgotten = self._recent.get(fingerprint)
+        return self.forgotten.has(fingerprint) if is_forgotten is None else is_forgotten
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, or seem to be, at the error rate."""

@@ -79,6 +79,11 @@ class Forgotten:
         self._front = _Front()
         self._look()
 
+    def use(self, store: ForgottenStore) -> None:
+        """Keep the set there from now on, and read what is there."""
+        self._store = store
+        self.open()
+
     def take(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is forgotten, and take it out, or claim it."""
         if monotonic() >= self._look_at:

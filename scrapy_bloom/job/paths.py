@@ -93,7 +93,7 @@ def _seen_size(job_dir: Path) -> int | None:
 
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:
     """Note that the job is in use, by a crawl with that filter if there are several."""
-    text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n{boot_id()}\n"
+    text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
     with (job_dir / IN_USE).open("w", encoding="utf-8") as note:
         note.write(text)
         note.flush()
@@ -102,30 +102,12 @@ def set_in_use(job_dir: Path, filter_id: str = "") -> None:
 
 def filter_in_use(job_dir: Path) -> str | None:
     """Return the filter of the killed crawl; empty if unknown, None if there is no note."""
-    lines = _in_use_lines(job_dir)
-    return None if lines is None else lines[0]
-
-
-def was_machine_restarted(job_dir: Path) -> bool | None:
-    """Return whether a crawl used the job before the machine was last started, and left it so.
-
-    None where that cannot be known: only Linux names each start of the machine.
-    """
-    lines = _in_use_lines(job_dir)
-    if lines is None:
-        return False
-    boot = lines[1]
-    return boot != boot_id() if boot else None
-
-
-def _in_use_lines(job_dir: Path) -> list[str] | None:
-    """Return the note's filter and boot, each empty if unknown; None if there is no note."""
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return None
-    # Without its end, the last line was being written at that moment.
-    return [*lines[:-1], "", ""][:2]
+    # Without its end, the line was being written at that moment.
+    return [*lines[:-1], ""][0]
 
 
 def boot_id() -> str:

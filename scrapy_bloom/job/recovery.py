@@ -1,14 +1,12 @@
 """A crawl's job: whether its last run was killed, and what becomes of its queue and filter then."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
-from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
+from scrapy_bloom.exceptions import UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.sqlite_files import beside, sync_log
 
 logger = logging.getLogger(__name__)
 
@@ -17,18 +15,16 @@ class Verdict(Enum):
     """Fate of a job that was killed."""
 
     STOP = "nothing is changed, and the crawl does not begin"
-    KEEP_ALL = "queue and filter are used as they are"
     KEEP_FILTER = "the queue is set aside, the filter used"
     START_OVER = "both are set aside"
 
 
-# By BLOOM_ON_UNCLEAN_SHUTDOWN, for a queue that survives, one in a JOBDIR that does not, and one
-# in memory.
+# By BLOOM_ON_UNCLEAN_SHUTDOWN, for Scrapy's queue in a JOBDIR, and for one in memory.
 _VERDICTS = {
-    "auto": (Verdict.KEEP_ALL, Verdict.START_OVER, Verdict.KEEP_FILTER),
-    "keep": (Verdict.KEEP_ALL, Verdict.KEEP_FILTER, Verdict.KEEP_FILTER),
-    "reset": (Verdict.START_OVER, Verdict.START_OVER, Verdict.START_OVER),
-    "stop": (Verdict.STOP, Verdict.STOP, Verdict.STOP),
+    "auto": (Verdict.START_OVER, Verdict.KEEP_FILTER),
+    "keep": (Verdict.KEEP_FILTER, Verdict.KEEP_FILTER),
+    "reset": (Verdict.START_OVER, Verdict.START_OVER),
+    "stop": (Verdict.STOP, Verdict.STOP),
 }
 
 
@@ -39,7 +35,6 @@ class Job:
         path: the job directory, or None.
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
-        crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
     """
 
     def __init__(
@@ -48,42 +43,19 @@ class Job:
         on_unclean_shutdown: str = "keep",
         *,
         only_crawled: bool = False,
-        crash_safe: bool = False,
     ) -> None:
         self.path = path
-        # Of that queue; it need not be there yet.
-        self.database = database = path / jobdir.DATABASE if crash_safe and path else None
-        # Since the last run, which did not end well. None: nobody knows.
-        self.was_machine_restarted = path is not None and jobdir.was_machine_restarted(path)
-        # Cut off, or killed while it was made. SQLite would take it for an empty one: what waited
-        # there would look crawled.
-        self.is_queue_lost = bool(database and database.is_file() and database.stat().st_size <= 1)
+        self.on_unclean_shutdown = on_unclean_shutdown
         self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
-        # A note without that queue is of a run under another scheduler.
-        where = 0 if database and jobdir.is_database(database) else 1 if path else 2
-        self._verdict = _VERDICTS[on_unclean_shutdown][where]
-
-    def check_queue(self) -> None:
-        """Raise a StorageError if the queue is lost, where other jobs may share the filter."""
-        if self.is_queue_lost:
-            raise StorageError(
-                f"{self._what(None)}, and look seen in the filter. Restore that file; or remove it "
-                "to go on without them, and give the crawl another BLOOM_REDIS_KEY if all is to be "
-                "crawled again"
-            )
+        self._verdict = _VERDICTS[on_unclean_shutdown][0 if path else 1]
 
     def begin(self, filter_id: str = "") -> None:
         """Note that the job is in use: whoever finds the note knows that it did not end well."""
         self._noted = filter_id
         if self.path is not None:
             jobdir.set_in_use(self.path, filter_id)
-
-    def sync_queue(self) -> None:
-        """Write a queue that survives a kill to the disk, before the filter; raises OSError."""
-        if self.database is not None:
-            sync_log(self.database)
 
     def goes_on_with(self, filter_id: str) -> None:
         """Note that the crawl, if it has begun, records in that filter from now on."""
@@ -98,8 +70,6 @@ class Job:
         """Set the queue of a killed run aside, whose requests the filter lacks; see `recover`."""
         assert self.path is not None
         self._stop_if_asked(self._what(None))
-        if self._verdict is Verdict.KEEP_ALL:
-            return
         if (queue := self.path / jobdir.QUEUE).exists():
             logger.warning(
                 "The last run with %s was killed, and its queue is broken: it was set aside as %s. "
@@ -139,8 +109,6 @@ class Job:
         name: Path | str | None,
         count: int | None,
         set_aside: Callable[[], list[str]],
-        *,
-        is_behind_queue: bool = False,
     ) -> bool:
         """Deal with a job that was killed.
 
@@ -148,7 +116,6 @@ class Job:
             name: the filter, for people; None if there is none: then it is about the queue.
             count: requests in it, None if there is none.
             set_aside: puts the filter out of the way, and returns where it is now.
-            is_behind_queue: nothing went into the filter before the queue was on the disk.
 
         Returns:
             Whether the filter is out of the way now.
@@ -158,57 +125,26 @@ class Job:
         """
         what = self._what(name)
         self._stop_if_asked(what)
-        if self._verdict is Verdict.KEEP_ALL:
-            self._log_that_all_is_kept(what, is_behind_queue=is_behind_queue)
-            return False
         moved = []
         # The queue first, and what bears the note last: if we die in between, the note is still
         # there, and the next run goes on with this.
         if self.path is not None:
-            queues = (self.path / jobdir.QUEUE, self.path / jobdir.DATABASE)
-            moved += [str(jobdir.set_aside(queue)) for queue in queues if queue.exists()]
+            queue = self.path / jobdir.QUEUE
+            moved += [str(jobdir.set_aside(queue))] if queue.exists() else []
         if self._verdict is Verdict.KEEP_FILTER:
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
         self.end()
-        hint = ""
-        if not self.is_queue_lost:
-            what += ", so the requests that were queued then are lost but would look seen"
-            hint = ". With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job survives that"
         logger.warning(
-            "%s. The crawl starts over with an empty filter, and pages are crawled again rather "
-            "than lost. Set aside, not deleted: %s%s",
+            "%s, so the requests that were queued then are lost but would look seen. The crawl "
+            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
+            "aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
+            "survives that",
             what,
             ", ".join(moved),
-            hint,
         )
         return True
-
-    def _log_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
-        restarted = self.was_machine_restarted
-        if restarted is False or (restarted is None and is_behind_queue):
-            logger.info(
-                "%s. Its queue survives that: nothing is lost, and what was under way then is "
-                "crawled again",
-                what,
-            )
-            return
-        assert self.database is not None
-        files = (self.database, beside(self.database)[0])
-        written_at = max(file.stat().st_mtime for file in files if file.exists())
-        until = "until" if restarted else "if"
-        logger.warning(
-            "%s. Its queue on the disk is that of %s: %s. To crawl everything again, stop this "
-            "crawl and give it another JOBDIR (and another BLOOM_DIR or BLOOM_REDIS_KEY, if one is "
-            "set)",
-            what,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_at)),
-            "what was crawled after that is crawled again, and no page is lost"
-            if is_behind_queue
-            else f"requests recorded after that, {until} the machine went down, may look seen and "
-            "be nowhere, and are not crawled",
-        )
 
     def _warn_that_the_queue_is_lost(
         self, what: str, count: int | None, moved: Sequence[str]
@@ -234,14 +170,8 @@ class Job:
         )
 
     def _what(self, name: Path | str | None) -> str:
-        if self.is_queue_lost:
-            return f"{self.database} is empty: the requests that waited there are lost"
         name = name or self.path or ""
-        why = "it was killed, or ran out of memory"
-        if self.was_machine_restarted is None:
-            why += ", or the machine went down"
-        if self.was_machine_restarted:
-            why = "the machine went down, or the job was moved here from another"
+        why = "it was killed, or ran out of memory, or the machine went down"
         if self._judged_by_times:
             why += "; or the files were copied without their times, see docs/faq.md"
         return f"The last run did not close {name} ({why})"

@@ -15,6 +15,7 @@ from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues import scripts
+from scrapy_bloom.queues.batch import Taken
 from scrapy_bloom.queues.lease import Lease
 from scrapy_bloom.queues.members import (
     WORKER_BYTES,
@@ -24,7 +25,6 @@ from scrapy_bloom.queues.members import (
     prefix,
     slot_name,
 )
-from scrapy_bloom.queues.queue import Taken
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.redis.connection.server import RedisServer
 

@@ -1,153 +1,312 @@
-"""The requests of a job that are not done yet, in a SQLite database: pending, in flight, or gone.
+"""The requests of a job that are not done yet, and the log of its filter: a SQLite database.
 
-Each change is a transaction of its own, and survives the death of the process at any instant.
-Against a power loss, SQLite's write-ahead log keeps the database whole; the last seconds may be
-missing.
+A batch is one transaction, so it survives the death of the process whole or not at all. After a
+power loss the last batches may be missing: the database is then that of an earlier instant.
 """
 
 import contextlib
+import os
+import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.paths import DATABASE_ID
+from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
+from scrapy_bloom.job.paths import DATABASE_ID, set_aside
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
-from scrapy_bloom.queues.queue import Taken
+from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
+MOST_DEATHS = 3  # processes that died with a request in flight; then it is a suspect
 _LARGEST = 2**63 - 1  # an integer of SQLite
+_LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
+_LOOK_AT_LOG = 256  # batches between two looks at its length
+
+# States of a request. What is set aside cannot be deserialized in this run.
+_PENDING, _IN_FLIGHT, _SUSPECT, _DEAD, _SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
-# `position`. Those in flight are in no index of what is next.
-_TABLES = """
+# `position`. `filter_log` has one row; `applied` is the last batch that was deleted from `ops`,
+# and `pushed` less `done` the number of requests.
+_TABLES = (
+    """
     CREATE TABLE requests (
         id INTEGER PRIMARY KEY,
+        state INTEGER NOT NULL,
         slot TEXT NOT NULL,
         priority INTEGER NOT NULL,
         is_start INTEGER NOT NULL,
         position INTEGER NOT NULL,
-        in_flight INTEGER NOT NULL,
+        deaths INTEGER NOT NULL,
+        fingerprint BLOB,
         request BLOB NOT NULL
     )
-"""
+    """,
+    "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
+    "CREATE TABLE runs (id TEXT PRIMARY KEY)",
+    """
+    CREATE TABLE filter_log (
+        id TEXT NOT NULL,
+        seq INTEGER NOT NULL,
+        applied INTEGER NOT NULL,
+        pushed INTEGER NOT NULL,
+        done INTEGER NOT NULL,
+        suspect INTEGER NOT NULL,
+        opened_as TEXT NOT NULL
+    )
+    """,
+)
 _INDEXES = {
     True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, is_start, position) "
-    "WHERE in_flight = 0",
+    "WHERE state = 0",
     False: "CREATE INDEX next_of_all ON requests (priority DESC, is_start, position) "
-    "WHERE in_flight = 0",
+    "WHERE state = 0",
 }
 _NEXT = """
-    SELECT id, request FROM requests WHERE in_flight = 0
+    SELECT id, request FROM requests WHERE state = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
 _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
+_RELEASE = "UPDATE requests SET state = 0 WHERE state = 1 OR state = 4"
+_TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
+_INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_UPDATE_LOG = "UPDATE filter_log SET seq = ?, applied = ?, pushed = ?, done = ?, suspect = ?"
+_NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 
 
 class RequestDatabase:
-    """Keeps the requests of a job that are not done yet; see `RequestQueue`.
+    """The store of a job: see `RequestStore`, and `FilterLog` for its filter.
 
     Args:
-        path: the file; made if missing.
-        by_slot: requests are taken slot by slot, see `take`; else by priority alone.
+        path: the file; made if missing. No other process may have it open.
+        by_slot: requests are taken slot by slot, see `RequestStore.take`; else by priority alone.
 
     Raises:
         StorageError: it is damaged, foreign, of a newer format, or cannot be read or written. It is
             then as it was.
+
+    Attributes:
+        resumed: how many requests it held when the run began, without the dead ones.
+        were_in_flight: how many of them were in flight when the last process died.
+        died: the serialized requests that were found to be dead at this opening.
+        suspects: how many suspects can be taken.
     """
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
-        self.path = path
         self.name = str(path)
+        self.path = os.path.realpath(path)  # SQLite keeps its log there
+        self.run = secrets.token_hex(8)
         self._by_slot = by_slot
+        self._connect()
+
+    def _connect(self) -> None:
+        path = Path(self.name)
         self._last_slot = ""
+        self._checkpointed = self._batches = self.were_in_flight = 0
+        self.died: list[bytes] = []
+        self._log: BinaryIO | None = None
         was_there = path.exists()
+        has_log = self._log_path.exists()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
-                self._open()
+                self._open(has_log=has_log)
             except BaseException:
                 self._db.close()
-                if not was_there:  # an empty one would look like a queue that was cut to nothing
+                if not was_there:  # an empty one would look like a queue that was emptied
                     for part in (path, *beside(path)):
                         with contextlib.suppress(OSError):
                             part.unlink()
                 raise
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             raise _unusable(path, error) from error
 
-    def _open(self) -> None:
+    @property
+    def _log_path(self) -> Path:
+        return beside(Path(self.path))[0]
+
+    def _open(self, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if is_new:
             run("PRAGMA journal_mode = WAL")
         else:
-            self._check()
+            self._check_format()
         run("PRAGMA synchronous = NORMAL")
-        run("BEGIN IMMEDIATE")
+        run("PRAGMA wal_autocheckpoint = 0")  # it would sync in the event loop
         if is_new:
+            run("BEGIN IMMEDIATE")
             run(f"PRAGMA application_id = {DATABASE_ID}")
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
-            run(_TABLES)
-        indexes = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'index'")}
-        for by_slot, index in _INDEXES.items():
-            name = index.split()[2]
-            if (by_slot == self._by_slot) != (name in indexes):
-                run(index if by_slot == self._by_slot else f"DROP INDEX {name}")
-        # When the last process died, if it did.
-        self.were_in_flight = run("UPDATE requests SET in_flight = 0 WHERE in_flight").rowcount
-        run("COMMIT")
-        if is_new:  # not only in the log, which somebody may take for rubbish
-            run("PRAGMA wal_checkpoint(TRUNCATE)")
-        self.pending, last = run("SELECT count(*), max(id) FROM requests").fetchone()
-        self.resumed = self.pending  # how many were there, in flight or not
-        self._last_id = last or 0
+            for table in _TABLES:
+                run(table)
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
+            run("COMMIT")
+        row = run("SELECT * FROM filter_log").fetchone()
+        self.id, self.seq, self.applied, self._pushed, self._done, self._suspect, last = row
+        self.was_killed = bool(last)
+        self.is_copy = self.was_killed and last != self._name_of_file()
+        if self.was_killed and (self.is_copy or not has_log):
+            self._check_contents()
+        self._last_id = run("SELECT max(id) FROM requests").fetchone()[0] or 0
+        self.pending = self.suspects = 0
 
-    def _check(self) -> None:
+    def _name_of_file(self) -> str:
+        """Return what a copy of the file has otherwise."""
+        return f"{self.path} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
+
+    def begin(self) -> None:
+        """Begin a run: what was in flight is pending, suspect, or dead; raises StorageError."""
+        run = self._db.execute
+        try:
+            run("BEGIN IMMEDIATE")
+            for by_slot, index in _INDEXES.items():
+                if by_slot == self._by_slot:
+                    run(index.replace("INDEX", "INDEX IF NOT EXISTS"))
+                else:
+                    run(f"DROP INDEX IF EXISTS {index.split()[2]}")
+            if self.was_killed:
+                self.died = self._judge_deaths()
+            run(_RELEASE)
+            run("UPDATE filter_log SET opened_as = ?, suspect = 0", (self._name_of_file(),))
+            run("INSERT INTO runs VALUES (?)", (self.run,))
+            run("COMMIT")
+            # Not only in the log, which somebody may remove.
+            run("PRAGMA wal_checkpoint(TRUNCATE)")
+            counts = dict(run("SELECT state, count(*) FROM requests GROUP BY state"))
+            # It stays open: a failed sync is reported to this descriptor, and only once.
+            self._log = self._log_path.open("r+b", buffering=0)
+        except (sqlite3.Error, OSError) as error:
+            raise _unusable(Path(self.name), error) from error
+        self._suspect = 0
+        self.pending, self.suspects = counts.get(_PENDING, 0), counts.get(_SUSPECT, 0)
+        self.resumed = self.pending + self.suspects
+
+    def start_over(self) -> str:
+        """Set the file aside, and begin with an empty one; return where the old one is."""
+        self._db.close()
+        aside = set_aside(Path(self.name))
+        self._connect()
+        return str(aside)
+
+    def _check_format(self) -> None:
         if self._db.execute("PRAGMA application_id").fetchone()[0] != DATABASE_ID:
             raise StorageError(
-                f"{self.path} is a database of something else; it was left as it is: move it away, "
+                f"{self.name} is a database of something else; it was left as it is: move it away, "
                 "or give the crawl another JOBDIR"
             )
         if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION:
             raise StorageError(
-                f"{self.path} has format version {version}, and this scrapy_bloom knows versions "
+                f"{self.name} has format version {version}, and this scrapy_bloom knows versions "
                 f"up to {FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
             )
 
-    def push(self, data: bytes, *, slot: str, priority: int, rank: int, newest_first: bool) -> int:
-        """Add a pending request, and return its row; raises sqlite3.Error."""
-        priority = max(-_LARGEST, min(priority, _LARGEST))
-        row = self._last_id + 1
-        slot = slot.encode(errors="backslashreplace").decode()  # SQLite knows no surrogates
-        self._db.execute(
-            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, 0, ?)",
-            (row, slot, priority, rank, -row if newest_first else row, data),
+    def _check_contents(self) -> None:
+        """Raise a ValueError unless it is whole: a part of it may be missing, or be older."""
+        (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise ValueError(found)
+        (number,) = self._db.execute("SELECT count(*) FROM requests").fetchone()
+        if number != self._pushed - self._done:
+            raise ValueError(
+                f"it holds {number:,} requests where there should be {self._pushed - self._done:,}"
+            )
+
+    def _judge_deaths(self) -> list[bytes]:
+        """Find out what the last process died of; return the requests that are dead now."""
+        run = self._db.execute
+        count = run("SELECT count(*) FROM requests WHERE state = ?", (_IN_FLIGHT,)).fetchone()
+        (self.were_in_flight,) = count
+        suspect = _IN_FLIGHT, self._suspect
+        died = run("SELECT request FROM requests WHERE state = ? AND id = ?", suspect).fetchone()
+        if died:  # it was handed out alone: the others were waiting for it
+            run("UPDATE requests SET state = ? WHERE id = ?", (_DEAD, self._suspect))
+            return list(died)
+        run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (_IN_FLIGHT,))
+        run(
+            "UPDATE requests SET state = ? WHERE state = ? AND deaths >= ?",
+            (_SUSPECT, _IN_FLIGHT, MOST_DEATHS),
         )
-        self._last_id = row
-        self.pending += 1
-        return row
+        return []
 
-    def take_back(self) -> None:
-        """Remove the request that was pushed last; raises sqlite3.Error."""
-        self.done(self._last_id)
-        self.pending -= 1
+    # The requests.
 
-    def take(self, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Take the next request, if any; raises sqlite3.Error."""
-        if not self.pending:
+    def apply(self, batch: Batch) -> None:
+        """Store a batch in one transaction; raises sqlite3.Error: nothing has changed then."""
+        with self._stored(batch):
+            pass
+
+    def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
+        """Store a batch, and take the next request, if any; raises sqlite3.Error."""
+        with self._stored(batch):
+            row = self._next(active) if self.pending + len(batch.found) else None
+            if row is not None:
+                self._set_in_flight(row[0])
+        if row is None:
             return None
-        if self._by_slot:
-            self._last_slot = self._next_slot(active)
-            row = self._db.execute(_NEXT_OF_SLOT, (self._last_slot,)).fetchone()
-        else:
-            row = self._db.execute(_NEXT).fetchone()
-        self._db.execute("UPDATE requests SET in_flight = 1 WHERE id = ?", row[:1])
         self.pending -= 1
         return Taken(*row)
 
+    def take_suspect(self) -> Taken | None:
+        """Take a suspect, if any, and note that before it is handed out; raises sqlite3.Error."""
+        if not self.suspects:
+            return None
+        with self._stored(Batch()):
+            row = self._db.execute(_NEXT_SUSPECT).fetchone()
+            self._set_in_flight(row[0])
+            self._db.execute("UPDATE filter_log SET suspect = ?", row[:1])
+        self._suspect = row[0]
+        self.suspects -= 1
+        return Taken(*row)
+
+    def _set_in_flight(self, row: int) -> None:
+        self._db.execute(_TAKE, (row,))
+
+    @contextlib.contextmanager
+    def _stored(self, batch: Batch) -> Iterator[None]:
+        """Store a batch, with what is done in the block, in one transaction."""
+        run = self._db.execute
+        applied = max(self.applied, self._checkpointed)
+        run("BEGIN IMMEDIATE")
+        try:
+            if batch.found:
+                rows = enumerate(batch.found, self._last_id + 1)
+                self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
+            done = self._done
+            for row in batch.done:
+                done += run("DELETE FROM requests WHERE id = ?", (row,)).rowcount
+            suspect = 0 if self._suspect in batch.done else self._suspect
+            pushed, seq = self._pushed + len(batch.found), self.seq + bool(batch)
+            if batch.changes:
+                run("INSERT INTO ops VALUES (?, ?)", (seq, pack_changes(batch.changes)))
+            if applied > self.applied:
+                run("DELETE FROM ops WHERE seq <= ?", (applied,))
+            if batch or applied > self.applied:
+                run(_UPDATE_LOG, (seq, applied, pushed, done, suspect))
+            yield
+            run("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite ends it by itself if the disk is full
+                run("ROLLBACK")
+            raise
+        self.seq, self.applied, self._pushed, self._done = seq, applied, pushed, done
+        self._suspect = suspect
+        self._last_id += len(batch.found)
+        self.pending += len(batch.found)
+        self._batches += 1
+        if self._batches % _LOOK_AT_LOG == 0 and self._log_path.stat().st_size > _LOG_BYTES:
+            run("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _next(self, active: Callable[[str], int]) -> Any:
+        if not self._by_slot:
+            return self._db.execute(_NEXT).fetchone()
+        self._last_slot = self._next_slot(active)
+        return self._db.execute(_NEXT_OF_SLOT, (self._last_slot,)).fetchone()
+
     def _next_slot(self, active: Callable[[str], int]) -> str:
-        """Choose as `take` says. Mostly, the very next slot has no downloads."""
+        """Choose as `RequestStore.take` says. Mostly, the very next slot has no downloads."""
         best = slot = first = self._slot_after(self._last_slot)
         fewest = active(first)
         while fewest > 0 and (slot := self._slot_after(slot)) != first:
@@ -157,26 +316,69 @@ class RequestDatabase:
 
     def _slot_after(self, slot: str) -> str:
         """Return the next slot with a pending request, in the order of names, and round again."""
-        query = "SELECT slot FROM requests WHERE in_flight = 0 {} ORDER BY slot LIMIT 1"
+        query = "SELECT slot FROM requests WHERE state = 0 {} ORDER BY slot LIMIT 1"
         row = self._db.execute(query.format("AND slot > ?"), (slot,)).fetchone()
         found: str = (row or self._db.execute(query.format("")).fetchone())[0]
         return found
 
-    def done(self, row: int) -> None:
-        """Remove a request that is done; raises sqlite3.Error."""
-        self._db.execute("DELETE FROM requests WHERE id = ?", (row,))
+    def withdraw_last(self) -> None:
+        """Remove the request that was stored last, and is pending; raises sqlite3.Error."""
+        with self._stored(Batch(done=[self._last_id])):
+            pass
+        self.pending -= 1
 
     def set_aside(self, row: int) -> None:
-        """Do nothing: what is in flight is pending in the next run."""
+        """See `RequestStore`; raises sqlite3.Error."""
+        self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (_SET_ASIDE, row))
 
-    def newest(self) -> bytes | None:
-        """Return the request that was added last, serialized, if it is not gone."""
-        row = self._db.execute("SELECT request FROM requests ORDER BY id DESC LIMIT 1").fetchone()
-        data: bytes | None = row[0] if row else None
-        return data
+    # The log of the filter.
+
+    def has_run(self, run: str) -> bool:
+        """See `FilterLog`."""
+        return bool(self._db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone())
+
+    def changes(self) -> Iterator[tuple[int, Sequence[Change]]]:
+        """See `FilterLog`; raises StorageError if they are damaged."""
+        try:
+            for seq, data in self._db.execute("SELECT seq, changes FROM ops ORDER BY seq"):
+                yield seq, unpack_changes(data)
+        except (sqlite3.Error, ValueError) as error:
+            raise _unusable(Path(self.name), error) from error
+
+    def unfinished(self) -> Iterator[bytes]:
+        """See `FilterLog`."""
+        query = "SELECT fingerprint FROM requests WHERE fingerprint IS NOT NULL"
+        return (fingerprint for (fingerprint,) in self._db.execute(query))
+
+    @property
+    def left(self) -> int:
+        """See `FilterLog`."""
+        number: int = self._pushed - self._done
+        return number
+
+    def sync(self) -> None:
+        """See `FilterLog`."""
+        assert self._log is not None
+        os.fsync(self._log.fileno())
+
+    def checkpointed(self, seq: int) -> None:
+        """See `FilterLog`. The changes are deleted with the next batch."""
+        self._checkpointed = seq
+        # A connection of its own, since this may be another thread. It is the one that syncs.
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(self.path)) as db,
+        ):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Close the file; what is pending stays. It may fail without harm."""
+        """Close the file; what is in flight is pending in the next run. It may fail unharmed."""
+        if self._log is not None:
+            with contextlib.suppress(sqlite3.Error), self._stored(Batch()):
+                self._db.execute(_RELEASE)
+                self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
+            self._log.close()
+            self._log = None
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
@@ -186,15 +388,49 @@ def read_counts(path: Path) -> tuple[int, int]:
 
     Raises a StorageError if the file cannot be read, or is damaged.
     """
+    counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
+    waiting = counts.get(_PENDING, 0) + counts.get(_SUSPECT, 0) + counts.get(_SET_ASIDE, 0)
+    return waiting, counts.get(_IN_FLIGHT, 0)
+
+
+def read_dead(path: Path) -> list[bytes]:
+    """Return the dead requests, serialized; raises as `read_counts`."""
+    query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
+    return [data for (data,) in _read(path, query, _DEAD)]
+
+
+def read_recent(path: Path) -> list[Change]:
+    """Return the changes that a filter may lack, in order; raises as `read_counts`."""
+    try:
+        rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
+        return [change for (data,) in rows for change in unpack_changes(data)]
+    except ValueError as error:
+        raise _unusable(path, error) from error
+
+
+def _read(path: Path, query: str, *values: object) -> list[Any]:
     try:
         with contextlib.closing(connect_readonly(path)) as db:
-            counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
+            return db.execute(query, values).fetchall()
     except (sqlite3.Error, OSError) as error:
         raise _unusable(path, error) from error
-    return counts.get(0, 0), counts.get(1, 0)
 
 
-def _unusable(path: Path, error: sqlite3.Error | OSError) -> StorageError:
+def _row(number: int, found: Found) -> tuple[Any, ...]:
+    return (
+        number,
+        _PENDING,
+        found.slot.encode(errors="backslashreplace").decode(),  # SQLite knows no surrogates
+        max(-_LARGEST, min(found.priority, _LARGEST)),
+        found.rank,
+        -number if found.newest_first else number,
+        0,
+        found.fingerprint,
+        found.data,
+    )
+
+
+def _unusable(path: Path, error: sqlite3.Error | OSError | ValueError) -> StorageError:
     return StorageError(
         f"{path} cannot be used: {error}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it away, with the filter beside it, to start the job over"

@@ -44,6 +44,9 @@ class RedisBackend:
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
+
+    Attributes:
+        collected: where `add` puts what is new, for whoever calls `record` later; None: it records.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class RedisBackend:
         self.key = key
         self.flush = flush
         self._store = RedisStore(server, key)
+        self.collected: list[bytes] | None = None
         self._shared = SharedGenerations(
             self._store,
             policy,
@@ -129,8 +133,6 @@ class RedisBackend:
                 path,
             )
         if not job.was_killed(has_filter=info is not None):
-            if count:
-                job.check_queue()
             return importable
         if info is None:
             is_away = job.recover(None, None, list)
@@ -182,6 +184,13 @@ class RedisBackend:
 
         A fingerprint whose first answer got lost counts as new: rather crawled twice than never.
         """
+        if self.collected is not None and fingerprint not in self:
+            self.collected.append(fingerprint)
+            return True
+        return self.record(fingerprint)
+
+    def record(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint at once; see `add`."""
         if self._lookup.add(fingerprint):
             self.forgotten.take(fingerprint)  # new it is anyway, and once
             return True

@@ -23,7 +23,7 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from sites import Site
 
@@ -247,7 +247,7 @@ def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path)
 def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
     database = RequestDatabase(path, by_slot=False)
     for url in urls:
-        request = packed({"url": url, "body": b"x" * 200})
+        request = serialized({"url": url, "body": b"x" * 200})
         database.push(request, slot="shop", priority=0, rank=0, newest_first=False)
     return database
 
@@ -278,7 +278,7 @@ def test_no_truncation_of_the_queue_is_taken_for_a_shorter_queue(tmp_path: Path)
         with contextlib.suppress(sqlite3.DatabaseError):  # of which the crawl tells, and ends
             while one := database.take():
                 try:
-                    readable += unpacked(one.data)["url"] in urls
+                    readable += deserialized(one.data)["url"] in urls
                 except Exception:  # noqa: BLE001 - of which the crawl tells, too
                     spoilt += 1
             assert readable + spoilt == len(urls), what

@@ -21,7 +21,7 @@ from scrapy_bloom.queues.members import (
     prefix,
     slot_name,
 )
-from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.queues.shared_state import QueueState, Worker
 from scrapy_bloom.queues.sqlite import RequestDatabase
@@ -279,17 +279,17 @@ def test_the_newest_request_of_a_database(tmp_path: Path) -> None:
     queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
     assert queue.newest() is None
     rows = [push(queue, name, newest_first=False) for name in "abc"]
-    assert unpacked(queue.newest()) == {"name": "c"}
+    assert deserialized(queue.newest()) == {"name": "c"}
     queue.done(rows[2])
-    assert unpacked(queue.newest()) == {"name": "b"}
+    assert deserialized(queue.newest()) == {"name": "b"}
     queue.close()
     queue.close()  # again is no harm
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
     request = {"url": "https://example.com/", "meta": {"depth": 1}}
-    assert unpacked(packed(request)) == request
-    assert packed(request)[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on
+    assert deserialized(serialized(request)) == request
+    assert serialized(request)[:2] == b"\x80\x04"  # readable by every Python that Scrapy runs on
 
 
 def test_what_all_workers_have_is_waiting() -> None:

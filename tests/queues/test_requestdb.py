@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from request_queues import names, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
-from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 
 
@@ -44,7 +44,7 @@ def test_what_was_in_flight_is_pending_again(path: Path) -> None:
     rows = {name: push(database, name) for name in "abc"}
     taken = database.take()
     assert taken
-    assert (taken.id, unpacked(taken.data)) == (rows["c"], {"name": "c"})
+    assert (taken.id, deserialized(taken.data)) == (rows["c"], {"name": "c"})
     assert read_counts(path) == (2, 1)
     push(database, "d")
     database.take_back()
@@ -61,10 +61,10 @@ def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from scrapy_bloom.queues.queue import packed\n"
+        "from scrapy_bloom.queues.batch import serialized\n"
         "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
         "database = RequestDatabase(Path(sys.argv[1]), by_slot=True)\n"
-        "rows = [database.push(packed({'n': n}), slot='', priority=0, rank=0, newest_first=False)\n"
+        "rows = [database.push(serialized({'n': n}), slot='', priority=0, rank=0, newest_first=False)\n"
         "        for n in range(1000)]\n"
         "taken = [database.take() for _ in range(10)]\n"
         "database.done(taken[0].id)\n"
@@ -75,7 +75,7 @@ def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
     assert read_counts(path) == (990, 9)
     database = RequestDatabase(path, by_slot=True)
     assert (database.pending, database.were_in_flight) == (999, 9)
-    assert [unpacked(database.take().data)["n"] for _ in range(999)] == list(range(1, 1000))
+    assert [deserialized(database.take().data)["n"] for _ in range(999)] == list(range(1, 1000))
     database.close()
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_made_leaves_nothing(path: Path) -> None:
 
 def test_what_cannot_be_serialized() -> None:
     with pytest.raises(ValueError, match="lambda"):
-        packed({"x": lambda: 0})
+        serialized({"x": lambda: 0})
 
 
 @pytest.mark.parametrize("damage", ["foreign", "of another", "newer", "cut off", "zeros"])

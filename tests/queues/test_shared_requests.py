@@ -15,7 +15,7 @@ from proxies import DroppingProxy
 from redis_filters import messages
 from request_queues import InRedis, name_of, names, push
 from scrapy_bloom.queues import scripts
-from scrapy_bloom.queues.queue import unpacked
+from scrapy_bloom.queues.batch import deserialized
 from scrapy_bloom.queues.redis import SharedRequests
 
 INFO = logging.INFO
@@ -375,6 +375,6 @@ def test_what_another_one_has_recorded_is_not_taken_back(shared: InRedis) -> Non
     push(stopped, "newest")
     shared.lapse(stopped)
     assert name_of(look(other)) == "urgent"
-    assert [unpacked(each) for each in recorded] == [{"name": "newest"}]
+    assert [deserialized(each) for each in recorded] == [{"name": "newest"}]
     stopped.take_back()
     assert name_of(look(other)) == "newest"

@@ -22,7 +22,7 @@ from request_queues import InRedis, name_of, push
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.queues import scripts
 from scrapy_bloom.queues.members import parsed, parsed_leased
-from scrapy_bloom.queues.queue import unpacked
+from scrapy_bloom.queues.batch import deserialized
 from scrapy_bloom.queues.redis import SharedRequests
 
 STEPS = ["JOIN", "PUSH", "TAKE", "START", "STARTED", "LEAVE"]
@@ -241,7 +241,7 @@ class Workers(RuleBasedStateMachine):
         client = self.server.client
         pending = [parsed(each) for each in client.zrange(self.store.keys[0], 0, -1)]
         leased = [parsed_leased(each)[2] for each in client.zrange(self.store.keys[1], 0, -1)]
-        return tuple([unpacked(each.data)["name"] for each in some] for some in (pending, leased))
+        return tuple([deserialized(each.data)["name"] for each in some] for some in (pending, leased))
 
     def teardown(self) -> None:
         """All is crawled to its end by those who are left, or by one more."""

@@ -11,7 +11,7 @@ from redis_filters import messages
 from request_queues import InRedis, name_of, names, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.queues.queue import unpacked
+from scrapy_bloom.queues.batch import deserialized
 from scrapy_bloom.queues.redis import SharedRequests
 
 INFO = logging.INFO
@@ -134,7 +134,7 @@ def test_a_server_that_is_set_back_gets_what_it_has_lost(
     workers[0].end_start(workers[0].id, is_through=True)
     expected = sorted([f"old {n}" for n in range(4)] + [f"new {n}" for n in range(4)])
     assert drained(*workers) == expected
-    assert {unpacked(each)["name"] for each in recorded} == {f"new {n}" for n in range(4)}
+    assert {deserialized(each)["name"] for each in recorded} == {f"new {n}" for n in range(4)}
     assert workers[0].ended_at
     assert len([line for line in messages(caplog, INFO) if "2 requests are pending" in line]) == 2
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis_filters import url_of
 from scrapy_bloom.queues.members import keys_of_queue
-from scrapy_bloom.queues.queue import packed, unpacked
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
@@ -17,11 +17,11 @@ LONG = 600.0  # seconds: a lease that only `lapse` ends
 
 def push(queue: Any, name: str, **options: Any) -> Any:
     values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
-    return queue.push(packed({"name": name}), **values)
+    return queue.push(serialized({"name": name}), **values)
 
 
 def name_of(taken: Any) -> str:
-    return unpacked(taken.data)["name"]
+    return deserialized(taken.data)["name"]
 
 
 def names(queue: Any, number: int) -> list[str]:

@@ -17,7 +17,7 @@ import servers
 from backends import local_backend, redis_backend
 from cli import Ran, bloom
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.queues.queue import packed
+from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.redis.connection.server import RedisServer
 
@@ -122,7 +122,7 @@ def make_queue(url: str, key: str) -> None:
     """A shared queue in which a request waits, and which no worker uses."""
     options = {"by_slot": False, "lease_secs": 60.0}
     queue = SharedRequests(RedisServer(url), RedisServer(url), key, **options)
-    request = packed(Request("https://shop.example/waits").to_dict())
+    request = serialized(Request("https://shop.example/waits").to_dict())
     queue.push(request, slot="", priority=0, rank=0, newest_first=True)
     queue.close()
 

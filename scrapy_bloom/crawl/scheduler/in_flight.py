@@ -1,12 +1,13 @@
 """The requests that a crawl has taken from its scheduler and is not done with.
 
-A request is done when the output of its callback or errback has been consumed and its items have
-passed the pipelines. Or a downloader middleware has put another request in its place (a retry, a
-redirect), and that one is scheduled.
+The output of a request's callback or errback has been consumed, and its items have passed the
+pipelines: then it has ended. Or a downloader middleware has put another request in its place (a
+retry, a redirect), and that one is scheduled. It is done when all that it led to is stored, too.
 """
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from scrapy import Request
@@ -17,16 +18,34 @@ from twisted.python.failure import Failure
 from scrapy_bloom.crawl.engine import listen
 
 
+@dataclass(eq=False)
+class _Flight:
+    """A request until it is done.
+
+    Attributes:
+        request: kept, so that its id() stays its own.
+        done: called when it is done.
+        waits_for: how many requests in memory have to be done before.
+        held_up: the requests that wait for this one, which is in memory.
+    """
+
+    request: Request
+    done: Callable[[], None]
+    waits_for: int = 0
+    has_ended: bool = False
+    held_up: list["_Flight"] = field(default_factory=list)
+
+
 class InFlight:
-    """Watches requests until they are done, and has `done` called with the row of each.
+    """Watches requests until they are done, and calls a function of each then.
 
     Raises a SettingError if this version of Scrapy works in another way.
     """
 
-    def __init__(self, engine: Any, done: Callable[[int], None]) -> None:
-        self._done = done
+    def __init__(self, engine: Any) -> None:
         # Requests are told apart by what they are, not by what they say.
-        self._rows: dict[int, tuple[Request, int]] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._in_memory: dict[int, _Flight] = {}
         self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
         listen(
@@ -37,15 +56,26 @@ class InFlight:
             fetching=self._fetching,
         )
 
-    def add(self, request: Request, row: int) -> None:
-        """Note that a request was taken."""
-        self._rows[id(request)] = (request, row)
+    def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
+        """Note that a request cannot be stored: whatever may have led to it is not done before.
+
+        That is one of those that are in flight now; which one, nobody tells.
+        """
+        held_up = list(self._flights.values())
+        for each in held_up:
+            each.waits_for += 1
+        self._in_memory[id(request)] = _Flight(request, done, held_up=held_up)
+
+    def add(self, request: Request, done: Callable[[], None] = lambda: None) -> None:
+        """Note that a request was taken; for one from memory, `done` is known."""
+        flight = self._in_memory.pop(id(request), None) or _Flight(request, done)
+        self._flights[id(request)] = flight
         self._not_fetched.add(id(request))
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop is ended, and with it what is being downloaded: nothing has failed.
-            self._rows.pop(id(request), None)
+            self._flights.pop(id(request), None)
         return lambda _: self._ended(request)
 
     def _fetching(self, request: Request, fetched: Deferred[Any]) -> None:
@@ -62,7 +92,7 @@ class InFlight:
         return result
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._flights)
 
     def settle(self) -> None:
         """End the requests that were replaced: the others are scheduled by now."""
@@ -71,6 +101,16 @@ class InFlight:
 
     def _ended(self, request: Request) -> None:
         self._not_fetched.discard(id(request))
-        _, row = self._rows.pop(id(request), (None, None))
-        if row is not None:
-            self._done(row)
+        if (flight := self._flights.pop(id(request), None)) is None:
+            return
+        flight.has_ended = True
+        ended = [flight]
+        while ended:
+            flight = ended.pop()
+            if flight.waits_for:
+                continue
+            flight.done()
+            for each in flight.held_up:
+                each.waits_for -= 1
+                if each.has_ended:
+                    ended.append(each)

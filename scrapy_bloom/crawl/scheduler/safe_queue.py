@@ -1,29 +1,34 @@
 """The queue of CrashSafeScheduler: a request stays in it until it is done."""
 
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable
+from functools import partial
+from time import monotonic
 from typing import Any
 
-import scrapy
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request
 from scrapy.crawler import Crawler
+from scrapy.dupefilters import BaseDupeFilter
 from scrapy.pqueues import DownloaderInterface, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
 from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
+from scrapy.utils.reactor import CallLaterOnce
 from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import OutageError, RefusedError, SettingError, StorageError
-from scrapy_bloom.queues.queue import RequestQueue, packed, unpacked
+from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.queues.batch import Batch, Found, RequestStore, Taken, deserialized, serialized
+from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
 
-# Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
-# order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
-_FEW_IN_FLIGHT = 8
+_MOST_FOUND = 1000  # requests in a batch
+_STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -64,31 +69,29 @@ def _start_rank(crawler: Crawler) -> int:
     return -1 if first is not None and first.url == "data:,start" else 1
 
 
-def most_in_flight(settings: BaseSettings) -> int:
-    """Return how many requests may be taken from a queue and not be done; 0: any number."""
-    most = settings.getint("CONCURRENT_REQUESTS")
-    if 0 < most < _FEW_IN_FLIGHT:
-        most = _FEW_IN_FLIGHT
-    if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
-        most *= 2
-    return most
-
-
 class SafeQueue:
-    """Requests of a crawl, pending or in flight, in a queue that outlives the process.
+    """The requests of a crawl, pending or in flight, in a store that outlives the process.
+
+    What callbacks produce is collected in a batch: requests found and done, and the changes of the
+    filter. It is stored before the next request is taken, when it has become large, and at the end
+    of the event loop's turn. So what the store has is at each instant a state from which the crawl
+    can go on.
 
     With `by_slot`, the least busy slot of the downloader is served first. Outages that `failures`
     has told of are not told of again. Raises a SettingError if this version of Scrapy works in
     another way.
 
     Attributes:
-        has_failed: the queue has failed, or is closed. What is in it stays.
+        has_failed: the store has failed, or is closed. What is in it stays.
+        place: "disk" or "redis", as in the stats.
     """
+
+    place = "disk"
 
     def __init__(
         self,
         crawler: Crawler,
-        queue: RequestQueue,
+        store: RequestStore,
         order: Order,
         *,
         by_slot: bool,
@@ -98,99 +101,139 @@ class SafeQueue:
         self._crawler = crawler
         self._spider = crawler.spider
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
-        self._queue = queue
+        self._store = store
         self._order = order
         self._failures = failures
-        self._logs_unserializable = crawler.settings.getbool("SCHEDULER_DEBUG")
-        self._most_in_flight = most_in_flight(crawler.settings)
+        self._warns_unserializable = True
+        self._batch = Batch()
         self._downloader = DownloaderInterface(crawler) if by_slot else None
-        self._in_flight = InFlight(crawler.engine, self._done)
+        self._engine: Any = crawler.engine
+        self._in_flight = InFlight(self._engine)
+        self._flush_soon = CallLaterOnce(self.flush)
 
     def __len__(self) -> int:
         # What can't be read any more must not keep the spider open.
-        return 0 if self.has_failed else self._queue.pending
+        return 0 if self.has_failed else self._store.pending + len(self._batch.found)
 
-    def push(self, request: Request) -> int:
-        """Store a request, and return its row: 0 if it cannot be serialized, or stored."""
+    @property
+    def in_flight(self) -> int:
+        """Return how many requests were taken, and have not ended."""
+        return len(self._in_flight)
+
+    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
+        """Put a request into the batch, unless the filter has seen it, or the queue has failed.
+
+        Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
+        the caller keeps that one. None: it was not new.
+        """
+        raise NotImplementedError
+
+    def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
+        """Return what is to be stored of a request; None if it cannot be serialized."""
         rank, newest_first = self._order(request)
         if not isinstance(request.priority, int):  # no request could be made again with it
             error = ValueError(f"the priority {request.priority!r} is not an integer")
-            self._log_unserializable(request, error)
-            return 0
+            self._warn_of_unserializable(request, error)
+            return None
         try:
-            data = packed(request.to_dict(spider=self._spider))
+            data = serialized(request.to_dict(spider=self._spider))
         except ValueError as unserializable:
-            self._log_unserializable(request, unserializable)
-            return 0
-        row: int | None = self.attempt(
-            self._queue.push,
+            self._warn_of_unserializable(request, unserializable)
+            return None
+        return Found(
             data,
+            fingerprint,
             # A project may name slots as it likes, by numbers too.
             slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
         )
-        return row or 0
 
-    def take_back(self) -> None:
-        """Remove the request that was stored just now."""
-        self.attempt(self._queue.take_back)
+    def _add(self, found: Found) -> None:
+        self._batch.found.append(found)
+        if len(self._batch.found) >= _MOST_FOUND:
+            self.flush()
+        else:
+            self._flush_soon.schedule()
+
+    def flush(self) -> None:
+        """Store the batch."""
+        if batch := self._collected():
+            self.attempt(self._store.apply, batch)
+            self._stored()
+
+    def _collected(self) -> Batch:
+        return self._batch
+
+    def _stored(self) -> None:
+        if not self.has_failed:
+            self._batch = Batch()
 
     def take(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if none is to be taken."""
-        # What is in flight is crawled twice after a crash: that is kept to what is promised, also
-        # while responses wait to be scraped.
-        if 0 < self._most_in_flight <= len(self._in_flight):
-            return None
         while not self.has_failed:
-            taken = self.attempt(self._queue.take, self._downloads)
+            taken = self.attempt(self._store.take, self._collected(), self._downloads)
+            self._stored()
+            taken = taken or self._take_suspect()
             if taken is None:
                 break
             try:
-                request = self.unpacked(taken.data)
+                request = self.deserialized(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 self._logger.error(  # noqa: TRY400 - one line
                     "A request of the job cannot be made again, and is left in %s: %s: %s",
-                    self._queue.name,
+                    self._store.name,
                     type(error).__name__,
                     error,
                 )
-                self.attempt(self._queue.set_aside, taken.id)
+                self.attempt(self._store.set_aside, taken.id)
                 continue
-            self._in_flight.add(request, taken.id)
+            self._in_flight.add(request, partial(self._done, taken.id))
             return request
         return None
 
-    def close(self) -> None:
-        """Leave the queue to the next run, as it is."""
-        self._in_flight.settle()
-        try:
-            self._queue.close()
-        except StorageError as error:
-            if not self.has_failed:
-                self._fail(error)
-        self.has_failed = True
+    def _take_suspect(self) -> Taken | None:
+        return None
 
-    @property
-    def in_flight(self) -> int:
-        """Return how many requests were taken, and are not done."""
-        return len(self._in_flight)
+    def took_from_memory(self, request: Request) -> None:
+        """Note that a request is in flight that was kept in memory."""
+        self._in_flight.add(request)
 
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
-    def unpacked(self, data: bytes) -> Request:
+    def deserialized(self, data: bytes) -> Request:
         """Return a request that was stored. It may raise anything."""
-        return request_from_dict(dict(unpacked(data)), spider=self._spider)
+        return request_from_dict(dict(deserialized(data)), spider=self._spider)
 
     def _done(self, row: Any) -> None:
-        """Remove a request: all that it led to is scheduled."""
-        # If something was not, it has to be in flight for the next run.
-        self.attempt(self._queue.done, row)
+        """Remove a request with the next batch: that has all that it led to, or an earlier one."""
+        self._batch.done.append(row)
+        self._flush_soon.schedule()
+
+    def close(self) -> None:
+        """Store the last batch, and leave the queue to the next run."""
+        self._in_flight.settle()
+        self._flush_soon.cancel()
+        if self.has_failed:  # perhaps there is room again; if not, that was told
+            with contextlib.suppress(sqlite3.Error, StorageError):
+                self._store.apply(self._collected())
+                self.has_failed = False
+                self._stored()
+        else:
+            self.flush()
+        self.has_failed = True
+
+    def close_store(self) -> None:
+        """Close the store, after the filter."""
+        try:
+            self._store.close()
+        except StorageError as error:
+            self._logger.error("%s", error)  # noqa: TRY400 - one line
 
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Take a step of the queue; return None if it has failed, now or before: the crawl ends."""
+        """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
         if self.has_failed:
             return None
         try:
@@ -208,22 +251,127 @@ class SafeQueue:
                 close_spider_soon(self._crawler, reason)
                 return
             what, rest = str(error), f", and nothing is lost: start the crawl again when {when}"
-        elif isinstance(error, sqlite3.Error):
-            what = f"The queue in {self._queue.name} cannot be written or read: {error}"
+        elif isinstance(error, (sqlite3.Error, OSError)):
+            what = f"The queue in {self._store.name} cannot be written or read: {error}"
             rest = ", and nothing is lost: make room, or repair the disk, and start the crawl again"
         else:
             what, rest = str(error), ""
         self._logger.error("%s. The spider is closed (reason %s)%s", what, reason, rest)
         close_spider_soon(self._crawler, reason)
 
-    def _log_unserializable(self, request: Request, error: ValueError) -> None:
-        if self._logs_unserializable:
+    def _warn_of_unserializable(self, request: Request, error: ValueError) -> None:
+        if self._warns_unserializable:
+            self._warns_unserializable = False
             self._logger.warning(
-                "Unable to serialize request: %(request)s - reason: %(reason)s - no more "
-                "unserializable requests will be logged (stats being collected)",
+                "Unable to serialize request: %(request)s - reason: %(reason)s - it is kept in "
+                "memory, and found again by the next run if this one dies - no more unserializable "
+                "requests will be logged (stats being collected)",
                 {"request": request, "reason": error},
-                exc_info=error,
+                exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
             )
-            self._logs_unserializable = False
         assert self._crawler.stats is not None
         self._crawler.stats.inc_value("scheduler/unserializable")
+
+
+class JobQueue(SafeQueue):
+    """The queue of a job, and the log of its filter; see `SafeQueue`.
+
+    Args:
+        store: the job's database.
+        changes: of the filter, if it is one of ours.
+    """
+
+    def __init__(
+        self,
+        crawler: Crawler,
+        store: RequestDatabase,
+        order: Order,
+        changes: Overlay | None,
+        *,
+        by_slot: bool,
+    ) -> None:
+        super().__init__(crawler, store, order, by_slot=by_slot)
+        self._database = store
+        self._changes = changes
+        self._progress_at = monotonic()
+        for data in store.died:
+            self._log_dead(data)
+
+    def __len__(self) -> int:
+        return super().__len__() + (0 if self.has_failed else self._database.suspects)
+
+    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
+        """See `SafeQueue`."""
+        changes = self._changes
+        if changes is None:
+            return self._enqueue_unlogged(request, df)
+        before, fingerprint = changes.number, None
+        if not request.dont_filter:
+            if df.request_seen(request):
+                return None
+            if changes.number > before:
+                fingerprint = changes.last.fingerprint
+        found = self._serialized(request, fingerprint)
+        if found is None:
+            held = changes.hold(before)
+            self._in_flight.keep_in_memory(request, partial(changes.release, held))
+            return "memory"
+        self._add(found)
+        return self.place
+
+    def _enqueue_unlogged(self, request: Request, df: BaseDupeFilter) -> str | None:
+        """Store a request before another filter is asked, which records it at once."""
+        found = self._serialized(request)
+        if found is None:
+            if not request.dont_filter and df.request_seen(request):
+                return None
+            self._in_flight.keep_in_memory(request, lambda: None)
+            return "memory"
+        self._add(found)
+        if not request.dont_filter:
+            self.flush()
+            if not self.has_failed and df.request_seen(request):
+                self.attempt(self._database.withdraw_last)
+                return None
+        return self.place
+
+    def _collected(self) -> Batch:
+        if self._changes is not None:
+            if self._changes.failure is not None and not self.has_failed:
+                self._fail(self._changes.failure)
+            self._batch.changes = self._changes.collected()
+        return self._batch
+
+    def _stored(self) -> None:
+        super()._stored()
+        if self._changes is not None and not self.has_failed:
+            self._changes.stored(self._database.seq)
+
+    def _done(self, row: Any) -> None:
+        super()._done(row)
+        self._progress_at = monotonic()
+
+    def _take_suspect(self) -> Taken | None:
+        """Take a suspect if it is alone: what the process dies of then is known."""
+        if not self._database.suspects or self.has_failed:
+            return None
+        if self.in_flight and (
+            self._engine.downloader.active or monotonic() < self._progress_at + _STANDSTILL_SECS
+        ):
+            return None
+        self._progress_at = monotonic()
+        taken: Taken | None = self.attempt(self._database.take_suspect)
+        return taken
+
+    def _log_dead(self, data: bytes) -> None:
+        try:
+            url = self.deserialized(data).url
+        except Exception as error:  # noqa: BLE001 - a class may be gone
+            url = f"a request that cannot be deserialized ({type(error).__name__})"
+        self._logger.error(
+            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
+            "any more. It is kept in %s: `scrapy bloom info` shows it",
+            url,
+            MOST_DEATHS + 1,
+            self._store.name,
+        )

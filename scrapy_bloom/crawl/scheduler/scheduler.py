@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
@@ -16,14 +15,19 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
+from scrapy_bloom.crawl.backends import has_log
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
-from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
+from scrapy_bloom.crawl.scheduler.safe_queue import JobQueue, SafeQueue, order_of
 from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
+
+if TYPE_CHECKING:
+    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +57,11 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._job = job
         self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
+        self._by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
         self._order = order_of(crawler)
         self._memory: Any = None
+        self._database: RequestDatabase | None = None
         self._queue: SafeQueue | None = None
-        self._stored_in = "disk"  # where that is, in the stats
-        self._newest: bytes | None = None  # request of a job that was resumed
         self._held = contextlib.ExitStack()  # what is to be released at the close
 
     @classmethod
@@ -87,6 +91,11 @@ class CrashSafeScheduler(BaseScheduler):
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
+        try:
+            new._open_database()
+        except BloomError as error:
+            new._held.close()
+            fail_at_the_start(crawler, error, logger)
         if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
@@ -94,6 +103,20 @@ class CrashSafeScheduler(BaseScheduler):
                 extra={"spider": crawler.spider},
             )
         return new
+
+    def _open_database(self) -> None:
+        """Open the queue of a job directory, and the filter whose log it is."""
+        if self._job is None:
+            return
+        path = self._job / jobdir.DATABASE
+        self._held.callback(lock_file(Path(f"{path}.lock"), path, "JOBDIR").release)
+        self._database = database = RequestDatabase(path, by_slot=self._by_slot)
+        self._held.callback(database.close)
+        if isinstance(self.df, BloomDupeFilter) and has_log(self.crawler, self.df.backend):
+            assert isinstance(self.df.backend, LocalBackend)
+            self.df.backend.open(database)
+        else:
+            database.begin()
 
     def open(self, spider: Spider) -> Deferred[None] | None:
         """Open the queues, and the duplicate filter.
@@ -111,30 +134,21 @@ class CrashSafeScheduler(BaseScheduler):
             key="",
             start_queue_cls=load_object(start) if start else None,
         )
-        by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
         try:
-            if self._job is not None:
-                self._open_job(self._job, by_slot=by_slot)
+            if self._database is not None:
+                self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.queue == "redis":
-                self._join_crawl(self.df, by_slot=by_slot)
+                self._join_crawl(self.df)
         except BloomError as error:
             self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
             fail_at_the_start(self.crawler, error, logger)
         opened: Deferred[None] | None = self.df.open()
-        if opened is None:
-            self._record_newest()
-        else:
-            opened.addCallback(lambda _: self._record_newest())
         return opened
 
-    def _open_job(self, job: Path, *, by_slot: bool) -> None:
-        """Open the queue of a job directory, which no other crawl uses meanwhile."""
-        path = job / jobdir.DATABASE
-        self._held.callback(lock_file(Path(f"{path}.lock"), path, "JOBDIR").release)
-        database = RequestDatabase(path, by_slot=by_slot)
-        self._held.callback(database.close)
-        self._queue = SafeQueue(self.crawler, database, self._order, by_slot=by_slot)
-        self._newest = database.newest()
+    def _resume(self, database: RequestDatabase) -> None:
+        backend = self.df.backend if isinstance(self.df, BloomDupeFilter) else None
+        changes = backend.overlay if isinstance(backend, LocalBackend) else None
+        self._queue = JobQueue(self.crawler, database, self._order, changes, by_slot=self._by_slot)
         if database.resumed:
             killed = database.were_in_flight
             logger.info(
@@ -144,37 +158,47 @@ class CrashSafeScheduler(BaseScheduler):
                 extra={"spider": self.spider},
             )
 
-    def _join_crawl(self, df: BloomDupeFilter, *, by_slot: bool) -> None:
+    def _join_crawl(self, df: BloomDupeFilter) -> None:
         """Share the queue in Redis with other workers."""
         from scrapy_bloom.crawl.scheduler.shared_crawl import SharedCrawl  # noqa: PLC0415 - for those who use it
+        from scrapy_bloom.crawl.scheduler.shared_queue import (  # noqa: PLC0415 - likewise
+            SharedQueue,
+            SharedStore,
+            most_in_flight,
+        )
 
-        self._stored_in = "redis"
-        shared = SharedCrawl(self.crawler, df, self._record, by_slot=by_slot)
+        def record(stored: bytes) -> None:
+            if isinstance(self._queue, SharedQueue):
+                self._queue.record(stored, df)
+
+        shared = SharedCrawl(self.crawler, df, record, by_slot=self._by_slot)
         self._held.callback(shared.close)
-        self._queue = SafeQueue(
-            self.crawler, shared.queue, self._order, failures=df.failures, by_slot=by_slot
+        self._queue = SharedQueue(
+            self.crawler,
+            SharedStore(shared.queue),
+            self._order,
+            backend=cast("RedisBackend", df.backend),
+            most_in_flight=most_in_flight(self.crawler.settings),
+            failures=df.failures,
+            by_slot=self._by_slot,
         )
         shared.begin(self._queue)
 
-    def _record_newest(self) -> None:
-        """Record the request that was added last: the process may have died before it did."""
-        if self._newest is not None:
-            self._record(self._newest)
-
-    def _record(self, stored: bytes) -> None:
-        if self._queue is None:
-            return
-        with contextlib.suppress(Exception):  # it will be told of when it is taken
-            request = self._queue.unpacked(stored)
-            if not request.dont_filter:
-                self.df.request_seen(request)
-
     def close(self, reason: str) -> Deferred[None] | None:
-        """Close the queue, as it is, and the duplicate filter."""
-        if self._queue is not None:
-            self._queue.close()
-        self._held.close()
-        return self.df.close(reason)
+        """Store what is collected, close the duplicate filter, and leave the queue as it is."""
+        queue = self._queue
+        if queue is not None:
+            queue.close()
+            if not isinstance(queue, JobQueue):
+                queue.close_store()
+        closed: Deferred[None] | None = None
+        if self._database is None:
+            self._held.close()
+        try:
+            closed = self.df.close(reason)
+        finally:  # the filter's last changes are taken over from the log
+            self._held.close()
+        return closed
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take."""
@@ -184,56 +208,38 @@ class CrashSafeScheduler(BaseScheduler):
         return len(self._memory) + (len(self._queue) if self._queue is not None else 0)
 
     def enqueue_request(self, request: Request) -> bool:
-        """Store a request, unless the duplicate filter has it; return whether it was stored.
+        """Queue a request, unless the duplicate filter has it; return whether it was queued.
 
-        It is stored before it is recorded in the filter: at no instant does it look seen and is
-        nowhere queued.
+        The store gets the request and its fingerprint in one step.
         """
-        if self._has_failed():
+        queue = self._queue
+        if queue is None:
+            is_seen = not request.dont_filter and self.df.request_seen(request)
+            kind = None if is_seen else "memory"
+        elif queue.has_failed:
             return False  # what led to it is in flight for ever, that is, until the next run
-        row: int | None = None  # 0: it is kept in memory
-
-        def store() -> bool:
-            nonlocal row
-            if row is None:
-                row = self._queue.push(request) if self._queue is not None else 0
-            return not self._has_failed()
-
-        if not request.dont_filter and self._is_seen(request, store):
-            if self._queue is not None and row:
-                self._queue.take_back()
-            if not self._has_failed():
-                self.df.log(request, self.spider)
+        else:
+            kind = queue.enqueue(request, self.df)
+            if queue.has_failed:
+                return False
+        if kind is None:
+            self.df.log(request, self.spider)
             return False
-        if not store():
-            return False
-        if not row:
+        if kind == "memory":
             self._memory.push(request)
-        kind = self._stored_in if row else "memory"
         self.stats.inc_value(f"scheduler/enqueued/{kind}")
         self.stats.inc_value("scheduler/enqueued")
         return True
 
-    def _has_failed(self) -> bool:
-        return self._queue is not None and self._queue.has_failed
-
-    def _is_seen(self, request: Request, store: Callable[[], bool]) -> bool:
-        df = self.df
-        if self._queue is None:
-            return df.request_seen(request)
-        if isinstance(df, BloomDupeFilter) and (
-            type(df).request_seen is BloomDupeFilter.request_seen  # or it may not know the keyword
-        ):
-            return df.request_seen(request, before_recording=store)
-        # Another filter can't be asked without being told.
-        return not store() or df.request_seen(request)
-
     def next_request(self) -> Request | None:
         """Return the next request, which is in flight from now on; None if there is none."""
+        queue = self._queue
         request: Request | None = self._memory.pop()
         kind = "memory"
-        if request is None and self._queue is not None:
-            request, kind = self._queue.take(), self._stored_in
+        if queue is not None and request is not None:
+            queue.took_from_memory(request)
+        elif queue is not None:
+            request, kind = queue.take(), queue.place
         if request is not None:
             self.stats.inc_value(f"scheduler/dequeued/{kind}")
             self.stats.inc_value("scheduler/dequeued")

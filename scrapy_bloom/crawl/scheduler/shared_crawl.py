@@ -18,7 +18,8 @@ from scrapy_bloom.crawl.engine import (
     start_again,
     until,
 )
-from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, most_in_flight
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue
+from scrapy_bloom.crawl.scheduler.shared_queue import most_in_flight
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import remove_queue
 from scrapy_bloom.redis.backend import RedisBackend

@@ -1,0 +1,97 @@
+"""Batches: what a crawl changes in its queue and its filter, as one step."""
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from scrapy_bloom.files.log import Change
+
+
+class Found(NamedTuple):
+    """A request to be queued.
+
+    Attributes:
+        data: the request, serialized.
+        fingerprint: as it was recorded in the filter for it; None if nothing was.
+        slot: of the downloader.
+        priority: any integer, clipped to 64 bits; higher ones are taken first.
+        rank: -128 to 127; lower ones are taken first within a priority.
+        newest_first: of those with one priority and rank, the last one is taken first.
+    """
+
+    data: bytes
+    fingerprint: bytes | None = None
+    slot: str = ""
+    priority: int = 0
+    rank: int = 0
+    newest_first: bool = True
+
+
+@dataclass
+class Batch:
+    """Requests that were found, requests that are done, and changes of the filter, in order.
+
+    A request is done only in a batch that contains, or follows, everything it led to.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    changes: Sequence[Change] = ()
+    done: list[Any] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.found or self.changes or self.done)
+
+
+class Taken(NamedTuple):
+    """A request that is in flight from now on: its id in the store, and the serialized request."""
+
+    id: Any
+    data: bytes
+
+
+class RequestStore(Protocol):
+    """The requests of a crawl that are not done yet: pending, in flight, suspect, or dead.
+
+    What the place of the store refuses is raised as `sqlite3.Error` or `StorageError`.
+
+    Attributes:
+        name: where it is, for people.
+        pending: how many requests can be taken, as far as is known here.
+    """
+
+    name: str
+
+    @property
+    def pending(self) -> int:
+        """Return how many requests can be taken, as far as is known here."""
+
+    def apply(self, batch: Batch) -> None:
+        """Store a batch, whole or not at all."""
+
+    def take(self, batch: Batch, active: Callable[[str], int]) -> Taken | None:
+        """Store a batch, and take the next request, if any, in the same step.
+
+        By slots, that is one of the slot with the fewest downloads, as `active` counts them: of
+        several, the one after that which was served last, in the order of their names.
+        """
+
+    def set_aside(self, row: Any) -> None:
+        """Keep a request in flight for a later run: it cannot be deserialized in this one."""
+
+    def close(self) -> None:
+        """Leave the queue to others, as it is."""
+
+
+def serialized(request: Mapping[str, Any]) -> bytes:
+    """Return what `Request.to_dict` makes, serialized; raises ValueError if it cannot be."""
+    try:
+        return pickle.dumps(request, protocol=4)
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def deserialized(data: bytes) -> Mapping[str, Any]:
+    """Return the serialized request. It may raise anything: a class may be gone since."""
+    found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - of our own queue
+    return found
