@@ -184,7 +184,9 @@ def _batches(members: Iterable[bytes], copied: CopiedQueue) -> Iterator[list[byt
 
 def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
     pending, leased, *_ = keys_of_queue(key)
-    RequestDatabase(path, by_slot=True).close()
+    new = RequestDatabase(path, by_slot=True)
+    new.begin()
+    new.close()
     copied = CopiedQueue()
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("BEGIN")
@@ -194,6 +196,7 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
                 each = _parsed(member, name, is_leased=name == leased)
                 if _insert(db, each):
                     copied.add(each.packed)
+        db.execute("UPDATE filter_log SET pushed = (SELECT count(*) FROM requests)")
         db.execute("COMMIT")
         found = CopiedQueue.of(_rows(db))
     _compare(copied, found, str(path.parent))
@@ -215,8 +218,8 @@ def _parsed(member: bytes, name: str, *, is_leased: bool) -> Member:
 def _insert(db: sqlite3.Connection, member: Member) -> bool:
     newest_first = member.position > NEWEST_FIRST // 2
     position = member.position - (NEWEST_FIRST if newest_first else 0)
-    row = (abs(position), member.slot, member.priority, member.rank, position, 0, member.data)
-    insert = "INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?)"
+    row = (abs(position), member.slot, member.priority, member.rank, position, member.data)
+    insert = "INSERT OR IGNORE INTO requests VALUES (?, 0, ?, ?, ?, ?, 0, NULL, ?)"
     return db.execute(insert, row).rowcount == 1
 
 

@@ -241,7 +241,9 @@ class Workers(RuleBasedStateMachine):
         client = self.server.client
         pending = [parsed(each) for each in client.zrange(self.store.keys[0], 0, -1)]
         leased = [parsed_leased(each)[2] for each in client.zrange(self.store.keys[1], 0, -1)]
-        return tuple([deserialized(each.data)["name"] for each in some] for some in (pending, leased))
+        return tuple(
+            [deserialized(each.data)["name"] for each in some] for some in (pending, leased)
+        )
 
     def teardown(self) -> None:
         """All is crawled to its end by those who are left, or by one more."""
