@@ -20,7 +20,7 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.queues.sqlite import DEAD, RequestDatabase, read_counts
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _READ = 100  # requests that are read from the server at once
@@ -162,7 +162,9 @@ def _uploaded(database: Path, server: RedisServer, key: str) -> Iterator[CopiedQ
 
 
 def _rows(db: sqlite3.Connection) -> Iterator[bytes]:
-    rows = db.execute("SELECT slot, priority, is_start, position, request FROM requests")
+    # A dead letter stays behind: elsewhere it would be pending.
+    query = "SELECT slot, priority, is_start, position, request FROM requests WHERE state != ?"
+    rows = db.execute(query, (DEAD,))
     for slot, priority, rank, position, data in rows:
         place = position + (NEWEST_FIRST if position < 0 else 0)
         yield Member(slot, priority, rank, place, data).packed

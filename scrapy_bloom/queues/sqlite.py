@@ -25,7 +25,7 @@ _PATIENCE_MS = 5000  # with others that have the file open
 _LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
 
 # States of a request. What is set aside cannot be deserialized in this run.
-_PENDING, _IN_FLIGHT, _SUSPECT, _DEAD, _SET_ASIDE = range(5)
+_PENDING, _IN_FLIGHT, _SUSPECT, DEAD, _SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. `filter_log` has one row; `applied` is the last batch that was deleted from `ops`,
@@ -70,7 +70,7 @@ _NEXT = """
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
 _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
-_RELEASE = f"UPDATE requests SET state = 2 * (deaths >= {MOST_DEATHS}) WHERE state IN (1, 4)"
+_RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = (
@@ -174,7 +174,7 @@ class RequestDatabase:
                     run(f"DROP INDEX IF EXISTS {index.split()[2]}")
             if self.was_killed:
                 self.died = self._judge_deaths()
-            run(_RELEASE)
+            run(_RELEASE, (MOST_DEATHS,))
             run("UPDATE filter_log SET opened_as = ?, suspect = 0", (self._name_of_file(),))
             run("INSERT INTO runs VALUES (?)", (self.run,))
             run("COMMIT")
@@ -212,7 +212,7 @@ class RequestDatabase:
         """Raise a ValueError unless it is whole: a part of it may be missing, or be older."""
         run = self._db.execute
         if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-            raise ValueError(found)
+            raise ValueError(found.splitlines()[-1])
         number, ids = run("SELECT count(*), ifnull(sum(id), 0) FROM requests").fetchone()
         if number != self.left:
             raise ValueError(f"it holds {number:,} requests where there should be {self.left:,}")
@@ -228,7 +228,7 @@ class RequestDatabase:
         suspect = _IN_FLIGHT, self._suspect
         died = run("SELECT request FROM requests WHERE state = ? AND id = ?", suspect).fetchone()
         if died:  # it was handed out alone: the others were waiting for it
-            run("UPDATE requests SET state = ? WHERE id = ?", (_DEAD, self._suspect))
+            run("UPDATE requests SET state = ? WHERE id = ?", (DEAD, self._suspect))
             return list(died)
         run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (_IN_FLIGHT,))
         return []
@@ -392,7 +392,7 @@ class RequestDatabase:
         if self._log is not None:
             with contextlib.suppress(sqlite3.Error):
                 with self._stored(Batch()):
-                    self._db.execute(_RELEASE)
+                    self._db.execute(_RELEASE, (MOST_DEATHS,))
                 # It counts as closed once all else is in the file itself.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
@@ -415,7 +415,7 @@ def read_counts(path: Path) -> tuple[int, int]:
 def read_dead(path: Path) -> list[bytes]:
     """Return the dead requests, serialized; raises as `read_counts`."""
     query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
-    return [data for (data,) in _read(path, query, _DEAD)]
+    return [data for (data,) in _read(path, query, DEAD)]
 
 
 def read_recent(path: Path) -> list[Change]:

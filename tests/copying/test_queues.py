@@ -7,13 +7,15 @@ import pytest
 
 import servers
 from backends import local_backend
+from request_queues import begun, killed, names, push, take
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.queues import download_with_queue, upload_with_queue
+from scrapy_bloom.crawl.scheduler.shared_queue import SharedStore
 from scrapy_bloom.job.locks import lock_file
-from scrapy_bloom.queues.queue import RequestQueue
+from scrapy_bloom.queues.batch import Batch, Found, RequestStore
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import read_state
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_dead
 from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import contents
 
@@ -39,36 +41,38 @@ def make_job(job: Path) -> None:
     backend.close()
 
 
-def fill(queue: RequestQueue, number: int = 60) -> None:
+def fill(queue: RequestStore, number: int = 60) -> None:
     """Requests of three hosts, with all kinds of priorities; those of one rank oldest first."""
     for each in range(number):
         rank = (0, 1, -1)[each % 7 % 3]
-        queue.push(
+        found = Found(
             b"request %d" % each + b"\xff\x00" * (each % 3),
             slot=f"host{each % 3}.example",
             priority=(0, 5, -(2**63), 2**63, -7)[each % 5],
             rank=rank,
             newest_first=rank != 1,
         )
+        queue.apply(Batch([found]))
 
 
-def emptied(queue: RequestQueue) -> list[bytes]:
+def emptied(queue: RequestStore) -> list[bytes]:
     found = []
-    while taken := queue.take(lambda _: 0):
+    while taken := queue.take(Batch(), lambda _: 0):
         found.append(taken.data)
-        queue.done(taken.id)
+        queue.apply(Batch(done=[taken.id]))
     queue.close()
     return found
 
 
-def shared(place: str, key: str) -> SharedRequests:
-    return SharedRequests(
+def shared(place: str, key: str) -> SharedStore:
+    requests = SharedRequests(
         server_of(place), server_of(place), key, by_slot=True, lease_secs=60, most_in_flight=0
     )
+    return SharedStore(requests)
 
 
 def local(job: Path) -> RequestDatabase:
-    return RequestDatabase(job / "requests.sqlite", by_slot=True)
+    return begun(job / "requests.sqlite", by_slot=True)
 
 
 @pytest.fixture
@@ -104,7 +108,7 @@ def test_what_is_pushed_later_has_its_place(key: str, tmp_path: Path) -> None:
     more: list[list[bytes]] = []
     (tmp_path / "alone").mkdir()
     for copy in (False, True):
-        queue: RequestQueue = local(tmp_path / ("one" if copy else "alone"))
+        queue: RequestStore = local(tmp_path / ("one" if copy else "alone"))
         fill(queue, 20)
         if copy:
             queue.close()
@@ -119,7 +123,7 @@ def test_what_workers_have_taken_goes_along(key: str, tmp_path: Path) -> None:
     queue = shared("valkey", key)
     fill(queue, 40)
     make_job(tmp_path / "filter")
-    assert queue.take(lambda _: 0)
+    assert take(queue)
     state = read_state(server_of("valkey"), key)
     assert state
     assert state.in_flight > 0
@@ -137,8 +141,8 @@ def test_a_slot_of_any_name_and_what_was_set_aside(key: str, tmp_path: Path) -> 
     queue = shared("valkey", key)
     for number in range(3):
         slot = f"\ud800-{number}"
-        queue.push(b"request", slot=slot, priority=0, rank=0, newest_first=False)
-    taken = queue.take(lambda _: 0)
+        queue.apply(Batch([Found(b"request", slot=slot, newest_first=False)]))
+    taken = take(queue)
     assert taken
     queue.set_aside(taken.id)
     queue.close()
@@ -156,11 +160,36 @@ def upload_filter(directory: Path, key: str) -> None:
     assert queue is None
 
 
+def test_a_dead_letter_stays_behind(key: str, tmp_path: Path) -> None:
+    """In the copy it would be pending, and end one worker after the other."""
+    make_job(tmp_path / "one")
+    path = tmp_path / "one/requests.sqlite"
+    database = begun(path)
+    for name in ("innocent", "dead"):
+        push(database, name)
+    database.close()
+    for _ in range(3):
+        database = begun(path)
+        assert names(database, 1) == ["dead"]
+        killed(database)
+    database = begun(path)
+    assert database.take_suspect()
+    killed(database)
+    database = begun(path)
+    assert len(database.died) == 1
+    database.close()
+    _, copied = upload_with_queue(tmp_path / "one/bloom", server_of("valkey"), key)
+    assert copied
+    assert copied.requests == 1
+    assert names(shared("valkey", key), 2) == ["innocent"]
+    assert len(read_dead(path)) == 1
+
+
 def test_many_large_requests(key: str, tmp_path: Path) -> None:
     make_job(tmp_path / "one")
     queue = local(tmp_path / "one")
     for number in range(500):
-        queue.push(b"%d" % number + bytes(10_000), slot="", priority=0, rank=0, newest_first=False)
+        queue.apply(Batch([Found(b"%d" % number + bytes(10_000), newest_first=False)]))
     queue.close()
     _, copied = upload_with_queue(tmp_path / "one/bloom", server_of("valkey"), key)
     assert copied

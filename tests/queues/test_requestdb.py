@@ -2,7 +2,6 @@
 
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,15 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from request_queues import begun, done, killed, name_of, names, push, take, withdraw
+from request_queues import begun, done, killed, names, push, take, withdraw
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.paths import is_database
-from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 
 

@@ -1,5 +1,6 @@
 """The database of a job: each batch is stored whole or not at all, whatever comes in between."""
 
+import itertools
 import os
 import random
 import resource
@@ -26,6 +27,7 @@ from scrapy_bloom.queues import sqlite
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
+PAGE = 4096
 WAIT = 60.0  # seconds that any single wait may take
 
 
@@ -70,13 +72,42 @@ def test_a_kill_at_each_operation_of_a_file(tmp_path: Path) -> None:
         beside(path)[0].unlink(missing_ok=True)
         try:
             database = RequestDatabase(path, by_slot=False)
-        except StorageError:
+        except StorageError as error:
             refused += 1
+            assert "\n" not in str(error)
         else:
             assert snapshot(path) in expected, without_log
             database.close()
     assert seqs == set(range(BATCHES + 1))
     assert 0 < refused < len(left) // 2
+
+
+def test_a_part_that_is_older_than_the_rest(path: Path, tmp_path: Path) -> None:
+    """As by a kill while SQLite writes its log into the file, if the log is removed then."""
+    database = begun(path)
+    files, expected = [], []
+    for _ in itertools.islice(run_batches(database), 3 * BATCHES):
+        database.checkpointed(0)
+        files.append(path.read_bytes())
+        expected.append(snapshot(path))
+    database.close()
+    torn = tmp_path / "torn" / path.name
+    torn.parent.mkdir()
+    reasons = set()
+    for number, old in enumerate(files[:-3:2]):
+        new = files[2 * number + 1 + number % 3]
+        for end in range(0, len(new), PAGE):
+            torn.write_bytes(new[:end] + old[end:])
+            what = f"{end // PAGE} pages of another batch than number {number}"
+            try:
+                database = RequestDatabase(torn, by_slot=False)
+            except StorageError as error:
+                assert "\n" not in str(error), what
+                reasons.add(str(error))
+                continue
+            assert snapshot(torn) in expected, what
+            database.close()
+    assert any("a part of it is older than the rest" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.soak)])

@@ -1,4 +1,4 @@
-"""Batches of a job's store, the same ones in each run, and processes that die while they apply them."""
+"""Batches of a job's store, the same ones in each run; processes that die while they apply them."""
 
 import itertools
 import os
@@ -100,9 +100,10 @@ def killed_at_each_operation(directory: Path) -> list[Path]:
     operations = f"inject={_OPERATIONS}:signal=SIGKILL:when={_MOST_OPERATIONS}"
     strace = shutil.which("strace")
     assert strace
+    options = ["-f", "-qq", "-o", os.devnull, "-e", f"trace={_OPERATIONS}", "-e", operations]
+    program = "import batches; batches._die_again_and_again()"
     subprocess.run(
-        [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={_OPERATIONS}", "-e", operations]
-        + [sys.executable, "-c", "import batches; batches._die_again_and_again()", directory],
+        [strace, *options, sys.executable, "-c", program, directory],
         env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)},
         timeout=300,
         check=True,

@@ -80,7 +80,8 @@ class InFile:
         queue.begin()
         return queue
 
-    open_store = open
+    def open_store(self, *, by_slot: bool = False) -> RequestDatabase:
+        return self.open(by_slot=by_slot)
 
     def die(self, queue: RequestDatabase) -> None:
         """End it as a kill does: the files are as they were at that instant."""
