@@ -16,6 +16,7 @@ from scrapy.utils.python import global_object_name
 
 from scrapy_bloom.commands.shared.arguments import is_redis
 from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.queues import recent_changes
 from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.fingerprinting import (
@@ -177,7 +178,9 @@ def opened_filter(
     """
     window = project.bloom.window_secs if project else 0.0
     if not is_redis(options.place):
-        with closing(FilterReader(Path(options.place), window=window)) as reader:
+        path = Path(options.place)
+        recent = recent_changes(path)  # first: what is moved meanwhile is found there or here
+        with closing(FilterReader(path, window=window, recent=recent)) as reader:
             yield reader
         return
     store = connect(options, project or load_project(settings, options.spider, options.place))

@@ -6,11 +6,13 @@ from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_table, say
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.shared_state import QueueState, read_state
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_recent
 from scrapy_bloom.redis.keys.store import RedisStore
 
 _RATE_SECS = 1.0
+_MOST_DEAD = 10  # whose URLs are shown
 
 _Figures = dict[str, Any]
 
@@ -21,14 +23,30 @@ _COLUMNS = (
 )
 
 
-def job_queue(path: Path) -> _Figures | None:
-    """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
+def job_database(path: Path) -> Path | None:
+    """Return CrashSafeScheduler's database of a job, or of the job of a filter; None if none."""
     # A filter's directory may be in its job's. Any other path below a job says nothing about it.
     for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
-        if (database := job_dir / jobdir.DATABASE).exists():
-            pending, in_flight = read_counts(database)
-            return {"pending": pending, "in_flight": in_flight}
+        if jobdir.is_database(database := job_dir / jobdir.DATABASE):
+            return database
     return None
+
+
+def job_queue(path: Path) -> _Figures | None:
+    """Count the requests in CrashSafeScheduler's database; None if there is none."""
+    if (database := job_database(path)) is None:
+        return None
+    pending, in_flight = read_counts(database)
+    dead = [url_of(data) for data in read_dead(database)]
+    return {"pending": pending, "in_flight": in_flight, "dead": dead}
+
+
+def recent_changes(path: Path) -> dict[bytes, bool]:
+    """Return what a job's log has and its filter lacks: whether fingerprints are forgotten."""
+    database = None if path.is_file() else job_database(path)
+    if database is None:
+        return {}
+    return {fingerprint: forgets for forgets, fingerprint in read_recent(database)}
 
 
 def shared_queue(store: RedisStore) -> _Figures | None:
@@ -72,6 +90,8 @@ def live_workers(state: QueueState | None) -> int:
 def queue_text(queue: _Figures) -> str:
     """Return the figures of a queue in one line."""
     texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
+    if queue.get("dead"):
+        texts.append(f"{len(queue['dead']):,} dead: {', '.join(queue['dead'][:_MOST_DEAD])}")
     if queue.get("set_aside"):
         texts.append(f"{queue['set_aside']:,} set aside, which no worker can make again")
     if "done" in queue:
