@@ -264,6 +264,8 @@ class FileGenerations(MemoryGenerations):
     def _finish_all(self) -> list[Path]:
         """Write everything to the disk, and return the files that are not there any more."""
         overlay = self.overlay
+        if overlay is not None and overlay.failure is not None:
+            return []  # it was told, and nobody knows what is on the disk
         try:
             if overlay is None:
                 self._sync_forgotten()
