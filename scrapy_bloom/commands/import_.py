@@ -242,9 +242,6 @@ def _directory(options: argparse.Namespace) -> Path:
     dest = Path(options.dest)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
-    signs = (jobdir.SEEN, jobdir.QUEUE, jobdir.IN_USE)
-    if not jobdir.filter_files(dest) and any((dest / name).exists() for name in signs):
-        return dest / "bloom"
     return filter_directory(dest)
 
 

@@ -15,14 +15,14 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job.locks import LOCK_NAME, is_held
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.paths import filter_files, is_job
 
 
 def filter_directory(path: Path) -> Path:
-    """Return where a filter's files are: the `bloom` of a job directory, or else the path."""
+    """Return where a filter's files are, or go: the `bloom` of a job directory, or else the path."""
     inner = path / "bloom"
     if not filter_files(inner):
-        return path
+        return inner if is_job(path) and not filter_files(path) else path
     if filter_files(path):
         raise StorageError(
             f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "

@@ -21,9 +21,15 @@ IN_USE = "bloom.in-use"
 _ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
+_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, _ENDED, "spider.state")  # the last is Scrapy's
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
+
+
+def is_job(directory: Path) -> bool:
+    """Return whether a directory is the JOBDIR of a crawl, by what Scrapy or we have left there."""
+    return any((directory / name).exists() for name in _SIGNS)
 
 
 def is_database(path: Path) -> bool:
