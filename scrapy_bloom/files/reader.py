@@ -19,7 +19,7 @@ from scrapy_bloom.job.paths import filter_files, is_job
 
 
 def filter_directory(path: Path) -> Path:
-    """Return where a filter's files are, or go: the `bloom` of a job directory, or else the path."""
+    """Return where a filter's files are, or go: the `bloom` of a job directory, or the path."""
     inner = path / "bloom"
     if not filter_files(inner):
         return inner if is_job(path) and not filter_files(path) else path

@@ -1,4 +1,4 @@
-"""A JOBDIR as the destination of a filter: it goes into its `bloom`, where the next crawl uses it."""
+"""A JOBDIR as the destination of a filter: it goes where the next crawl uses it."""
 
 from pathlib import Path
 
@@ -49,9 +49,7 @@ def test_merge_into_a_job_that_was_reset(tree: Site, tmp_path: Path) -> None:
     assert bloom("info", "job", "--json", cwd=tmp_path).json["recorded"] > 10
 
 
-def test_pull_into_a_job_that_was_reset(
-    server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
+def test_pull_into_a_job_that_was_reset(server: servers.Server, tree: Site, tmp_path: Path) -> None:
     settings = reset_job(tree, tmp_path, SCRAPYS)
     key = f"{tmp_path.name}:bloom"
     shared_filter(server, key, fingerprints(urls(range(10))))
