@@ -9,6 +9,7 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar, NoReturn
@@ -89,11 +90,15 @@ class BloomCommand(ScrapyCommand):
 
         _mend_streams()
         _show_warnings()
+        _interrupt_on_sigterm()
         try:
             opts.run(opts, self.settings)
             sys.stdout.flush()
         except UsageError as error:
             opts.parser.error(str(error))
+        except _Terminated:
+            self._fail("terminated")
+            self.exitcode = 128 + signal.SIGTERM
         except KeyboardInterrupt:
             self._fail("interrupted")
         except (BloomError, OSError) as error:
@@ -111,6 +116,19 @@ class BloomCommand(ScrapyCommand):
         sys.stdout.flush()
         sys.stderr.write(f"scrapy bloom: error: {_masked(why)}\n")
         self.exitcode = 1
+
+
+class _Terminated(KeyboardInterrupt):
+    """A SIGTERM, which has the same clean-up as Ctrl-C."""
+
+
+def _interrupt_on_sigterm() -> None:
+    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is not to be interrupted
+        raise _Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def is_broken_pipe(error: Exception) -> bool:

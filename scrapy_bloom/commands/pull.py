@@ -1,8 +1,8 @@
 """Copy a filter and its queue from Redis or Valkey into files, where a single crawl can go on.
 
-DIRECTORY becomes the BLOOM_DIR of that crawl; or it is the "bloom" in its JOBDIR, or a JOBDIR that a
-crawl has used. It must not hold a filter yet. The copy is read back and compared. Crawlers may use
-the filter in Redis meanwhile; what they record then may be missing in the copy.
+DIRECTORY becomes the BLOOM_DIR of that crawl; or it is the "bloom" in its JOBDIR, or a JOBDIR that
+a crawl has used. It must not hold a filter yet. The copy is read back and compared. Crawlers may
+use the filter in Redis meanwhile; what they record then may be missing in the copy.
 
 What waits in a queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR: a crawl
 with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.

@@ -31,7 +31,7 @@ from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.members import keys_of_queue
@@ -70,16 +70,19 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 def _reset_files(path: Path, *, yes: bool) -> None:
     directory = filter_directory(path)
-    if path.is_file() or not jobdir.filter_files(directory):
+    drafts = draft_directory(directory)
+    if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = lock_directory(directory)
     try:
         # What is in them does not matter: a damaged one is a reason to be here.
-        files = jobdir.filter_files(directory)
+        files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
         for file in [*reversed(files), *forgotten_file.files(directory)]:
             file.unlink()
+        if drafts.exists():
+            drafts.rmdir()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:

@@ -95,7 +95,7 @@ class FilterFile(FileGeneration, LocalGeneration):
             if isinstance(error, OSError):
                 raise StorageError(_no_room(path, size, error)) from error
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         return created
 
     def save(self) -> None:
@@ -154,7 +154,8 @@ def _reserve(path: Path, size: int) -> None:
             rest -= file.write(_ZEROS[: min(rest, len(_ZEROS))])
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Write to the disk which files are in a directory."""
     # As well as may be: not every file system can, Windows never, and the file itself is on the
     # disk already.
     with contextlib.suppress(OSError):

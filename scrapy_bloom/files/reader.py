@@ -32,6 +32,11 @@ def filter_directory(path: Path) -> Path:
     return inner
 
 
+def draft_directory(directory: Path) -> Path:
+    """Return where the files of a copy are before all of them are there."""
+    return directory / "unfinished-copy"
+
+
 def found_files(path: Path) -> list[FileGeneration]:
     """Read the headers of a filter's live generations, oldest first, at least one.
 
@@ -54,6 +59,11 @@ def found_files(path: Path) -> list[FileGeneration]:
         except StorageError:
             if is_last:
                 raise
+    if draft_directory(directory).exists():
+        raise StorageError(
+            f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
+            "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"
+        )
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
         + ("" if path.exists() else " (there is no such file or directory)")

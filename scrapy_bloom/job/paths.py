@@ -21,7 +21,8 @@ IN_USE = "bloom.in-use"
 _ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
-_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, _ENDED, "spider.state")  # the last is Scrapy's
+# The last one is of Scrapy's extension.
+_SIGNS = (QUEUE, SEEN, DATABASE, f"{DATABASE}.lock", IN_USE, _ENDED, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
