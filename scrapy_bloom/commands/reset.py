@@ -29,7 +29,7 @@ from scrapy_bloom.commands.shared.arguments import add_place, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
@@ -98,7 +98,16 @@ def _reset_files(path: Path, *, yes: bool) -> None:
 
 def _reset_in_redis(store: RedisStore, options: argparse.Namespace) -> None:
     name = f"{store.key} in {store.server.address}"
-    queue, stored = _queue(store, options), store.read()
+    try:
+        queue = _queue(store, options)
+    except RefusedError as error:
+        if not (options.queue and options.force):
+            raise
+        _confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
+        remove_queue(store.server, store.key)
+        say(f"Deleted the queue {name}")
+        return
+    stored = store.read()
     if options.queue or (stored.info is None and queue is not None):
         if queue is None:
             raise StorageError(

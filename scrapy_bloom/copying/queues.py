@@ -21,7 +21,7 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_file
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, unusable
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.blocks import DRAFT_SECS
 
@@ -60,10 +60,16 @@ class CopiedQueue:
 
 
 def waiting_database(directory: Path) -> Path | None:
-    """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it."""
+    """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it.
+
+    Raises a StorageError if it is none, or damaged: the filter alone would take what waited for
+    seen.
+    """
     database = directory.parent / jobdir.DATABASE
-    if directory.name != "bloom" or not jobdir.is_database(database):
+    if directory.name != "bloom" or not database.exists():
         return None
+    if not jobdir.is_database(database):
+        raise unusable(database, "it is empty, or no queue of CrashSafeScheduler")
     return database if sum(read_counts(database)) else None
 
 
@@ -164,9 +170,11 @@ def _draft(
             ("HSET", of_filter, "queue", queue),
         )
         yield QueueDraft(draft, keys, publish), copied
-    except BaseException:
+    except BaseException as error:
         with suppress(StorageError):
             server.send("UNLINK", draft)
+        if isinstance(error, sqlite3.Error):
+            raise unusable(database, error) from error
         raise
 
 

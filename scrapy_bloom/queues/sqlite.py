@@ -74,7 +74,7 @@ class RequestDatabase:
                             part.unlink()
                 raise
         except sqlite3.Error as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
 
     def _open(self) -> None:
         run = self._db.execute
@@ -190,12 +190,13 @@ def read_counts(path: Path) -> tuple[int, int]:
         with contextlib.closing(connect_readonly(path)) as db:
             counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
     except (sqlite3.Error, OSError) as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
     return counts.get(0, 0), counts.get(1, 0)
 
 
-def _unusable(path: Path, error: sqlite3.Error | OSError) -> StorageError:
+def unusable(path: Path, why: sqlite3.Error | OSError | str) -> StorageError:
+    """Return what to raise of a database that cannot be read, and why."""
     return StorageError(
-        f"{path} cannot be used: {error}; it was left as it is. If it is damaged, restore it from "
+        f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it away, with the filter beside it, to start the job over"
     )

@@ -300,6 +300,10 @@ def test_an_interrupt_leaves_no_process(
         assert process.returncode == 1
         assert "requests are recorded; repeat the command to go on" in err
         assert err.count("\n") == 2
+    elif number == signal.SIGTERM:
+        assert process.returncode == 143
+        assert "requests are recorded; repeat the command to go on" in err
+        assert err.count("\n") == 2
     else:
         assert process.returncode == -number
         assert not err

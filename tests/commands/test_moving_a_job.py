@@ -110,6 +110,36 @@ def test_a_job_that_was_killed_is_refused_until_it_was_closed(
     assert not server.client.keys(f"*{key}*")
 
 
+def damage(database: Path, how: str) -> None:
+    data = database.read_bytes()
+    middle = len(data) // 2
+    database.write_bytes(
+        {
+            "empty": b"",
+            "of zeros": bytes(len(data)),
+            "cut off": data[:middle],
+            "damaged": data[:4096] + bytes(len(data) - 4096),
+        }[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["empty", "of zeros", "cut off", "damaged"])
+def test_a_job_without_a_readable_queue_is_refused(
+    how: str, key: str, server: servers.Server, tree: Site, tmp_path: Path
+) -> None:
+    paused(tree, tmp_path, JOB)
+    database = tmp_path / "job/requests.sqlite"
+    damage(database, how)
+    before = database.read_bytes()
+    ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
+    assert "job/requests.sqlite" in ran.error
+    assert "move it away" in ran.error
+    assert not server.client.keys(f"*{key}*")
+    assert database.read_bytes() == before
+    database.rename(tmp_path / "away")
+    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+
+
 def test_workers_that_use_the_queue_are_told_of(
     key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:

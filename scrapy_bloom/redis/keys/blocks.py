@@ -66,7 +66,7 @@ class RedisBlocks:
     def unlink(self, generation_id: str, num_chunks: int) -> None:
         """Remove all keys of a generation."""
         for keys in self._batches(generation_id, num_chunks):
-            self._server.batches([("UNLINK", key) for key in keys])
+            self._server.unlink(keys)
 
     def expire(self, generation: RedisGeneration) -> None:
         """Have those keys of a generation that are there expire later."""

@@ -4,10 +4,12 @@ The field `draft:<id>` of the filter's hash names the blocks of a generation tha
 blocks expire, and so does the hash, unless there is a filter in it.
 """
 
+import contextlib
 import json
 import time
 from typing import Any
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.blocks import DRAFT_SECS, RedisBlocks
 from scrapy_bloom.redis.keys.meta import RedisGeneration, draft_name
@@ -24,12 +26,13 @@ class Drafts:
         self._key = key
         self._blocks = blocks
         self._generations: dict[str, RedisGeneration] = {}
-        self._renewed_at = 0.0
+        self._renewed_at = time.monotonic()
 
     def begin(self, generation: RedisGeneration) -> None:
         """Announce a generation; its blocks are not there yet."""
         self._generations[generation.id] = generation
-        self._announce(generation)
+        self.write(generation, self._server.now())
+        self.expire_hash()
 
     def renew(self) -> None:
         """Keep all drafts from expiring, if the last time was some minutes ago."""
@@ -38,8 +41,10 @@ class Drafts:
             return
         self._renewed_at = now
         for each in self._generations.values():
-            self._announce(each)
+            with contextlib.suppress(StorageError):  # a full server takes no more fields
+                self.write(each, self._server.now(), patient=False)
             self._blocks.expire(each)
+        self.expire_hash()
         self._server.batches([("EXPIRE", key, DRAFT_SECS) for key in self.keys])
 
     def end(self, generation_id: str) -> None:
@@ -47,10 +52,10 @@ class Drafts:
         self._generations.pop(generation_id, None)
         self._server.send("HDEL", self._key, draft_name(generation_id))
 
-    def write(self, generation: RedisGeneration, since: float) -> None:
+    def write(self, generation: RedisGeneration, since: float, *, patient: bool = True) -> None:
         """Write the field of a generation's draft."""
-        draft = json.dumps([generation.num_chunks, since])
-        self._server.send("HSET", self._key, draft_name(generation.id), draft)
+        words = draft_name(generation.id), json.dumps([generation.num_chunks, since])
+        self._server.send("HSET", self._key, *words, patient=patient)
 
     def expire_hash(self) -> None:
         """Have the hash expire if there is no filter in it; `RedisStore.define` undoes that."""
@@ -65,7 +70,3 @@ class Drafts:
                 pipeline.execute()  # if it changed meanwhile, this fails, and is done again
 
         self._server.call(do)
-
-    def _announce(self, generation: RedisGeneration) -> None:
-        self.write(generation, self._server.now())
-        self.expire_hash()
