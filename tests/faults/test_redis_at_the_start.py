@@ -54,7 +54,10 @@ RIGHTS = (
     "+time +del +exists +persist +pexpire +pttl +type +unlink, with BLOOM_QUEUE = 'redis' also "
     "+eval +evalsha, on a Cluster also +cluster|slots"
 )
-LOGIN = "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
+LOGIN = (
+    "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
+    "its URL or REDISCLI_AUTH)"
+)
 
 
 @pytest.fixture
