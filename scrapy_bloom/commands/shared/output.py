@@ -75,8 +75,8 @@ def print_table(
         keys: that many of the first columns begin each table: they say what a row is about.
     """
     room = _room()
-    if title:
-        say(title)
+    for line in title.splitlines():
+        say(line)
     aligned = [_aligned(name, [text(row[key]) for row in rows]) for name, key, text in columns]
     left = aligned[keys:]
     while True:
