@@ -56,6 +56,7 @@ class BloomCommand(ScrapyCommand):
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
         parser.set_defaults(run=_list_subcommands, parser=parser)
+        parser.__class__ = _Parser  # it is Scrapy's, and tells what is no subcommand
         for name, module in _subcommands():
             sub = subparsers.add_parser(
                 name,
@@ -114,7 +115,7 @@ class BloomCommand(ScrapyCommand):
 
     def _fail(self, why: str) -> None:
         sys.stdout.flush()
-        sys.stderr.write(f"scrapy bloom: error: {_masked(why)}\n")
+        sys.stderr.write(f"scrapy bloom: error: {_shown(why)}\n")
         self.exitcode = 1
 
 
@@ -139,16 +140,16 @@ def is_broken_pipe(error: Exception) -> bool:
 
 
 class _Parser(ScrapyArgumentParser):
-    """A parser of a subcommand's arguments: its errors repeat them, but for passwords."""
+    """A parser of arguments: its errors repeat them, but for passwords."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_masked(message))
+        super().error(_shown(message))
 
 
-def _masked(text: str) -> str:
-    from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
+def _shown(text: str) -> str:
+    from scrapy_bloom.text import escaped, masked  # noqa: PLC0415 - see above
 
-    return masked(text)
+    return escaped(masked(text))
 
 
 def _subcommands() -> Iterator[tuple[str, Any]]:
@@ -194,4 +195,4 @@ def _show_warnings() -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"scrapy bloom: {record.levelname.lower()}: {record.getMessage()}"
+        return f"scrapy bloom: {record.levelname.lower()}: {_shown(record.getMessage())}"

@@ -27,6 +27,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
+from scrapy_bloom.text import escaped
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
@@ -51,18 +52,20 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
     write, wanted = None if options.json else sys.stdout.buffer.write, options.seen
+    is_terminal = sys.stdout.isatty()
     read = seen = 0
     with opened_for_crawl(options, project) as reader, closing(urls.pairs()) as pairs:
         batch = list(islice(pairs, _BATCH))  # forks, so before the bar and its thread
         # A bar between the URLs would be in their way.
-        with progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance:
+        with progress("Checking", urls.count, "lines", shown=not is_terminal) as advance:
             while batch:
                 answers = reader.are_seen([fingerprint for _, fingerprint in batch])
                 if write is not None:
                     pairs_of = zip(batch, answers, strict=True)
-                    write(
-                        b"".join(url + b"\n" for (url, _), is_seen in pairs_of if is_seen is wanted)
-                    )
+                    chosen = [url for (url, _), is_seen in pairs_of if is_seen is wanted]
+                    if is_terminal:  # no URL may steer it; a program gets them as they are
+                        chosen = [escaped(url.decode()).encode() for url in chosen]
+                    write(b"".join(url + b"\n" for url in chosen))
                 read += len(batch)
                 seen += sum(answers)
                 advance(read)

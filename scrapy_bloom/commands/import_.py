@@ -43,7 +43,7 @@ from scrapy_bloom.commands.shared.import_source import (
     tell_what_was_left_out,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import masked, note, progress, say
+from scrapy_bloom.commands.shared.output import note, progress, say
 from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import policy_of
@@ -57,6 +57,7 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import masked
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
 HELP = "record in a filter what was crawled before"

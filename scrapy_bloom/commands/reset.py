@@ -37,7 +37,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.text import size_text
+from scrapy_bloom.text import escaped, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
@@ -170,7 +170,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise BloomError(f"{question} Nobody can be asked here: add --yes to delete it")
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise BloomError("nothing was deleted")

@@ -27,6 +27,7 @@ from scrapy_bloom.queues.members import (
 from scrapy_bloom.queues.queue import Taken
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class SharedRequests:
         prefetch: int = 4,
         record: Callable[[bytes], object] = lambda _: None,
     ) -> None:
-        self.name = f"{server.address}, key {key}"
+        self.name = f"{server.address}, key {escaped(key)}"
         self.ended_at = 0.0
         self.can_start, self.set_aside_for_later = True, 0
         self.is_last = self.flush = self.was_flushed = False
@@ -266,7 +267,7 @@ class SharedRequests:
             logger.info(
                 "The worker %s gives no sign of life: its lease is over, and %s requests that it "
                 "had taken of the queue in %s are pending again",
-                (name or b"?").decode(errors="backslashreplace"),
+                escaped((name or b"?").decode(errors="backslashreplace")),
                 f"{held:,}",
                 self.name,
             )

@@ -22,6 +22,7 @@ from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.lookup import SharedLookup
 from scrapy_bloom.redis.view import log_differences
+from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class RedisBackend:
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
                 "forget, and pages be crawled again; set it to noeviction",
                 self.server.address,
-                policy,
+                escaped(policy),
             )
         is_new = self._shared.join(self._prepare_job())
         view = self._shared.view
@@ -264,7 +265,7 @@ class RedisBackend:
         # Without any: what the next request would create.
         live = self._shared.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return self._life.status(
-            f"{self.server.address}, key {self._store.key}",
+            f"{self.server.address}, key {escaped(self._store.key)}",
             live,
             more={
                 "redis/round_trips": self.server.round_trips,
