@@ -68,7 +68,9 @@ class BloomDupeFilter(BaseDupeFilter):
         self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
         self.failures = self._telemetry.failures
         self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
-        self._actions = OutcomeActions(crawler, backend, settings, self._telemetry)
+        self._actions = OutcomeActions(
+            crawler, backend, settings, self._telemetry, self._fingerprint
+        )
         self._lost: LostByServer | None = None
         if queue_is_shared:
             self._lost = LostByServer(

@@ -334,6 +334,52 @@ def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path:
     assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before
 
 
+OWN = """
+from scrapy_bloom import BloomDupeFilter
+
+class Own(BloomDupeFilter):
+    def request_seen(self, request):
+        return super().request_seen(request)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "begun_with"),
+    [
+        ("scrapy_bloom.CrashSafeScheduler", {}),
+        ("scrapy.core.scheduler.Scheduler", {}),
+        # The request is in the queue before the subclass is asked about it.
+        ("scrapy_bloom.CrashSafeScheduler", {**FORGET, "DUPEFILTER_CLASS": "own.Own"}),
+    ],
+    ids=["crash-safe", "scrapy", "subclass"],
+)
+def test_what_waited_in_a_job_is_forgotten_if_it_fails(
+    scheduler: str, begun_with: dict[str, Any], looping: ScriptedSite, tmp_path: Path
+) -> None:
+    """Each in a way of its own, and what is redirected to it; retried, too."""
+    (tmp_path / "own.py").write_text(OWN)
+    dead = {"/dead": [500], "/dropped": [None], "/raises-at-once": [()]}
+    moved: dict[str, list[Any]] = {"/old": ["/dead"], "/moved": ["/late"], "/late": [503]}
+    looping.answers = {"/": [(*dead, *moved, "/fine", "/0")], **dead, **moved}
+    settings = {"CONCURRENT_REQUESTS": 1, "JOBDIR": "job", "SCHEDULER": scheduler, **begun_with}
+    options: dict[str, Any] = {
+        "spider": FAILING_SPIDER,
+        "prefix": ("env", f"PYTHONPATH={tmp_path}"),
+    }
+    run = Crawl.held(looping, 2, tmp_path, settings, **options)  # robots.txt, and the links
+    run.interrupt()
+    assert not looping.hits.keys() & {*dead, *moved}
+    settings |= FORGET
+    run = Crawl(looping.url, tmp_path, settings, **options)
+    assert run.finish() == 0, run.output
+    assert looping.hits.keys() >= {*dead, *moved}
+    looping.forget()
+    looping.answers = {"/": looping.answers["/"]}
+    run = Crawl(looping.url, tmp_path, settings, **options)
+    assert run.finish() == 0, run.output
+    assert looping.hits == dict.fromkeys(["/robots.txt", "/", *dead, *moved], 1)
+
+
 def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:
     forgotten: list[bytes] = []
     forgetting = ForgetFailed(forgotten.extend, lambda _: None)
