@@ -148,6 +148,7 @@ class RecordCrawled:
         self._volatile = volatile
         self.forgotten = stored.forgotten
         self.begin, self.record = stored.begin, stored.add
+        self.keeps_newest = volatile.keeps_newest
 
     def open(self) -> None:
         """Open both."""

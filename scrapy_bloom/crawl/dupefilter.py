@@ -62,6 +62,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._this_run = ThisRun(
             start_requests=settings.outlives_the_run and not has_lasting_queue,
             window=0.0 if queue_is_shared else settings.window_secs,
+            keeps_newest=backend.keeps_newest,
             from_start=settings.backend == "redis" and not settings.redis_mirror,
             extra={"spider": crawler.spider},
         )
@@ -222,7 +223,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return True
         return (
             is_filtered
-            and self._this_run.outlasts_the_window()
+            and self._this_run.counts
             and fingerprint in self._this_run
             and fingerprint not in self.backend.forgotten
         )

@@ -1,9 +1,7 @@
 """Requests that this run has scheduled, where the filter does not know that (any more)."""
 
 import logging
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scrapy_bloom.files.backend import notes_in_memory
@@ -16,15 +14,21 @@ class ThisRun:
     It begins with the first request that asks for it, by `meta["bloom_filter"] = "run"`. So crawls
     without such requests pay nothing, and a page may be scheduled once before and once after that.
     It is also needed once the run has lasted for a time window: what it records from then on may
-    expire within it. The backend keeps what it recorded before.
+    expire within it. The backend keeps what it recorded before, and says when that ends: a clock of
+    our own would show another time after the machine has slept, or its clock was put forward.
 
     Args:
         start_requests: start requests ask by themselves, unless their meta has a `bloom_filter`.
             Where the filter outlives its queue, a run would otherwise find them all seen, and do
             nothing.
         window: seconds after which the filter forgets (BLOOM_WINDOW_SECS); 0: never.
-        from_start: remember what is recorded before, too: the backend does not.
+        keeps_newest: of the backend; see there.
+        from_start: remember what is recorded before, too: the backend does not keep it.
         extra: for the log record.
+
+    Attributes:
+        has_window: what this run records may expire within it.
+        counts: what it has scheduled is filtered, whether the backend knows it or not.
     """
 
     def __init__(
@@ -32,16 +36,18 @@ class ThisRun:
         *,
         start_requests: bool = False,
         window: float = 0.0,
+        keeps_newest: Callable[[], bool] = lambda: True,
         from_start: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.has_window = window > 0
         self._start_requests = start_requests
         self._window = window
-        self._over_at = time.monotonic() + window if window else math.inf
-        self._is_over = False
+        self._keeps_newest = keeps_newest
+        self._is_over = not window
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), extra or {})
-        self._scheduled = notes_in_memory() if window and from_start else None
+        self.counts = self.has_window and from_start
+        self._scheduled = notes_in_memory() if self.counts else None
 
     def is_asked(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the request with this meta is filtered within this run only."""
@@ -56,26 +62,25 @@ class ThisRun:
             self._scheduled = notes_in_memory()
         return self._scheduled.add(fingerprint)
 
-    def outlasts_the_window(self) -> bool:
-        """Return whether this run has lasted for longer than the window, and warn at first."""
-        if not self._is_over and time.monotonic() >= self._over_at:
-            self._is_over = True
-            self._logger.warning(
-                "This crawl has lasted for longer than BLOOM_WINDOW_SECS (%g seconds). What it "
-                "records is filtered to its end, and from now on remembered in memory, too: 10 MB "
-                "for a million requests. Set a window that is longer than any crawl",
-                self._window,
-            )
-            self._scheduled = self._scheduled or notes_in_memory()
-        return self._is_over
-
     def __contains__(self, fingerprint: bytes) -> bool:
         return self._scheduled is not None and fingerprint in self._scheduled
 
     def scheduled(self, fingerprint: bytes) -> None:
-        """Remember the fingerprint of a request that passes, if any has asked before."""
+        """Remember the fingerprint of a request that passes and was recorded, if that is needed."""
+        if not self._is_over and not self._keeps_newest():
+            self._outlast_the_window()
         if self._scheduled is not None:
             self._scheduled.add(fingerprint)
+
+    def _outlast_the_window(self) -> None:
+        self._is_over = self.counts = True
+        self._scheduled = self._scheduled or notes_in_memory()
+        self._logger.warning(
+            "This crawl has lasted for longer than BLOOM_WINDOW_SECS (%g seconds). What it "
+            "records is filtered to its end, and from now on remembered in memory, too: 10 MB "
+            "for a million requests. Set a window that is longer than any crawl",
+            self._window,
+        )
 
     def generations(self) -> Sequence[Generation]:
         """Return the figures of what is remembered."""

@@ -163,6 +163,10 @@ class LocalBackend:
             life.turn()
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        return not self._policy.window or self._store.run.keeps(self._newest)
+
     def close(self) -> None:
         """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
         self._last_status = self.status()
