@@ -152,10 +152,14 @@ class LocalBackend:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
         if not self.forgotten.take(fingerprint):
             return False
-        if self._policy.window and fingerprint not in self._newest.filter:
-            self._keep(fingerprint)  # for a whole window from now on
-            self._newest.count += 1
+        self.record_anew(fingerprint)
         return True
+
+    def record_anew(self, fingerprint: bytes) -> None:
+        """Record what an older generation has in the newest one, too: for a window from now on."""
+        if self._policy.window and fingerprint not in self._newest.filter:
+            self._keep(fingerprint)
+            self._newest.count += 1
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
