@@ -52,10 +52,10 @@ def command_without_crawl(crawler: Crawler) -> str | None:
     module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
     if module == "scrapy.commands":
         return command
-    return "shell" if _engine(crawler) is not None and not crawler.crawling else None
+    return "shell" if engine_of(crawler) is not None and not crawler.crawling else None
 
 
-def _engine(crawler: Crawler) -> Any:
+def engine_of(crawler: Crawler) -> Any:
     """Return a crawler's engine, None if there is none yet."""
     try:
         return crawler.engine
@@ -256,7 +256,7 @@ def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logge
         sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
     # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
-    if (engine := _engine(crawler)) is not None:
+    if (engine := engine_of(crawler)) is not None:
         engine.spider = None
     error.is_logged = True
     _log_only_news()

@@ -4,8 +4,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from scrapy import Request
+
 from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.generations.policy import Generation
+
+_HANDLED = "bloom_handled"  # a meta key of start requests whose response has come
 
 
 class ThisRun:
@@ -53,8 +57,21 @@ class ThisRun:
         """Return whether the request with this meta is filtered within this run only."""
         if "bloom_filter" in meta:
             return bool(meta["bloom_filter"] == "run")
-        # Spiders copy a response's meta to the requests that they make of it: only a depth tells.
-        return self._start_requests and bool(meta.get("is_start_request")) and not meta.get("depth")
+        is_start = self._start_requests and bool(meta.get("is_start_request"))
+        # Spiders copy a response's meta to the requests that they make of it.
+        return is_start and _HANDLED not in meta and not meta.get("depth")
+
+    def handle(self, request: Request, result: Any) -> Callable[[Any], None]:
+        """Mark a request whose response or failure is about to be handled, for `is_asked`.
+
+        Copies of its meta have the mark from now on, also if they are given to the engine, where no
+        spider middleware sets a depth. A retry or redirect was made before.
+        """
+        # A middleware may have given the response another request.
+        for each in (request, getattr(result, "request", None) or request):
+            if each.meta.get("is_start_request"):
+                each.meta[_HANDLED] = True
+        return lambda _: None
 
     def begins_with(self, fingerprint: bytes) -> bool:
         """Remember the fingerprint of a request that asks; False if it was scheduled before."""

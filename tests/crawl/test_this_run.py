@@ -113,6 +113,55 @@ def test_start_requests_are_crawled_by_each_run(
     assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1, "/article/3": 1}
 
 
+COPIES = """
+import scrapy
+
+class Shop(scrapy.Spider):
+    name = "shop"
+    custom_settings = {"RETRY_ENABLED": False}
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.url = url
+
+    async def start(self):
+        yield scrapy.Request(self.url, self.parse, errback=self.failed)
+        yield scrapy.Request(self.url + "/gone", self.parse, errback=self.failed)
+
+    def crawl_copy(self, path, meta):
+        request = scrapy.Request(self.url.replace("/list/0", path), self.done, meta=meta)
+        self.crawler.engine.crawl(request)
+
+    def parse(self, response):  # no generator: called before its middlewares see the output
+        self.crawl_copy("/item/callback", response.meta)
+        return self.later(response)
+
+    def later(self, response):
+        self.crawl_copy("/item/generator", response.meta)
+        yield scrapy.Request(response.urljoin("/item/yielded"), self.done, meta=response.meta)
+
+    def failed(self, failure):
+        self.crawl_copy("/item/errback", failure.request.meta)
+        return [scrapy.Request(self.url + "/yielded", self.done, meta=failure.request.meta)]
+
+    def done(self, response):
+        pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "redis", "crawled"])
+def test_a_request_with_the_meta_of_a_start_request_is_none(
+    kind: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    site.answers = {"/list/0": ["/list/today"], "/list/0/gone": [500]}
+    settings = outliving(kind, tmp_path)
+    starts = {"/list/0", "/list/today", "/list/0/gone"}
+    copies = {f"/item/{name}" for name in ("callback", "generator", "yielded", "errback")}
+    for expected in ({*starts, *copies, "/list/0/yielded"}, starts):
+        night(site, tmp_path, COPIES, **settings)
+        assert site.hits == dict.fromkeys(expected, 1)
+
+
 def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) -> None:
     """As with Scrapy's own filter; but this one says so."""
     site.answers["/sitemap.xml"] = [sitemap("/article/1").replace(b"{0}", site.url[:-1].encode())]
