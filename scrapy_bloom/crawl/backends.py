@@ -139,7 +139,6 @@ class RecordCrawled:
     Attributes:
         stored: what later runs will see.
         scheduled: how many requests were new in this run.
-        record: records a fingerprint for later runs; True if it was not yet.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
@@ -147,7 +146,9 @@ class RecordCrawled:
         self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
-        self.begin, self.record = stored.begin, stored.add
+        self._once_more: set[bytes] = set()  # forgotten, and scheduled since; no more than queued
+        self.begin = stored.begin
+        self.keeps_newest = volatile.keeps_newest
 
     def open(self) -> None:
         """Open both."""
@@ -158,10 +159,20 @@ class RecordCrawled:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
         if self.forgotten.take(fingerprint):
             self._volatile.add(fingerprint)  # if it is not there
+            self._once_more.add(fingerprint)
         elif fingerprint in self.stored or not self._volatile.add(fingerprint):
             return False
         self.scheduled += 1
         return True
+
+    def record(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint for later runs; True if it was not yet, or had been forgotten."""
+        is_new = self.stored.add(fingerprint)
+        if fingerprint in self._once_more:
+            self._once_more.discard(fingerprint)
+            self.stored.record_anew(fingerprint)
+            return True
+        return is_new
 
     def __contains__(self, fingerprint: bytes) -> bool:
         is_recorded = fingerprint in self.stored or fingerprint in self._volatile

@@ -11,7 +11,12 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend
-from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.engine import (
+    command_without_crawl,
+    engine_of,
+    fail_at_the_start,
+    listen,
+)
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import LostByServer
 from scrapy_bloom.crawl.outcomes.actions import OutcomeActions
@@ -59,16 +64,27 @@ class BloomDupeFilter(BaseDupeFilter):
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
-            start_requests=settings.outlives_the_run and not has_lasting_queue,
+            start_requests=start_requests,
             window=0.0 if queue_is_shared else settings.window_secs,
+            keeps_newest=backend.keeps_newest,
             from_start=settings.backend == "redis" and not settings.redis_mirror,
             extra={"spider": crawler.spider},
         )
+        if start_requests and (engine := engine_of(crawler)) is not None:
+            listen(
+                engine,
+                "A filter that outlives its queue does not work",
+                "set JOBDIR",
+                scraping=self._this_run.handle,
+            )
         self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
         self.failures = self._telemetry.failures
         self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
-        self._actions = OutcomeActions(crawler, backend, settings, self._telemetry)
+        self._actions = OutcomeActions(
+            crawler, backend, settings, self._telemetry, self._fingerprint
+        )
         self._lost: LostByServer | None = None
         if queue_is_shared:
             self._lost = LostByServer(
@@ -220,7 +236,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return True
         return (
             is_filtered
-            and self._this_run.outlasts_the_window()
+            and self._this_run.counts
             and fingerprint in self._this_run
             and fingerprint not in self.backend.forgotten
         )

@@ -152,16 +152,24 @@ class LocalBackend:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
         if not self.forgotten.take(fingerprint):
             return False
-        if self._policy.window and fingerprint not in self._newest.filter:
-            self._keep(fingerprint)  # for a whole window from now on
-            self._newest.count += 1
+        self.record_anew(fingerprint)
         return True
+
+    def record_anew(self, fingerprint: bytes) -> None:
+        """Record what an older generation has in the newest one, too: for a window from now on."""
+        if self._policy.window and fingerprint not in self._newest.filter:
+            self._keep(fingerprint)
+            self._newest.count += 1
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
         if life.has_window and self._store.begun and self._clock() >= life.due_at:
             life.turn()
         return fingerprint in self._lookup and fingerprint not in self.forgotten
+
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        return not self._policy.window or self._store.run.keeps(self._newest)
 
     def close(self) -> None:
         """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""

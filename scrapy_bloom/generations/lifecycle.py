@@ -11,7 +11,7 @@ from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.policy import ROTATIONS, Generation, Policy, Size
+from scrapy_bloom.generations.policy import Generation, Policy, Size
 from scrapy_bloom.generations.status import FilterStatus
 
 logger = logging.getLogger(__name__)
@@ -73,11 +73,13 @@ class Run:
         """Note that the filter is another one: the run, if it has begun, records in all of it."""
         self._first = min(self._first, 1)
 
-    def keeps(self, expired: Generation) -> bool:
-        """Check that the run goes on to ask a generation that has expired."""
-        # A quarter more: the clock that says when the run has lasted for a window is another one.
-        until = self._begun_at + self._window * (1 + 1 / ROTATIONS)
-        return expired.number >= self._first and expired.created_at <= until
+    def keeps(self, each: Generation) -> bool:
+        """Check that the run goes on to ask a generation once that has expired.
+
+        What it records in any other one, the crawl has to remember elsewhere: that depends on this
+        alone, and on no other clock.
+        """
+        return each.number >= self._first and each.created_at <= self._begun_at + self._window
 
 
 class LifeCycle:

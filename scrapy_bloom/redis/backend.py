@@ -201,6 +201,11 @@ class RedisBackend:
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        live = self._shared.live
+        return not self._policy.window or not live or self._shared.run.keeps(live[-1])
+
     @property
     def unconfirmed(self) -> int:
         """Return how many answers came from the mirror since the server's last word."""

@@ -26,9 +26,15 @@ class OutcomeActions:
     """
 
     def __init__(
-        self, crawler: Crawler, backend: Backend, settings: BloomSettings, telemetry: Telemetry
+        self,
+        crawler: Crawler,
+        backend: Backend,
+        settings: BloomSettings,
+        telemetry: Telemetry,
+        fingerprint: Callable[[Request], bytes],
     ) -> None:
         self._crawler = crawler
+        self._fingerprint = fingerprint
         self._forgotten = backend.forgotten
         self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
@@ -50,7 +56,13 @@ class OutcomeActions:
 
     def _watch(self) -> None:
         self._is_watching = True
-        OutcomeObserver(self._crawler, self.ended, self._done_statuses)  # the engine keeps it
+        OutcomeObserver(  # the engine keeps it
+            self._crawler,
+            self.ended,
+            self._done_statuses,
+            self._fingerprint,
+            adopts=self._recorder is None,  # else all that is to be recorded has a trail
+        )
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it was recorded, if anything is to be done at its end."""
