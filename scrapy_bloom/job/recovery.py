@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.disk import sync_tree
 from scrapy_bloom.job.sqlite_files import beside, sync_log
 
 logger = logging.getLogger(__name__)
@@ -110,8 +111,10 @@ class Job:
         self.end()
 
     def end(self) -> None:
-        """Take the note away: the crawl has ended well."""
+        """Take the note away: the crawl has ended well. Raises OSError: the note is still there."""
         if self.path is not None:
+            # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
+            sync_tree(self.path / jobdir.QUEUE)
             jobdir.note_end(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:

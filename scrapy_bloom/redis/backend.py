@@ -240,10 +240,17 @@ class RedisBackend:
                 self._store.undefine(self._shared.view.info)
                 self._store.lock.release()
         finally:
-            # Scrapy has closed the queue, and it fits what was recorded.
-            self._job.end()
-            self._held.close()
-            self.server.close()
+            try:
+                # Scrapy has closed the queue, and it fits what was recorded.
+                self._job.end()
+            except OSError as error:
+                raise StorageError(
+                    f"{self._job.path} could not be written to the disk: "
+                    f"{error.strerror or error}; the next run will take it for not closed"
+                ) from error
+            finally:
+                self._held.close()
+                self.server.close()
 
     def idle(self) -> None:
         """Tell the other crawlers the counts while there is nothing to do: one may be closing."""
