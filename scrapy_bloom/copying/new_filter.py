@@ -14,7 +14,9 @@ from scrapy_bloom.job.paths import filter_files
 
 
 @contextmanager
-def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
+def new_filter(
+    target: Path, *, otherwise: str, is_locked: bool = False
+) -> Iterator[list[FilterFile]]:
     """Have a block make the files of a filter, and remove what it made if it fails.
 
     The block puts them into a list, oldest first. They say that they are in use until all are
@@ -23,13 +25,15 @@ def new_filter(target: Path, *, otherwise: str) -> Iterator[list[FilterFile]]:
     Args:
         target: the directory, without a filter yet; made if missing.
         otherwise: which directory to give if it has one.
+        is_locked: the caller has the lock of the directory.
 
     Raises:
         StorageError: there is a filter; for more see `check_free`.
     """
-    check_free(target)
+    check_free(target, is_locked=is_locked)
     with ExitStack() as stack:
-        stack.callback(lock_directory(target).release)
+        if not is_locked:
+            stack.callback(lock_directory(target).release)
         if filter_files(target):
             raise StorageError(f"{target} holds a filter already; give {otherwise}")
         made: list[FilterFile] = []

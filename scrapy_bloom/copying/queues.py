@@ -17,7 +17,7 @@ from scrapy_bloom.copying.transfer import Copied, download, upload
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
@@ -74,11 +74,14 @@ def upload_with_queue(
     job must not be in use. The spider's start() is run again by the first worker, as by each run of
     a job.
     """
-    database = waiting_database(directory)
-    if database is None:
+    if not (directory.parent / jobdir.DATABASE).exists():
         return upload(directory, server, key), None
-    with _locked(database), _uploaded(database, server, key) as queue:
-        return upload(directory, server, key), queue
+    with _locked(directory):
+        database = waiting_database(directory)
+        if database is None:
+            return upload(directory, server, key, is_locked=True), None
+        with _uploaded(database, server, key) as queue:
+            return upload(directory, server, key, is_locked=True), queue
 
 
 def download_with_queue(
@@ -99,7 +102,7 @@ def download_with_queue(
     """
     database = directory.parent / jobdir.DATABASE
     new = database.with_name(f"{database.name}.new")
-    with _locked(database):
+    with _locked(directory):
         if database.exists() or jobdir.has_queued(directory.parent):
             raise StorageError(
                 f'{directory.parent} holds a queue already; give it the "bloom" of another JOBDIR'
@@ -108,7 +111,7 @@ def download_with_queue(
         database.touch()
         try:
             # The filter first: what is recorded from now on is in the queue already.
-            copied = download(server, key, directory)
+            copied = download(server, key, directory, is_locked=True)
             try:
                 queue = _save(server, key, new)
                 new.replace(database)
@@ -124,8 +127,8 @@ def download_with_queue(
 
 
 @contextmanager
-def _locked(database: Path) -> Iterator[None]:
-    lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
+def _locked(directory: Path) -> Iterator[None]:
+    lock = lock_directory(directory)  # that of the job, see `lock_job`
     try:
         yield
     finally:

@@ -45,7 +45,9 @@ class Copied(NamedTuple):
     checksum: int
 
 
-def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
+def upload(
+    directory: str | os.PathLike[str], server: RedisServer, key: str, *, is_locked: bool = False
+) -> Copied:
     """Copy the filter of a closed crawl into Redis, where crawlers then share it.
 
     Args:
@@ -53,6 +55,7 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
             be a filter yet.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after it was read back and compared.
@@ -68,7 +71,8 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)
+        if not is_locked:
+            stack.callback(lock_directory(directory).release)
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
@@ -105,7 +109,9 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
     return here.copied(made)
 
 
-def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
+def download(
+    server: RedisServer, key: str, directory: str | os.PathLike[str], *, is_locked: bool = False
+) -> Copied:
     """Save a filter in Redis to a directory, where a single crawl can go on with it.
 
     Crawlers may use it meanwhile; what they record from now on may be missing in the copy.
@@ -114,6 +120,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after the files were read back and compared.
@@ -124,7 +131,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
     """
     target, store = Path(directory), RedisStore(server, key)
     received = _Digest()
-    with new_filter(target, otherwise="it an empty directory") as files:
+    with new_filter(target, otherwise="it an empty directory", is_locked=is_locked) as files:
         info, generations = store.read_filter()
         salt = bytes.fromhex(info.salt)
         origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)

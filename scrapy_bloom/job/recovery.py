@@ -41,6 +41,7 @@ class Job:
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
+        is_locked: the crawl has taken it by `lock_job`.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Job:
         *,
         only_crawled: bool = False,
         crash_safe: bool = False,
+        is_locked: bool = False,
     ) -> None:
         self.path = path
+        self._is_locked = is_locked
         # Of that queue; it need not be there yet.
         self.database = database = path / jobdir.DATABASE if crash_safe and path else None
         # Since the last run, which did not end well. None: nobody knows.
@@ -74,6 +77,12 @@ class Job:
                 "to go on without them, and give the crawl another BLOOM_REDIS_KEY if all is to be "
                 "crawled again"
             )
+
+    def has_locked(self, directory: Path) -> bool:
+        """Return whether the lock of the job is that of a filter's directory, too."""
+        if self.path is None or not self._is_locked:
+            return False
+        return directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
         """Note that the job is in use: whoever finds the note knows that it did not end well."""
