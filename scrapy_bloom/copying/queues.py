@@ -5,6 +5,7 @@ no instant is there a copy of the filter without that of the queue: what waits w
 """
 
 import hashlib
+import os
 import secrets
 import sqlite3
 import struct
@@ -103,7 +104,7 @@ def download_with_queue(
     database = directory.parent / jobdir.DATABASE
     new = database.with_name(f"{database.name}.new")
     with _locked(directory):
-        if database.exists() or jobdir.has_queued(directory.parent):
+        if os.path.lexists(database) or jobdir.has_queued(directory.parent):
             raise StorageError(
                 f'{directory.parent} holds a queue already; give it the "bloom" of another JOBDIR'
             )
@@ -187,6 +188,8 @@ def _batches(members: Iterable[bytes], copied: CopiedQueue) -> Iterator[list[byt
 
 def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
     pending, leased, *_ = keys_of_queue(key)
+    for part in (path, *beside(path)):  # of a copy that was killed
+        part.unlink(missing_ok=True)
     RequestDatabase(path, by_slot=True).close()
     copied = CopiedQueue()
     with closing(sqlite3.connect(path, isolation_level=None)) as db:

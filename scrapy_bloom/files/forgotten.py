@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly
 
 if TYPE_CHECKING:
     import sqlite3
@@ -139,6 +139,8 @@ class ForgottenFile:
     def _connected(self) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
+        if self._path is not None:
+            check_no_links(self._path)
         if self._readonly and self._path is not None:
             db = connect_readonly(self._path)
         else:

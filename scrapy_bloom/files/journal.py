@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.job.disk import create
 
 _NAMES = ("journal-1", "journal-2")
 _LENGTH_BYTES = 4
@@ -40,9 +41,7 @@ class Journal:
         self._add_lock = threading.Lock()
         self._settle_lock = threading.Lock()
         self._directory = directory
-        self._file, self._other_file = (path.open("ab", buffering=0) for path in _paths(directory))
-        for file in (self._file, self._other_file):
-            file.truncate(0)
+        self._file, self._other_file = (create(path, buffering=0) for path in _paths(directory))
 
     def stand_before(self, known: Lookup, record: Callable[[bytes], object]) -> None:
         """Settle by `record` from now on, into a filter that has recorded what is `known`."""

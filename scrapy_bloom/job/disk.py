@@ -4,6 +4,31 @@ import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
+
+
+def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
+    """Open a new file to append to, in place of what a killed process has left there.
+
+    A symbolic link that somebody else has put there is not followed. Raises OSError.
+    """
+    path.unlink(missing_ok=True)
+    return open(path, "ab", buffering=buffering, opener=_opened_exclusively)
+
+
+def _opened_exclusively(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def write_note(path: Path, text: str) -> None:
+    """Write a small file to the disk, whole or not at all; raises OSError."""
+    draft = path.with_name(f"{path.name}.tmp")
+    with create(draft) as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    sync_directory(path.parent)
 
 
 def sync_tree(path: Path) -> None:

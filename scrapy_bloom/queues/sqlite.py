@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.paths import DATABASE_ID
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly
 from scrapy_bloom.queues.queue import Taken
 
 FORMAT_VERSION = 1
@@ -61,6 +61,7 @@ class RequestDatabase:
         self.name = str(path)
         self._by_slot = by_slot
         self._last_slot = ""
+        check_no_links(path)
         was_there = path.exists()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
