@@ -77,3 +77,19 @@ def _connected(database: Path, options: str) -> "sqlite3.Connection":
         db.close()
         raise
     return db
+
+
+def has_schema(db: "sqlite3.Connection", script: str) -> bool:
+    """Return whether a database has the tables of an SQL script, and nothing that it has not.
+
+    A file of somebody else may have a view in place of a table, or a trigger, that never ends.
+    Raises sqlite3.Error.
+    """
+    import sqlite3  # noqa: PLC0415 - as above
+
+    query = "SELECT type, name, sql FROM sqlite_master LIMIT 100"
+    with contextlib.closing(sqlite3.connect(":memory:")) as new:
+        new.executescript(script)
+        expected = set(new.execute(query))
+    found = set(db.execute(query))
+    return {each for each in expected if each[0] == "table"} <= found <= expected
