@@ -30,6 +30,7 @@ from scrapy_bloom.commands.shared.output import check_output, progress, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_filter, state_text
 from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.generations.policy import window_of
+from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
@@ -79,7 +80,8 @@ def _write(path: Path, text: str) -> None:
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with create(draft) as file:
+            file.write(text.encode())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -9,17 +9,22 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.mapping import FilterFile, sync_directory
+from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import draft_directory
+from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
-from scrapy_bloom.job.paths import DATABASE, filter_files
+from scrapy_bloom.job.paths import filter_files
 
-_LOCKS = {LOCK_NAME, f"{DATABASE}.lock"}
+_LOCKS = {LOCK_NAME}
 
 
 @contextmanager
 def new_filter(
-    target: Path, *, otherwise: str, before: Callable[[], None] = lambda: None
+    target: Path,
+    *,
+    otherwise: str,
+    before: Callable[[], None] = lambda: None,
+    is_locked: bool = False,
 ) -> Iterator[list[FilterFile]]:
     """Have a block make the files of a filter, and remove what it made if it fails.
 
@@ -31,14 +36,16 @@ def new_filter(
         target: the directory, without a filter yet; made if missing.
         otherwise: which directory to give if it has one.
         before: called when the files are complete, before they are put in their place.
+        is_locked: the caller has the lock of the directory.
 
     Raises:
         StorageError: there is a filter; for more see `check_free`.
     """
-    check_free(target)
+    check_free(target, is_locked=is_locked)
     with ExitStack() as stack:
         stack.enter_context(no_new_directory(target))
-        stack.callback(lock_directory(target).release)
+        if not is_locked:
+            stack.callback(lock_directory(target).release)
         if filter_files(target):
             raise StorageError(f"{target} holds a filter already; give {otherwise}")
         drafts = draft_directory(target)

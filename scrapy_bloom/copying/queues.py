@@ -5,6 +5,7 @@ no instant is there a copy of the filter without that of the queue: what waits w
 """
 
 import hashlib
+import os
 import secrets
 import sqlite3
 import struct
@@ -16,9 +17,9 @@ from pathlib import Path
 from scrapy_bloom.copying.new_filter import no_new_directory
 from scrapy_bloom.copying.transfer import Copied, QueueDraft, download, upload
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.mapping import sync_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, unusable
@@ -82,11 +83,14 @@ def upload_with_queue(
     job must not be in use. The spider's start() is run again by the first worker, as by each run of
     a job.
     """
-    database = waiting_database(directory)
-    if database is None:
+    if not (directory.parent / jobdir.DATABASE).exists():
         return upload(directory, server, key), None
-    with _locked(database), _draft(database, server, key) as (draft, queue):
-        return upload(directory, server, key, draft), queue
+    with _locked(directory):
+        database = waiting_database(directory)
+        if database is None:
+            return upload(directory, server, key, is_locked=True), None
+        with _draft(database, server, key) as (draft, queue):
+            return upload(directory, server, key, draft, is_locked=True), queue
 
 
 def download_with_queue(
@@ -115,15 +119,16 @@ def download_with_queue(
         new.replace(database)
         sync_directory(job_dir)
 
-    with no_new_directory(job_dir), _locked(database):
-        if database.exists() or jobdir.has_queued(job_dir):
+    with no_new_directory(directory), _locked(directory):
+        if os.path.lexists(database) or jobdir.has_queued(job_dir):
             raise StorageError(
                 f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
             )
         try:
             # The filter is read first: what is recorded from now on is in the queue already. But
             # the queue is in its place first: a filter without it would take what waits for seen.
-            return download(server, key, directory, before=save), copied_queues[0]
+            copied = download(server, key, directory, before=save, is_locked=True)
+            return copied, copied_queues[0]
         except BaseException:
             for path in (database, new, *beside(new)):
                 path.unlink(missing_ok=True)
@@ -131,8 +136,8 @@ def download_with_queue(
 
 
 @contextmanager
-def _locked(database: Path) -> Iterator[None]:
-    lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
+def _locked(directory: Path) -> Iterator[None]:
+    lock = lock_directory(directory)  # that of the job, see `lock_job`
     try:
         yield
     finally:

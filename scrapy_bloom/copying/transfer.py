@@ -65,6 +65,8 @@ def upload(
     server: RedisServer,
     key: str,
     queue: QueueDraft | None = None,
+    *,
+    is_locked: bool = False,
 ) -> Copied:
     """Copy the filter of a closed crawl into Redis, where crawlers then share it.
 
@@ -74,6 +76,7 @@ def upload(
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
             be a filter yet.
         queue: becomes known in the same step as the filter.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after it was read back and compared.
@@ -89,7 +92,8 @@ def upload(
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)
+        if not is_locked:
+            stack.callback(lock_directory(directory).release)
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
@@ -140,7 +144,9 @@ def download(
     server: RedisServer,
     key: str,
     directory: str | os.PathLike[str],
+    *,
     before: Callable[[], None] = lambda: None,
+    is_locked: bool = False,
 ) -> Copied:
     """Save a filter in Redis to a directory, where a single crawl can go on with it.
 
@@ -151,6 +157,7 @@ def download(
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
         before: called when the files are complete, before they are put in their place.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after the files were read back and compared.
@@ -161,7 +168,8 @@ def download(
     """
     target, store = Path(directory), RedisStore(server, key)
     received = _Digest()
-    with new_filter(target, otherwise="it an empty directory", before=before) as files:
+    otherwise = "it an empty directory"
+    with new_filter(target, otherwise=otherwise, before=before, is_locked=is_locked) as files:
         info, generations = store.read_filter()
         salt = bytes.fromhex(info.salt)
         origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)

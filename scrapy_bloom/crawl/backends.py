@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 def create_backend(
-    crawler: Crawler, settings: BloomSettings, *, queue_is_shared: bool = False
+    crawler: Crawler,
+    settings: BloomSettings,
+    *,
+    queue_is_shared: bool = False,
+    is_job_locked: bool = False,
 ) -> Backend:
     """Make the backend that a crawl's settings ask for, not yet opened.
 
     Raises a StorageError if the job directory is one of another scheduler. A queue that is shared
-    is in Redis, too: see `RedisBackend`.
+    is in Redis, too: see `RedisBackend`. For the lock, see `Job`.
     """
     path = job_dir(crawler.settings)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
@@ -51,6 +55,7 @@ def create_backend(
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
         crash_safe=crash_safe,
+        is_locked=is_job_locked,
     )
     if job.path is not None and not crash_safe:
         check_no_database(job.path)

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
@@ -26,6 +27,7 @@ from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
@@ -98,6 +100,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._any_passed = False
         self._logged_duplicate = False
         self._closed = False
+        self._job_lock = contextlib.ExitStack()
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -105,7 +108,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
         It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
         between. A queue that belongs to another running crawl, or to a crashed one, must not be
-        touched.
+        touched. So the job directory is locked first, wherever the filter is, until `close`.
 
         Raises:
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
@@ -135,6 +138,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
     @classmethod
     def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
+        job_lock = contextlib.ExitStack()
         try:
             settings = BloomSettings.from_settings(crawler.settings)
             queue_is_shared = queue_is_shared or settings.queue == "redis"
@@ -144,7 +148,12 @@ class BloomDupeFilter(BaseDupeFilter):
                 new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
-                backend = create_backend(crawler, settings, queue_is_shared=queue_is_shared)
+                path = job_dir(crawler.settings)
+                if has_job := path is not None and settings.queue == "job":
+                    job_lock.callback(lock_job(Path(path).absolute()).release)
+                backend = create_backend(
+                    crawler, settings, queue_is_shared=queue_is_shared, is_job_locked=has_job
+                )
                 new = cls(
                     crawler=crawler,
                     backend=backend,
@@ -154,7 +163,9 @@ class BloomDupeFilter(BaseDupeFilter):
                 new._telemetry.log_regularly()
             new.backend.open()
         except BloomError as error:
+            job_lock.close()
             fail_at_the_start(crawler, error, logger)
+        new._job_lock = job_lock
         if idle := getattr(new.backend, "idle", None):
             crawler.signals.connect(idle, signals.spider_idle)
         return new
@@ -262,6 +273,10 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._closed:
             return
         self._closed = True
+        with self._job_lock:
+            self._close(reason)
+
+    def _close(self, reason: str) -> None:
         is_finished = reason == "finished"
         any_new = self._any_passed or self.failures.number or self._lost
         self._actions.close(is_finished=is_finished)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
 
 if TYPE_CHECKING:
     import sqlite3
@@ -139,6 +139,8 @@ class ForgottenFile:
     def _connected(self) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
+        if self._path is not None:
+            check_no_links(self._path)
         if self._readonly and self._path is not None:
             db = connect_readonly(self._path)
         else:
@@ -173,6 +175,8 @@ class ForgottenFile:
                 f"it has format version {version}, and this scrapy_bloom knows versions up to "
                 f"{_FORMAT_VERSION}"
             )
+        if not is_new and not has_schema(db, _SCHEMA):
+            raise self._unusable("it is a database of something else")
 
     def _unusable(self, why: str) -> StorageError:
         return StorageError(

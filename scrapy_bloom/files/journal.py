@@ -13,11 +13,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.job.disk import create
 
 _NAMES = ("journal-1", "journal-2")
 _LENGTH_BYTES = 4
 _LONG = 50_000  # fingerprints, some 5 MB of memory: it is settled sooner then
+_MOST_BYTES = 32 << 20  # of a file: that many twenty times over
 
 
 class Journal:
@@ -40,9 +43,7 @@ class Journal:
         self._add_lock = threading.Lock()
         self._settle_lock = threading.Lock()
         self._directory = directory
-        self._file, self._other_file = (path.open("ab", buffering=0) for path in _paths(directory))
-        for file in (self._file, self._other_file):
-            file.truncate(0)
+        self._file, self._other_file = (create(path, buffering=0) for path in _paths(directory))
 
     def stand_before(self, known: Lookup, record: Callable[[bytes], object]) -> None:
         """Settle by `record` from now on, into a filter that has recorded what is `known`."""
@@ -111,10 +112,18 @@ class Journal:
 
 
 def read_journal(directory: Path) -> list[bytes] | None:
-    """Return what a killed crawl had recorded; None if it kept no journal; raises OSError."""
+    """Return what a killed crawl had recorded; None if it kept no journal.
+
+    Raises OSError, or a StorageError: the file can be no journal.
+    """
     paths = [path for path in _paths(directory) if path.exists()]
     fingerprints: list[bytes] = []
     for path in paths:
+        if path.stat().st_size > _MOST_BYTES:
+            raise StorageError(
+                f"{path} is no journal of scrapy_bloom, which is never that large; it was left as "
+                "it is: move it away to go on without (what it holds is crawled again)"
+            )
         data = path.read_bytes()
         start = 0
         while (begin := start + _LENGTH_BYTES) <= len(data):

@@ -5,11 +5,11 @@ After a kill, the requests of that time are lost, and a stale state makes the re
 """
 
 import contextlib
-import os
 import re
 import time
 from pathlib import Path
 
+from scrapy_bloom.job.disk import write_note
 from scrapy_bloom.job.sqlite_files import beside
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
@@ -69,9 +69,9 @@ def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
     with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
         if (size := _seen_size(job_dir)) is not None:
-            (job_dir / _ENDED).write_text(
+            write_note(
+                job_dir / _ENDED,
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
-                encoding="utf-8",
             )
     (job_dir / IN_USE).unlink(missing_ok=True)
 
@@ -101,10 +101,7 @@ def _seen_size(job_dir: Path) -> int | None:
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:
     """Note that the job is in use, by a crawl with that filter if there are several."""
     text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n{boot_id()}\n"
-    with (job_dir / IN_USE).open("w", encoding="utf-8") as note:
-        note.write(text)
-        note.flush()
-        os.fsync(note.fileno())
+    write_note(job_dir / IN_USE, text)
 
 
 def filter_in_use(job_dir: Path) -> str | None:

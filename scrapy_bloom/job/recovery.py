@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.disk import sync_tree
 from scrapy_bloom.job.sqlite_files import beside, sync_log
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Job:
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
         crash_safe: its queue is that of CrashSafeScheduler, which survives a kill.
+        is_locked: the crawl has taken it by `lock_job`.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Job:
         *,
         only_crawled: bool = False,
         crash_safe: bool = False,
+        is_locked: bool = False,
     ) -> None:
         self.path = path
+        self._is_locked = is_locked
         # Of that queue; it need not be there yet.
         self.database = database = path / jobdir.DATABASE if crash_safe and path else None
         # Since the last run, which did not end well. None: nobody knows.
@@ -73,6 +77,12 @@ class Job:
                 "to go on without them, and give the crawl another BLOOM_REDIS_KEY if all is to be "
                 "crawled again"
             )
+
+    def has_locked(self, directory: Path) -> bool:
+        """Return whether the lock of the job is that of a filter's directory, too."""
+        if self.path is None or not self._is_locked:
+            return False
+        return directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
         """Note that the job is in use: whoever finds the note knows that it did not end well."""
@@ -110,8 +120,10 @@ class Job:
         self.end()
 
     def end(self) -> None:
-        """Take the note away: the crawl has ended well."""
+        """Take the note away: the crawl has ended well. Raises OSError: the note is still there."""
         if self.path is not None:
+            # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
+            sync_tree(self.path / jobdir.QUEUE)
             jobdir.note_end(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:

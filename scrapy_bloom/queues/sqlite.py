@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.paths import DATABASE_ID
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
 from scrapy_bloom.queues.queue import Taken
 
 FORMAT_VERSION = 1
@@ -61,6 +61,7 @@ class RequestDatabase:
         self.name = str(path)
         self._by_slot = by_slot
         self._last_slot = ""
+        check_no_links(path)
         was_there = path.exists()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -82,7 +83,7 @@ class RequestDatabase:
         if is_new:
             run("PRAGMA journal_mode = WAL")
         else:
-            self._check()
+            _check(self._db, self.path)
         run("PRAGMA synchronous = NORMAL")
         run("BEGIN IMMEDIATE")
         if is_new:
@@ -102,18 +103,6 @@ class RequestDatabase:
         self.pending, last = run("SELECT count(*), max(id) FROM requests").fetchone()
         self.resumed = self.pending  # how many were there, in flight or not
         self._last_id = last or 0
-
-    def _check(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] != DATABASE_ID:
-            raise StorageError(
-                f"{self.path} is a database of something else; it was left as it is: move it away, "
-                "or give the crawl another JOBDIR"
-            )
-        if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION:
-            raise StorageError(
-                f"{self.path} has format version {version}, and this scrapy_bloom knows versions "
-                f"up to {FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
-            )
 
     def push(self, data: bytes, *, slot: str, priority: int, rank: int, newest_first: bool) -> int:
         """Add a pending request, and return its row; raises sqlite3.Error."""
@@ -188,10 +177,25 @@ def read_counts(path: Path) -> tuple[int, int]:
     """
     try:
         with contextlib.closing(connect_readonly(path)) as db:
+            _check(db, path)
             counts = dict(db.execute("SELECT in_flight, count(*) FROM requests GROUP BY in_flight"))
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
     return counts.get(0, 0), counts.get(1, 0)
+
+
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    is_ours = db.execute("PRAGMA application_id").fetchone()[0] == DATABASE_ID
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION and is_ours:
+        raise StorageError(
+            f"{path} has format version {version}, and this scrapy_bloom knows versions up to "
+            f"{FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
+        )
+    if not is_ours or not has_schema(db, ";".join([_TABLES, *_INDEXES.values()])):
+        raise StorageError(
+            f"{path} is a database of something else; it was left as it is: move it away, or give "
+            "the crawl another JOBDIR"
+        )
 
 
 def unusable(path: Path, why: sqlite3.Error | OSError | str) -> StorageError:

@@ -12,7 +12,6 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -79,7 +78,6 @@ class RedisBackend:
             changed=self._changed,
         )
         self._job = job or Job()
-        self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
         self._forgotten = RedisForgotten(server, key, "", self._shared.now, claims=claims)
@@ -96,13 +94,6 @@ class RedisBackend:
                 killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        with contextlib.ExitStack() as stack:
-            if self._job.path is not None:
-                stack.callback(lock_directory(self._job.path / "bloom").release)
-            self._join()
-            self._held = stack.pop_all()
-
-    def _join(self) -> None:
         if policy := self.server.eviction_policy():
             logger.warning(
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
@@ -246,10 +237,16 @@ class RedisBackend:
                 self._store.undefine(self._shared.view.info)
                 self._store.lock.release()
         finally:
-            # Scrapy has closed the queue, and it fits what was recorded.
-            self._job.end()
-            self._held.close()
-            self.server.close()
+            try:
+                # Scrapy has closed the queue, and it fits what was recorded.
+                self._job.end()
+            except OSError as error:
+                raise StorageError(
+                    f"{self._job.path} could not be written to the disk: "
+                    f"{error.strerror or error}; the next run will take it for not closed"
+                ) from error
+            finally:
+                self.server.close()
 
     def idle(self) -> None:
         """Tell the other crawlers the counts while there is nothing to do: one may be closing."""

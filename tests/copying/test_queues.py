@@ -9,7 +9,7 @@ import servers
 from backends import local_backend
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.queues import download_with_queue, upload_with_queue
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.queue import RequestQueue
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import read_state
@@ -179,7 +179,7 @@ def test_nothing_is_left_of_a_copy_that_failed(key: str, tmp_path: Path) -> None
     with pytest.raises(StorageError, match="has a filter"):
         upload_with_queue(tmp_path / "one/bloom", server_of("valkey"), key)
     assert not client.exists(*(f"{{{key}}}:queue:{name}" for name in ("pending", "state")))
-    lock = lock_file(tmp_path / "one/requests.sqlite.lock", tmp_path, "JOBDIR")
+    lock = lock_job(tmp_path / "one")
     with pytest.raises(LockedError):
         upload_with_queue(tmp_path / "one/bloom", server_of("valkey"), f"{key}:2")
     lock.release()

@@ -128,6 +128,32 @@ def test_a_cut_with_scrapys_scheduler(
     assert (len(tree.hits) == PAGES) == starts_over
 
 
+@pytest.mark.parametrize("backend", ["files", "redis"])
+def test_a_cut_after_a_pause_with_scrapys_scheduler(
+    backend: str, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
+    """What says that the job is closed reaches the disk, and nothing that was not synced."""
+    settings: dict[str, object] = {
+        "JOBDIR": str(disk.path / "job"),
+        # Scrapy writes it when the job is closed already, and fails to read it.
+        "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
+    }
+    if backend == "redis":
+        settings |= in_redis(tmp_path.name)
+    crawl = Crawl.held(tree, 50, tmp_path, settings)
+    assert crawl.interrupt() == 0, crawl.output
+    fd = os.open(disk.path / "job", os.O_RDONLY)  # as the kernel does it after some seconds
+    os.fsync(fd)
+    os.close(fd)
+    disk.cut()
+    disk.restart()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert "Traceback" not in crawl.output
+    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert len(tree.hits) == PAGES
+
+
 def test_a_filter_in_redis_may_be_newer(tree: Site, tmp_path: Path) -> None:
     settings = in_redis(tmp_path.name, **SAFE)
     crawl = Crawl.held(tree, 50, tmp_path, settings)

@@ -21,7 +21,7 @@ from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
@@ -59,6 +59,7 @@ class CrashSafeScheduler(BaseScheduler):
         self._stored_in = "disk"  # where that is, in the stats
         self._newest: bytes | None = None  # request of a job that was resumed
         self._held = contextlib.ExitStack()  # what is to be released at the close
+        self._job_lock = contextlib.ExitStack()  # and after that
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
@@ -71,12 +72,16 @@ class CrashSafeScheduler(BaseScheduler):
         path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
         job = Path(path).absolute() if path and is_crawl else None
         is_shared = is_crawl and crawler.settings.get("BLOOM_QUEUE") == "redis"
+        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+        is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
+        job_lock = contextlib.ExitStack()
         try:
+            if job is not None and not is_ours:  # else the filter does it
+                job_lock.callback(lock_job(job).release)
             if job is not None:
                 check_no_disk_queue(job)
             order_of(crawler)  # sooner than the filter is made
-            dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-            if is_shared and not issubclass(dupefilter, BloomDupeFilter):
+            if is_shared and not is_ours:
                 raise SettingError(
                     'BLOOM_QUEUE is "redis", and DUPEFILTER_CLASS is '
                     f"{crawler.settings['DUPEFILTER_CLASS']!r}: the queue is beside a filter of "
@@ -84,9 +89,11 @@ class CrashSafeScheduler(BaseScheduler):
                     'BLOOM_QUEUE = "job"'
                 )
         except BloomError as error:
+            job_lock.close()
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
+        new._job_lock = job_lock
         if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
@@ -129,9 +136,7 @@ class CrashSafeScheduler(BaseScheduler):
 
     def _open_job(self, job: Path, *, by_slot: bool) -> None:
         """Open the queue of a job directory, which no other crawl uses meanwhile."""
-        path = job / jobdir.DATABASE
-        self._held.callback(lock_file(Path(f"{path}.lock"), path, "JOBDIR").release)
-        database = RequestDatabase(path, by_slot=by_slot)
+        database = RequestDatabase(job / jobdir.DATABASE, by_slot=by_slot)
         self._held.callback(database.close)
         self._queue = SafeQueue(self.crawler, database, self._order, by_slot=by_slot)
         self._newest = database.newest()
@@ -174,7 +179,8 @@ class CrashSafeScheduler(BaseScheduler):
         if self._queue is not None:
             self._queue.close()
         self._held.close()
-        return self.df.close(reason)
+        with self._job_lock:
+            return self.df.close(reason)
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take."""
