@@ -59,7 +59,7 @@ def found_files(path: Path) -> list[FileGeneration]:
         except StorageError:
             if is_last:
                 raise
-    if draft_directory(directory).exists():
+    if any(draft_directory(each).exists() for each in (directory, path / "bloom")):
         raise StorageError(
             f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
             "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"
