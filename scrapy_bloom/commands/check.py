@@ -20,7 +20,7 @@ Examples:
 import argparse
 import sys
 from contextlib import closing
-from itertools import islice
+from itertools import chain
 
 from scrapy.settings import Settings
 
@@ -52,23 +52,24 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     urls = url_list(options.urls, project, options)
     write, wanted = None if options.json else sys.stdout.buffer.write, options.seen
     read = seen = 0
-    with opened_for_crawl(options, project) as reader, closing(urls.pairs()) as pairs:
-        batch = list(islice(pairs, _BATCH))  # forks, so before the bar and its thread
+    with opened_for_crawl(options, project) as reader, closing(urls.batches()) as batches:
+        first = next(batches, ([], []))  # forks, so before the bar and its thread
         # A bar between the URLs would be in their way.
         with progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance:
-            while batch:
-                answers = reader.are_seen([fingerprint for _, fingerprint in batch])
-                if write is not None:
-                    pairs_of = zip(batch, answers, strict=True)
-                    write(
-                        b"".join(url + b"\n" for (url, _), is_seen in pairs_of if is_seen is wanted)
-                    )
-                read += len(batch)
-                seen += sum(answers)
-                advance(read)
-                batch = list(islice(pairs, _BATCH))
+            for found, fingerprints in chain([first], batches):
+                for start in range(0, len(found), _BATCH):
+                    batch = slice(start, start + _BATCH)
+                    answers = reader.are_seen(fingerprints[batch])
+                    if write is not None:
+                        asked = zip(found[batch], answers, strict=True)
+                        write(b"".join(url + b"\n" for url, is_seen in asked if is_seen is wanted))
+                    read += len(answers)
+                    seen += sum(answers)
+                    advance(read)
+                sys.stdout.flush()  # whoever gives the list line by line waits for the answers
     if options.json:
-        print_json({"urls": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
+        print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:
-        note(f"{read:,} URLs: {read - seen:,} new, {seen:,} seen")
+        what = "URL" if read == 1 else "URLs"
+        note(f"{read:,} {what}: {read - seen:,} new, {seen:,} seen")
     urls.check_skipped()

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scrapy_bloom.generations.lookup import Lookup
+from scrapy_bloom.job.paths import check_file
 
 _NAMES = ("journal-1", "journal-2")
 _LENGTH_BYTES = 4
@@ -115,6 +116,7 @@ def read_journal(directory: Path) -> list[bytes] | None:
     paths = [path for path in _paths(directory) if path.exists()]
     fingerprints: list[bytes] = []
     for path in paths:
+        check_file(path)
         data = path.read_bytes()
         start = 0
         while (begin := start + _LENGTH_BYTES) <= len(data):

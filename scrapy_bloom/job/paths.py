@@ -10,6 +10,7 @@ import re
 import time
 from pathlib import Path
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.sqlite_files import beside
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
@@ -26,9 +27,22 @@ _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
+def check_file(path: Path) -> None:
+    """Raise a StorageError if reading a file might wait for ever, since it is no regular one.
+
+    Raises OSError if nobody may look. The file need not exist.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(
+            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
+            "is: remove it, or restore the file from a backup"
+        )
+
+
 def is_database(path: Path) -> bool:
     """Return whether a file is CrashSafeScheduler's queue, by its first bytes, if it has any."""
     try:
+        check_file(path)
         with path.open("rb") as file:
             head = file.read(_DATABASE_ID_AT + 4)
     except OSError:
@@ -60,7 +74,9 @@ def has_queued(job_dir: Path) -> bool:
 
 def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
-    with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
+    # Then the next run looks at the times of Scrapy's files.
+    with contextlib.suppress(OSError, StorageError):
+        check_file(job_dir / _ENDED)
         if (size := _seen_size(job_dir)) is not None:
             (job_dir / _ENDED).write_text(
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
@@ -78,6 +94,7 @@ def scrapys_filter_ran_last(job_dir: Path) -> bool:
     size = _seen_size(job_dir)
     if size is None:
         return False
+    check_file(job_dir / _ENDED)
     try:
         noted, *_ = (job_dir / _ENDED).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
@@ -120,6 +137,7 @@ def was_machine_restarted(job_dir: Path) -> bool | None:
 
 def _in_use_lines(job_dir: Path) -> list[str] | None:
     """Return the note's filter and boot, each empty if unknown; None if there is no note."""
+    check_file(job_dir / IN_USE)
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
