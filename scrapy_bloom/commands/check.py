@@ -1,12 +1,14 @@
 """Print the URLs of a list that a filter has not seen, or those that it has.
 
-URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl) or a table (.csv)
-with one in the field that --field names; each may be packed (.gz). A URL gets the fingerprint that
-the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request. It is only asked for, not
-recorded, and the filter may be in use. Lists of any length are read in constant memory, so two of
-100 million URLs can be intersected: import one into a filter, and check the other against it.
+URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl), a JSON array
+(.json) or a table (.csv) with one in the field that --field names; each may be packed (.gz). A URL
+gets the fingerprint that the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request.
+It is only asked for, not recorded, and the filter may be in use. Each line is answered as soon as
+it is read, so the list may be a pipe that another program writes to. Lists of any length are read
+in constant memory, so two of 100 million URLs can be intersected: import one into a filter, and
+check the other against it.
 
-What is no URL is left out, and told of at the end, with exit status 1.
+What is not a URL is left out, and reported at the end, with exit status 1.
 
 "Seen" may err, at the filter's error rate; "new" never does.
 

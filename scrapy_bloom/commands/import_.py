@@ -4,8 +4,8 @@ SOURCE is one of
   - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
   - a list of URLs, which get the fingerprints that the project's REQUEST_FINGERPRINTER_CLASS makes
     for plain GET requests: a file with one on each line ("-": the standard input), or JSON lines
-    (.jl) or a table (.csv) with one in the field that --field names; each may be packed (.gz).
-    What is no URL is left out, and told of at the end, with exit status 1;
+    (.jl), a JSON array (.json) or a table (.csv) with one in the field that --field names; each may
+    be packed (.gz). What is not a URL is left out, and reported at the end, with exit status 1;
   - a redis:// URL: the set of scrapy-redis that --source-key names;
   - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
 It is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run now, or a
@@ -139,10 +139,10 @@ def _imported(
     fingerprints = iter(source)
     # Fails before anything is made if it is no such source, and forks before there are locks.
     first = list(islice(fingerprints, 1))
+    backend = _destination(options, project, total)
     if not first:
         what = "the standard input" if options.source == "-" else options.source
         raise BloomError(f"{what} holds nothing to import; nothing was changed")
-    backend = _destination(options, project, total)
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
     read = added = 0

@@ -181,6 +181,23 @@ def test_a_table_with_long_cells(tmp_path: Path) -> None:
     assert (ran.status, ran.json["read"], ran.err) == (0, 5, "")
 
 
+@pytest.mark.parametrize("name", ["x.txt", "x.jl", "x.csv", "x.json"])
+def test_what_is_handed_on_at_once_is_little(name: str, tmp_path: Path) -> None:
+    """Wherever blocks end, within a record too."""
+    objects = [json.dumps({"page": "x\n" * 9, "url": url}) for url in urls(range(100_000))]
+    text = {
+        "x.txt": "\n".join(urls(range(100_000))),
+        "x.jl": "\n".join(objects),
+        "x.csv": "page,url\n" + "\n".join(f'"x\n\n",{url}' for url in urls(range(100_000))),
+        "x.json": "[" + ",".join(objects) + "]",
+    }[name]
+    (tmp_path / name).write_text(text)
+    with opened_list(tmp_path / name, None, "url") as source:
+        sizes = [sum(1 for _ in source.entries(chunk)) for chunk in source.chunks]
+    assert sum(sizes) == 100_000
+    assert max(sizes) < 12_000
+
+
 DATA_SPIDER = """
 import scrapy
 class Data(scrapy.Spider):
@@ -335,6 +352,21 @@ def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
             assert ran.status == 2, ran
             assert told in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_the_key_of_a_source_that_is_a_file(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    ran = bloom("import", "urls.txt", "new", "--source-key", "shop:dupefilter", cwd=tmp_path)
+    assert ran.status == 2
+    assert "--source-key names a set in Redis" in ran.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_long_url_is_not_repeated_in_the_error(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", [*urls([1]), f"https://\u2100{100_000 * 'x'}/"])
+    ran = bloom("import", "urls.txt", "new", cwd=tmp_path)
+    assert "the first: line 2: " in ran.error
+    assert len(ran.error) < 500
 
 
 def test_one_and_many(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def open_source(options: argparse.Namespace, project: Project, stack: ExitStack)
     """Open the source that SOURCE names; the stack closes it."""
     if is_redis(options.source):
         return _set_in_redis(options, project, stack)
+    if options.source_key:
+        raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
     if options.source == "-":
         if options.format == "seen":
             raise UsageError("the standard input is read as URLs; give a requests.seen as a file")

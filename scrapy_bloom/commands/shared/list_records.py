@@ -38,7 +38,7 @@ class Table:
         self._name, self._field = name, field
         self._blocks = blocks
         self._record_bytes = 0  # of the lines since the last whole row
-        self._is_end_of_block = False
+        self._is_chunk_due = False  # a block has ended, perhaps within a record
         csv.field_size_limit(MAX_LINE_BYTES)
         self._reader = csv.reader(self._lines())
         self._rows = self._read()
@@ -55,9 +55,9 @@ class Table:
             if row and row != self._names:  # Scrapy appends a table to a table, with its names
                 # Many rows with a page in each would fill the memory.
                 chunk.append((self._reader.line_num, row[column : column + 1]))
-            if self._is_end_of_block and chunk:
+            if self._is_chunk_due and chunk:
                 yield chunk
-                chunk = []
+                chunk, self._is_chunk_due = [], False
         if chunk:
             yield chunk
 
@@ -82,7 +82,7 @@ class Table:
                 self._record_bytes += len(line)
                 if self._record_bytes > MAX_LINE_BYTES:
                     raise too_long(self._name, number + index)
-                self._is_end_of_block = file.tell() == len(block)
+                self._is_chunk_due |= file.tell() == len(block)
                 yield line.decode(errors="surrogateescape")
 
 

@@ -109,7 +109,8 @@ class UrlList:
                 except ValueError as why:
                     begins_badly = begins_badly or not (fingerprints or skipped)
                     skipped += 1
-                    first_skipped = first_skipped or f"line {number:,}: {why}"
+                    # Some of Python's messages repeat the whole URL.
+                    first_skipped = first_skipped or f"line {number:,}: {str(why)[:200]}"
                 else:
                     fingerprints.append(fingerprint)
                     if with_urls:
