@@ -16,7 +16,7 @@ What was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/shop --expected-requests 10M --error-rate 1e-7
+  scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
   scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
   scrapy bloom import jobs/shop filters/copy
 """
