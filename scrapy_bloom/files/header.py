@@ -39,6 +39,7 @@ from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.plausible import check_generation
 from scrapy_bloom.generations.policy import Generation, Origin
+from scrapy_bloom.job.paths import check_file
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
@@ -76,6 +77,7 @@ class FileGeneration(Generation):
             StorageError: it cannot be read.
         """
         try:
+            check_file(path)
             with path.open("rb") as file:
                 raw = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size

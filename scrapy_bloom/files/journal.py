@@ -16,6 +16,7 @@ from pathlib import Path
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.job.disk import create
+from scrapy_bloom.job.paths import check_file
 
 _NAMES = ("journal-1", "journal-2")
 _LENGTH_BYTES = 4
@@ -119,6 +120,7 @@ def read_journal(directory: Path) -> list[bytes] | None:
     paths = [path for path in _paths(directory) if path.exists()]
     fingerprints: list[bytes] = []
     for path in paths:
+        check_file(path)
         if path.stat().st_size > _MOST_BYTES:
             raise StorageError(
                 f"{path} is no journal of scrapy_bloom, which is never that large; it was left as "

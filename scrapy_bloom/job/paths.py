@@ -9,6 +9,7 @@ import re
 import time
 from pathlib import Path
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.disk import write_note
 from scrapy_bloom.job.sqlite_files import beside
 
@@ -33,9 +34,22 @@ def is_job(directory: Path) -> bool:
     return any((directory / name).exists() for name in _SIGNS)
 
 
+def check_file(path: Path) -> None:
+    """Raise a StorageError if reading a file might wait for ever, since it is no regular one.
+
+    Raises OSError if nobody may look. The file need not exist.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(
+            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
+            "is: remove it, or restore the file from a backup"
+        )
+
+
 def is_database(path: Path) -> bool:
     """Return whether a file is CrashSafeScheduler's queue, by its first bytes, if it has any."""
     try:
+        check_file(path)
         with path.open("rb") as file:
             head = file.read(_DATABASE_ID_AT + 4)
     except OSError:
@@ -67,7 +81,9 @@ def has_queued(job_dir: Path) -> bool:
 
 def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
-    with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
+    # Then the next run looks at the times of Scrapy's files.
+    with contextlib.suppress(OSError, StorageError):
+        check_file(job_dir / _ENDED)
         if (size := _seen_size(job_dir)) is not None:
             write_note(
                 job_dir / _ENDED,
@@ -85,6 +101,7 @@ def scrapys_filter_ran_last(job_dir: Path) -> bool:
     size = _seen_size(job_dir)
     if size is None:
         return False
+    check_file(job_dir / _ENDED)
     try:
         noted, *_ = (job_dir / _ENDED).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
@@ -124,6 +141,7 @@ def was_machine_restarted(job_dir: Path) -> bool | None:
 
 def _in_use_lines(job_dir: Path) -> list[str] | None:
     """Return the note's filter and boot, each empty if unknown; None if there is no note."""
+    check_file(job_dir / IN_USE)
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
+from scrapy_bloom.job.paths import check_file
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class SeenFile:
     """
 
     def __init__(self, path: Path) -> None:
+        check_file(path)
         self.path = path
         self.size = path.stat().st_size  # bytes
         self.position = 0  # read so far

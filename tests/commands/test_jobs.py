@@ -103,7 +103,7 @@ def test_the_same_in_every_format(project: Path) -> None:
         check = partial(bloom, "check", "filter", cwd=project)
         alone = check(name, "--jobs", "1")
         assert processes(project) == 1
-        assert "20 lines are no URLs" in alone.error
+        assert "20 lines are not URLs" in alone.error
         assert f"no URL {bad[0]}" in alone.error
         expected = [each for n, each in enumerate(lines) if n % 3 and n not in bad]
         assert alone.out.split("\n")[:-1] == expected

@@ -143,14 +143,14 @@ def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
     parser.add_argument(
         "--format",
         choices=[*others, *FORMATS],
-        help="what the list is: a URL a line, JSON lines or CSV (default: what its name ends with, "
-        "or it begins with)",
+        help="what the list is: a URL per line, JSON lines, a JSON array or CSV (default: by the "
+        "ending of its name, or its first character)",
     )
     parser.add_argument(
         "--field",
         default="url",
         metavar="NAME",
-        help="the field or column with the URL, in JSON lines and CSV (default: url)",
+        help="the field or column with the URL, in JSON and CSV (default: url)",
     )
     parser.add_argument(
         "--jobs",
