@@ -101,7 +101,7 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
     if queue and not jobdir.filter_files(filter_directory(path)):
         return {"location": str(path), "queue": queue}  # its filter is elsewhere
     with opened_filter(options, settings) as reader:
-        return _figures(reader, options, settings, queue)
+        return _figures(reader, options, queue)
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
@@ -110,14 +110,12 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
         queue = shared_queue(store)
         if queue and not store.read().generations:
             return {"location": f"{store.server.address}, key {store.key}", "queue": queue}
-        return _figures(RedisReader(store.server, store.key), options, settings, queue)
+        return _figures(RedisReader(store.server, store.key), options, queue)
 
 
-def _figures(
-    reader: Reader, options: argparse.Namespace, settings: Settings, queue: _Figures | None
-) -> _Figures:
+def _figures(reader: Reader, options: argparse.Namespace, queue: _Figures | None) -> _Figures:
     live, is_local = reader.generations, isinstance(reader, FilterReader)
-    status = FilterStatus.of(reader.location, live, settings.get("BLOOM_ON_FULL", "grow"))
+    status = FilterStatus.of(reader.location, live, reader.error_rate)
     figures: _Figures = {
         "location": status.location,
         "recorded": status.count,

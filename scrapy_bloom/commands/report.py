@@ -57,6 +57,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             names=reader.names,
             generations=measured(reader),
             policy=replace(policy_of(project.bloom), window=window_of(reader.generations)),
+            asked=reader.error_rate,
         )
     page = report_page(report)
     _write(options.output, page)

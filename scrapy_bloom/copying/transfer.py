@@ -126,8 +126,12 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
     received = _Digest()
     with new_filter(target, otherwise="it an empty directory") as files:
         info, generations = store.read_filter()
-        salt = bytes.fromhex(info.salt)
-        origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)
+        origin = Origin(
+            salt=bytes.fromhex(info.salt),
+            fingerprinter=info.fingerprinter,
+            spider=info.spider,
+            error_rate=info.error_rate,
+        )
         for each in generations:
             new = FileGeneration(
                 path=target / file_name(each.number),

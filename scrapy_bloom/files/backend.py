@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.files import forgotten as forgotten_file
@@ -57,7 +58,7 @@ class LocalBackend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = policy
-        self._origin = origin
+        self._origin = origin = replace(origin, error_rate=policy.error_rate)
         self._clock = clock
         self._is_crawl = is_crawl
         self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)

@@ -28,7 +28,7 @@ class RedisReader:
         self.info, self.generations = self.store.read_filter()
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
-        self.salt = self.info.salt
+        self.error_rate, self.salt = self.info.error_rate, self.info.salt
         self.names = [f"{each.num_chunks:,} keys" for each in self.generations]
         self.forgotten = RedisForgotten(server, key, self.info.epoch)
         self._live = self.generations

@@ -7,11 +7,11 @@ import pytest
 
 import servers
 from backends import redis_backend
-from cli import bloom
+from cli import bloom, scrapy
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.connection.server import RedisServer
-from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
+from workspace import FINGERPRINTER, SALT, fingerprints, in_redis, make_filter, urls
 
 DAY = 24 * 3600.0
 
@@ -70,8 +70,50 @@ def test_the_window_and_the_error_rate_asked_for(
     make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
     more = ("-s", f"BLOOM_ON_FULL={on_full}")
     figures = bloom("info", "filter", "--json", *more, cwd=tmp_path).json
+    assert bloom("info", "filter", "--json", cwd=tmp_path).json == figures
     assert figures["window_secs"] == (window or None)
     assert figures["error_rate_asked"] == 1e-5
     text = bloom("info", "filter", *more, cwd=tmp_path).out
     assert f"window:        {'2 days' if window else 'none'}\n" in text
     assert "; asked for 1e-05\n" in text
+
+
+SPIDER = """
+import scrapy
+
+class Spider(scrapy.Spider):
+    name = "own"
+    custom_settings = {settings}
+    start_urls = ["data:,"]
+
+    def parse(self, response):
+        pass
+"""
+
+
+@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
+@pytest.mark.parametrize("place", ["files", "redis"])
+def test_the_error_rate_that_a_spider_asked_for(place: str, on_full: str, tmp_path: Path) -> None:
+    """Though `info` and `report` know nothing of its settings, and the filter was copied."""
+    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+    settings = {
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "BLOOM_EXPECTED_REQUESTS": 1000,
+        "BLOOM_ERROR_RATE": 3e-5,
+        "BLOOM_ON_FULL": on_full,
+        **({"BLOOM_DIR": "filter"} if place == "files" else in_redis(key)),
+    }
+    (tmp_path / "own.py").write_text(SPIDER.format(settings=settings))
+    crawl = scrapy("runspider", "own.py", cwd=tmp_path)
+    assert crawl.status == 0, crawl
+    if place == "files":
+        places = [["filter"], [url, "--key", key], ["copy"]]
+        assert bloom("push", "filter", url, "--key", key, cwd=tmp_path).status == 0
+        assert bloom("pull", url, "copy", "--key", key, cwd=tmp_path).status == 0
+    else:
+        places = [[url, "--key", key]]
+    for where in places:
+        figures = bloom("info", *where, "--json", cwd=tmp_path).json
+        assert figures["error_rate_asked"] == 3e-5, where
+        assert bloom("report", *where, "-o", "page.html", "--overwrite", cwd=tmp_path).status == 0
+        assert "asked for: 3e-5" in (tmp_path / "page.html").read_text()
