@@ -30,7 +30,7 @@ from typing import Any
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.report import measured
-from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.project import (
     Reader,
@@ -96,6 +96,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
+    check_filter_name(options, options.place)
     path = Path(options.place)
     queue = job_queue(path)
     if queue and not jobdir.filter_files(filter_directory(path)):

@@ -22,7 +22,7 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
@@ -58,6 +58,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     elif options.queue:
         raise UsageError("--queue is for a queue in Redis: give the URL of its server")
     else:
+        check_filter_name(options, options.place)
         _reset_files(Path(options.place), yes=options.yes)
 
 
