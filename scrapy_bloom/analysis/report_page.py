@@ -32,7 +32,7 @@ def report_page(report: Report) -> str:
         for name, generation in zip(report.names, report.generations, strict=True)
     ]
     template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
-    return Template(template).substitute(
+    page = Template(template).substitute(
         title=escape(f"Bloom filter of {report.spider}" if report.spider else "Bloom filter"),
         facts=_facts(report),
         mood=mood,
@@ -50,6 +50,7 @@ def report_page(report: Report) -> str:
         loads="\n".join(_loads(report)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
     )
+    return page.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8
 
 
 def _facts(report: Report) -> str:
