@@ -186,7 +186,8 @@ def check_layout(found: dict[str, Any], width: int) -> None:
     )
     assert re.fullmatch(
         r"Memory: Now, with 1?\d\d,\d{3} requests: this filter 568\.0 KiB, "
-        r"Scrapy's set 8\.\d MiB; with 560,000 requests: this filter [\d.]+ MiB, Scrapy's set 48\.6 MiB\.",
+        r"Scrapy's set 8\.\d MiB; with 560,000 requests: this filter [\d.]+ MiB, "
+        r"Scrapy's set 48\.6 MiB\.",
         memory,
     )
     for each in loads:

@@ -20,11 +20,12 @@ def tell_changed(
 
     With --json, `more` are the figures that come before its own.
     """
+    location = str(directory or status.location)
     if options.json:
         print_json(
             {
                 **more,
-                "destination": status.location,
+                "destination": location,
                 "recorded": status.count,
                 "capacity": status.capacity,
                 "bytes": status.nbytes,
@@ -34,7 +35,7 @@ def tell_changed(
         )
         return
     say(
-        f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
+        f"The filter in {location} has {status.count:,} of {status.capacity:,} requests in "
         f"{size_text(status.nbytes)}, error rate now {number_text(status.error_rate_now, 2)}"
     )
     if directory:
