@@ -13,7 +13,7 @@ from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.report import Point, Spread
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.text import in_short, number_text, rate_text, size_text
+from scrapy_bloom.text import counted, in_short, number_text, rate_text, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -108,9 +108,9 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
         axes.legend(loc="lower right")
         last = course[-1]
         text = (
-            f"Now {_rate(rate)} with {now:,} requests recorded; at the capacity of {room:,} "
-            f"{_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} requests "
-            f"{_rate(last.error_rate)}. Asked for: {_rate(asked)}."
+            f"Now {_rate(rate)} with {counted(now, 'request')} recorded; at the capacity of "
+            f"{room:,} {_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} "
+            f"requests {_rate(last.error_rate)}. Asked for: {_rate(asked)}."
         )
         return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate", text)
 
@@ -136,8 +136,9 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
         axes.set_ylabel(_UNITS[unit])
         text = "; ".join(
-            f"{when} {count:,} requests: this filter {size_text(_at(course, count).nbytes)}, "
-            f"Scrapy's set {size_text(count * SCRAPY_SET_BYTES)}"
+            f"{when} {counted(count, 'request')}: this filter "
+            f"{size_text(_at(course, count).nbytes)}, Scrapy's set "
+            f"{size_text(count * SCRAPY_SET_BYTES)}"
             for when, count in (("Now, with", now), ("with", requests[-1]))
         )
         return _svg(figure, "memory", "Memory", f"{text}.")

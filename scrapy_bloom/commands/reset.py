@@ -34,7 +34,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.text import size_text
+from scrapy_bloom.text import counted, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
@@ -71,14 +71,15 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         # What is in them does not matter: a damaged one is a reason to be here.
         files = jobdir.filter_files(directory)
         size = size_text(sum(file.stat().st_size for file in files))
-        _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
+        number = counted(len(files), "file")
+        _confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
         for file in [*reversed(files), *forgotten_file.files(directory)]:
             file.unlink()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:
         lock.release()
-    say(f"Deleted {len(files)} file(s) in {directory}")
+    say(f"Deleted {number} in {directory}")
     job_dir = directory.parent
     if directory.name == "bloom" and (job_dir / jobdir.SEEN).exists():
         note(
@@ -105,13 +106,15 @@ def _reset_in_redis(store: RedisStore, *, only_queue: bool, yes: bool) -> None:
         what, users = "", " Crawlers that use it now go on with an empty one."
     else:
         what, users = f", and its queue{_waiting(queue)}", _users(queue)
-    _confirm(f"Delete the filter {name}: {count:,} requests, {size}{what}?{users}", yes=yes)
+    _confirm(
+        f"Delete the filter {name}: {counted(count, 'request')}, {size}{what}?{users}", yes=yes
+    )
     store.reset(*keys_of_queue(key)[:-1])
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
 def _waiting(queue: QueueState) -> str:
-    return f", in which {queue.waiting:,} requests wait"
+    return f", in which {counted(queue.waiting, 'request waits', 'requests wait')}"
 
 
 def _users(queue: QueueState) -> str:

@@ -17,6 +17,7 @@ from scrapy_bloom.generations.lookup import Lookup, Recent
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -204,9 +205,9 @@ class LocalBackend:
         capacity = sum(each.capacity for each in live)
         if not policy.window and policy.expected > capacity:
             logger.info(
-                "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
+                "The filter was made for %s and keeps its files; BLOOM_EXPECTED_REQUESTS "
                 "= %s counts when it is full and goes on in a further one",
-                f"{capacity:,}",
+                counted(capacity, "request"),
                 f"{policy.expected:,}",
             )
         error_rate = sum(each.error_rate for each in live)
