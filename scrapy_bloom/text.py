@@ -68,6 +68,15 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}g}"
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return how many there are of something, with commas.
+
+    >>> counted(1, "line"), counted(1000, "line"), counted(0, "entry is", "entries are")
+    ('1 line', '1,000 lines', '0 entries are')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def in_short(value: float) -> str:
     """Return a number of requests, as the command line takes it, too.
 

@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record what a source holds."""
+    arguments.check_filter_name(options, options.dest, spider_counts=True)
     given = {
         "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
         "BLOOM_ERROR_RATE": options.error_rate,

@@ -26,6 +26,7 @@ from scrapy_bloom.copying.queues import download_with_queue
 from scrapy_bloom.copying.transfer import download
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.text import counted
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter, and what waits in its queue, from Redis into files"
@@ -55,8 +56,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         warn_of_workers(state)
     elif waiting:
         note(
-            f"scrapy bloom: warning: {waiting:,} requests wait in the queue of {store.key!r}, and "
-            "were not copied: a crawl with the copy takes them for seen. A BLOOM_DIR has no queue: "
+            f"scrapy bloom: warning: {counted(waiting, 'request waits', 'requests wait')} in the "
+            f"queue of {store.key!r}, which was not copied: a crawl with the copy takes what waits "
+            "for seen. A BLOOM_DIR has no queue: "
             'give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:

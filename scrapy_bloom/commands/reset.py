@@ -25,7 +25,7 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
@@ -37,7 +37,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.text import escaped, size_text
+from scrapy_bloom.text import counted, escaped, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
@@ -65,6 +65,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         option = "--queue" if options.queue else "--force"
         raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
     else:
+        check_filter_name(options, options.place)
         _reset_files(Path(options.place), yes=options.yes)
 
 
@@ -78,7 +79,8 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         # What is in them does not matter: a damaged one is a reason to be here.
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
-        _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
+        number = counted(len(files), "file")
+        _confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
         for file in [*reversed(files), *forgotten_file.files(directory)]:
             file.unlink()
         if drafts.exists():
@@ -87,7 +89,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:
         lock.release()
-    say(f"Deleted {len(files)} file(s) in {directory}")
+    say(f"Deleted {number} in {directory}")
     job_dir = directory.parent
     if directory.name == "bloom" and (job_dir / jobdir.SEEN).exists():
         note(
@@ -126,10 +128,11 @@ def _reset_in_redis(store: RedisStore, options: argparse.Namespace) -> None:
     if stored.info is None:
         what, users = f"what is left of the filter {name}", ""
     elif queue is None:
-        what = f"the filter {name}: {count:,} requests, {size}"
+        what = f"the filter {name}: {counted(count, 'request')}, {size}"
         users = " Crawlers that use it now go on with an empty one."
     else:
-        what = f"the filter {name}: {count:,} requests, {size}, and its queue{_waiting(queue)}"
+        what = f"the filter {name}: {counted(count, 'request')}, {size}, and its queue"
+        what += _waiting(queue)
         users = _users(queue, "they start over with an empty filter")
     _confirm(f"Delete {what}?{users}", yes=options.yes)
     _queue(store, options)
@@ -151,7 +154,7 @@ def _queue(store: RedisStore, options: argparse.Namespace) -> QueueState | None:
 
 
 def _waiting(queue: QueueState) -> str:
-    return f", in which {queue.waiting:,} requests wait"
+    return f", in which {counted(queue.waiting, 'request waits', 'requests wait')}"
 
 
 def _users(queue: QueueState, fate: str) -> str:

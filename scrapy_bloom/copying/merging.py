@@ -43,7 +43,7 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
             made.append(_merged(draft_directory(target), number, part))
         for reader in readers:
             add_forgotten(draft_directory(target), reader.forgotten.all())
-        return FilterStatus.of(str(target), made)
+        return FilterStatus.of(str(target), made, made[-1].origin.error_rate)
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
@@ -77,7 +77,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 here.save()
                 here.sync()
         add_forgotten(target, reader.forgotten.all())
-        return FilterStatus.of(str(target), present)
+        return FilterStatus.of(str(target), present, present[-1].origin.error_rate)
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:

@@ -171,8 +171,12 @@ def download(
     otherwise = "it an empty directory"
     with new_filter(target, otherwise=otherwise, before=before, is_locked=is_locked) as files:
         info, generations = store.read_filter()
-        salt = bytes.fromhex(info.salt)
-        origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)
+        origin = Origin(
+            salt=bytes.fromhex(info.salt),
+            fingerprinter=info.fingerprinter,
+            spider=info.spider,
+            error_rate=info.error_rate,
+        )
         for each in generations:
             new = FileGeneration(
                 path=draft_directory(target) / file_name(each.number),

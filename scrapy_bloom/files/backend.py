@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.files import forgotten as forgotten_file
@@ -16,6 +17,7 @@ from scrapy_bloom.generations.lookup import Lookup, Recent
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class LocalBackend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = policy
-        self._origin = origin
+        self._origin = origin = replace(origin, error_rate=policy.error_rate)
         self._clock = clock
         self._is_crawl = is_crawl
         self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
@@ -211,9 +213,9 @@ class LocalBackend:
         capacity = sum(each.capacity for each in live)
         if not policy.window and policy.expected > capacity:
             logger.info(
-                "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
+                "The filter was made for %s and keeps its files; BLOOM_EXPECTED_REQUESTS "
                 "= %s counts when it is full and goes on in a further one",
-                f"{capacity:,}",
+                counted(capacity, "request"),
                 f"{policy.expected:,}",
             )
         error_rate = sum(each.error_rate for each in live)

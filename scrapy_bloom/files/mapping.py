@@ -131,7 +131,10 @@ class FilterFile(FileGeneration, LocalGeneration):
         self.filter.release()
         self._words.release()
         self._view.release()
-        self._map.close()
+        # After an interrupt, a function in the traceback may still have some of the bits in hand:
+        # they are unmapped with the last of these.
+        with contextlib.suppress(BufferError):
+            self._map.close()
         self._file.close()
 
 

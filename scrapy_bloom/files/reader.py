@@ -99,8 +99,9 @@ class FilterReader:
             stack.pop_all()  # they stay open
         self._recent = frozenset(recent or ())
         newest = self.files[-1]
-        self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
+        self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
+        self.error_rate = newest.origin.error_rate  # as asked for; 0: not said
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]

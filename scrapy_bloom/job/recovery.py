@@ -10,6 +10,7 @@ from scrapy_bloom.exceptions import StorageError, UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_tree
 from scrapy_bloom.job.sqlite_files import beside, sync_log
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ class Job:
     def _warn_that_the_queue_is_lost(
         self, what: str, count: int | None, moved: Sequence[str]
     ) -> None:
-        kept = f" (at least {count:,} requests)" if count is not None else ""
+        kept = f" (at least {counted(count, 'request')})" if count is not None else ""
         if self._only_crawled:
             logger.warning(
                 "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "

@@ -27,7 +27,7 @@ from scrapy_bloom.queues.members import (
 from scrapy_bloom.queues.queue import Taken
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.text import escaped
+from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +150,10 @@ class SharedRequests:
         self._former = b""
         logger.info(
             "This worker's lease of the queue in %s %s: it goes on with a new one, and %s "
-            "requests are pending again",
+            "pending again",
             self.name,
             "had ended, or the server has lost it" if is_same else "was lost by the server",
-            f"{returned + len(lost):,}",
+            counted(returned + len(lost), "request is", "requests are"),
         )
 
     def _rejoin(self) -> None:
@@ -265,10 +265,10 @@ class SharedRequests:
             if newest:
                 self._record(parsed(newest).data)
             logger.info(
-                "The worker %s gives no sign of life: its lease is over, and %s requests that it "
-                "had taken of the queue in %s are pending again",
+                "The worker %s gives no sign of life: its lease is over, and %s pending again, "
+                "which it had taken of the queue in %s",
                 escaped((name or b"?").decode(errors="backslashreplace")),
-                f"{held:,}",
+                counted(held, "request is", "requests are"),
                 self.name,
             )
         for _, position, member in map(parsed_leased, members):

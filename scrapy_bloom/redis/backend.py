@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
@@ -63,7 +64,7 @@ class RedisBackend:
     ) -> None:
         self._trust_secs = trust_secs
         self._policy = policy
-        self._origin = origin
+        self._origin = origin = replace(origin, error_rate=policy.error_rate)
         self.server = server
         self.key = key
         self.flush = flush

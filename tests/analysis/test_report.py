@@ -202,6 +202,26 @@ def test_a_filter_with_a_time_window(tmp_path: Path) -> None:
     assert "none expires meanwhile" in page
 
 
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    made(place, 10)
+    ran = bloom("report", place, "-o", "page.html", cwd=tmp_path)
+    assert ran.status == 0, ran
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert f"<dd>{tmp_path}/caf\\udce9</dd>" in page
+    assert bloom("report", place, "-o", place / "page.html", cwd=tmp_path).status == 0
+    assert (place / "page.html").stat().st_size == (tmp_path / "page.html").stat().st_size
+
+
+def test_to_the_standard_output(tmp_path: Path) -> None:
+    made(tmp_path / "job", 10)
+    ran = bloom("report", "job", "-o", "-", cwd=tmp_path)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith("<!DOCTYPE html>")
+    assert ran.out.endswith("</html>\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["job"]
+
+
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     output = tmp_path / "page.html"

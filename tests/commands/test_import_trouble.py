@@ -87,7 +87,7 @@ def test_it_can_be_interrupted_and_repeated(tmp_path: Path) -> None:
     assert figures["closed"] is True  # no crawl has lost its queue
     for path in sorted(tmp_path.glob("filter/generation-000[2-9].bloom")):
         path.unlink()  # so that the next one begins to grow again
-    assert interrupted(tmp_path, signal.SIGINT) == 1
+    assert interrupted(tmp_path, signal.SIGINT) == -signal.SIGINT
     ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
     assert ran.status == 0
     assert 0 < ran.json["new"] < 70_000

@@ -10,8 +10,10 @@ import redis
 import servers
 from cli import Ran, bloom
 from crawls import Crawl
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from sites import Site
-from workspace import fingerprints, make_filter, start_project, urls, write_urls
+from workspace import contents, fingerprints, make_filter, start_project, urls, write_urls
 
 SECRET = "hushhush"
 
@@ -73,6 +75,53 @@ def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Pa
     assert "://" in line
     assert SECRET not in ran.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "filter", "--key", "shop:bloom"),
+        ("info", "filter", "--spider", "shop"),
+        ("info", "job", "--key", "shop:bloom"),
+        ("check", "filter", "urls.txt", "--key", "shop:bloom"),
+        ("check", "filter", "urls.txt", "--spider", "shop"),
+        ("forget", "filter", "https://shop.example/1", "--key", "shop:bloom"),
+        ("forget", "filter", "https://shop.example/1", "--spider", "shop"),
+        ("report", "filter", "-o", "page.html", "--key", "shop:bloom"),
+        ("report", "filter", "-o", "page.html", "--spider", "shop"),
+        ("import", "urls.txt", "filter", "--key", "shop:bloom"),
+        ("reset", "filter", "--yes", "--key", "shop:bloom"),
+        ("reset", "filter", "--yes", "--spider", "shop"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_can_do_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """No project is here, so a spider's name says nothing but where a filter is in Redis."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    (tmp_path / "job").mkdir()
+    RequestDatabase(tmp_path / "job" / jobdir.DATABASE, by_slot=False).close()
+    write_urls(tmp_path / "urls.txt", urls(range(3, 6)))
+    before = contents(tmp_path)
+    ran = bloom(*arguments, cwd=tmp_path)
+    assert ran.status == 2, ran
+    (option,) = {"--key", "--spider"} & {*arguments}
+    assert f"error: {option} says which filter in Redis is meant" in ran.err
+    assert not ran.out
+    assert contents(tmp_path) == before
+
+
+def test_a_spider_whose_settings_count(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    write_urls(tmp_path / "urls.txt", urls(range(6)))
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\n\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
+        "    custom_settings = {'REQUEST_FINGERPRINTER_CLASS': "
+        "'scrapy_bloom.ScrapyRedisFingerprinter'}\n"
+    )
+    check = ("check", tmp_path / "filter", tmp_path / "urls.txt")
+    assert bloom(*check, cwd=project).status == 0
+    assert "ScrapyRedisFingerprinter" in bloom(*check, "--spider", "shop", cwd=project).error
 
 
 @pytest.fixture(scope="module")

@@ -172,7 +172,9 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     assert not crawl.lines("ERROR")
     assert not site.hits
     (warning,) = crawl.told("WARNING")
-    assert "Nothing new was crawled: each of the 1 requests that came to the filter was " in warning
+    assert (
+        "Nothing new was crawled: 1 request came to the filter, and all was recorded in " in warning
+    )
     assert 'meta={"bloom_filter": "run"}' in warning
 
 
@@ -203,7 +205,7 @@ def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -
     for expected in ([], ["2"]):
         crawl = night(site, tmp_path, lists, BLOOM_DIR="kept")
         lines = [line for line in crawl.told("INFO") if "Nothing new was crawled" in line]
-        assert [line.split("each of the ")[1].split()[0] for line in lines] == expected
+        assert [line.split("crawled: ")[1].split()[0] for line in lines] == expected
         assert not crawl.told("WARNING")  # its start page was crawled
 
 

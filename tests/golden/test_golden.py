@@ -44,6 +44,12 @@ def figures(stored: Path, *filter_: str) -> dict[str, Any]:
     """What `info` tells, but for the place."""
     told = ran(stored, "info", *filter_, "--json", "--show-salt").json
     del told["location"]
+    # What the code of that day left out.
+    if told["queue"]:
+        told["queue"] = {name: told["queue"][name] for name in ("pending", "in_flight")}
+    for generation in told["generations"]:
+        if generation["file"] is None:
+            del generation["file"]
     return told
 
 
@@ -57,6 +63,7 @@ def check_filter(stored: Path, name: str, *filter_: str) -> None:
     place, *options = filter_
     wanted = expected(stored, name)
     del wanted["info"]["location"]
+    wanted["info"].setdefault("queue", None)
     assert rounded(figures(stored, *filter_)) == rounded(wanted["info"])
     seen = ran(stored, "check", place, "all.txt", "--seen", *options).out.split()
     assert [int(url.rpartition("/")[2]) for url in seen] == wanted["seen"]
@@ -104,4 +111,5 @@ def test_a_job_that_was_killed(stored: Path) -> None:
     assert crawl.status == 0, crawl
     lines = (stored / "pages.jl").read_text().splitlines()
     assert sorted(json.loads(line)["page"] for line in lines) == wanted["pages"]
-    assert figures(stored, "job")["queue"] == {"pending": 0, "in_flight": 0}
+    queue = figures(stored, "job")["queue"]
+    assert (queue["pending"], queue["in_flight"]) == (0, 0)

@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from scrapy.exceptions import UsageError
+
 from scrapy_bloom import text as amounts
 from scrapy_bloom.commands.shared.list_formats import FORMATS
 from scrapy_bloom.exceptions import BloomError
@@ -136,6 +138,23 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
+
+
+def check_filter_name(
+    options: argparse.Namespace, place: str, *, spider_counts: bool = False
+) -> None:
+    """Check that no option that says which filter in Redis is meant comes with a path.
+
+    --spider is allowed if the spider's settings count, too.
+    """
+    if is_redis(place):
+        return
+    for name, value in (("--key", options.key), ("--spider", options.spider)):
+        if value is not None and not (spider_counts and name == "--spider"):
+            raise UsageError(
+                f"{name} says which filter in Redis is meant, and {place} is a path; leave {name} "
+                "out, or give the URL of the server"
+            )
 
 
 def add_list(parser: argparse.ArgumentParser, *others: str) -> None:

@@ -15,7 +15,11 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.shared.arguments import PROJECTS_SERVER, is_redis
+from scrapy_bloom.commands.shared.arguments import (
+    PROJECTS_SERVER,
+    check_filter_name,
+    is_redis,
+)
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.backends import redis_server
@@ -181,6 +185,8 @@ def opened_filter(
     The project is that of its crawls, loaded with the place, if the command needs it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
+    is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
+    check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
         with closing(FilterReader(Path(options.place), window=window)) as reader:
             yield reader
