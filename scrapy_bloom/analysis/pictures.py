@@ -37,16 +37,24 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def import_pyplot() -> Any:
     """Return matplotlib.pyplot, drawing to files, in the style of all our pictures.
 
-    Raises BloomError if matplotlib is missing.
+    Raises BloomError if matplotlib is missing, or cannot be imported.
     """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - after the choice of what it draws to
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            raise BloomError(
+                "pictures need matplotlib, which is not installed: "
+                "pip install 'scrapy-bloom[report]'"
+            ) from None
+        reason = " ".join(str(error).split())
         raise BloomError(
-            "pictures need matplotlib, which is not installed: pip install 'scrapy-bloom[report]'"
+            f"pictures need matplotlib, which is installed but cannot be imported: {reason}; "
+            "upgrade it: pip install --upgrade matplotlib 'scrapy-bloom[report]'"
         ) from None
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415 - after the choice of what it draws to
 
     plt.rcParams.update(
         {
