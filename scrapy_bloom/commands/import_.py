@@ -221,9 +221,10 @@ def _destination(
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
     if is_redis(options.dest):
         store = connect(options, project)
-        if live := store.read().generations:
+        stored = store.read()
+        if (live := stored.generations) and stored.info is not None:
             _check_window(live[-1].open_until, bloom)
-            check_size(options, project.bloom, live)
+            check_size(options, project.bloom, live, stored.info.error_rate)
         return RedisBackend(
             store.server, store.key, policy_of(enough), origin, mirror=bloom.redis_mirror
         )
@@ -233,7 +234,7 @@ def _destination(
     if is_there:
         found = found_files(directory)
         _check_window(found[-1].open_until, bloom)
-        check_size(options, project.bloom, found)
+        check_size(options, project.bloom, found, found[-1].origin.error_rate)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     return LocalBackend(

@@ -1,10 +1,12 @@
 """The two stores of CrashSafeScheduler's requests: in a file, and on the servers of all tests."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 from redis_filters import url_of
 from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.queue import packed, unpacked
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
@@ -14,46 +16,17 @@ LONG = 600.0  # seconds: a lease that only `lapse` ends
 
 
 def push(queue: Any, name: str, **options: Any) -> Any:
-    """Put a request into a store, as a batch of its own, or into a shared queue."""
     values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
-    data = serialized({"name": name})
-    if isinstance(queue, SharedRequests):
-        return queue.push(data, **values)
-    return queue.apply(Batch([Found(data, **values)]))
-
-
-def take(queue: Any, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-    return queue.take(active) if isinstance(queue, SharedRequests) else queue.take(Batch(), active)
-
-
-def done(store: Any, *requests: Taken) -> None:
-    store.apply(Batch(done=[each.id for each in requests]))
-
-
-def withdraw(store: Any) -> None:
-    """Remove the request that was queued last."""
-    if isinstance(store, SharedStore):
-        store.requests.take_back()
-    else:
-        store.withdraw_last()
+    return queue.push(packed({"name": name}), **values)
 
 
 def name_of(taken: Any) -> str:
-    return deserialized(taken.data)["name"]
+    return unpacked(taken.data)["name"]
 
 
 def names(queue: Any, number: int) -> list[str]:
     """Take so many requests, if there are; their names."""
-    return [name_of(taken) for _ in range(number) if (taken := take(queue))]
-
-
-def killed(database: RequestDatabase) -> None:
-    """Close a database, and leave its files as a kill does at this instant."""
-    path = Path(database.path)
-    parts = {part: part.read_bytes() for part in (path, beside(path)[0])}
-    database.close()
-    for part, data in parts.items():
-        part.write_bytes(data)  # the file is still the same one
+    return [name_of(taken) for _ in range(number) if (taken := queue.take())]
 
 
 class InFile:
@@ -67,14 +40,16 @@ class InFile:
     def open(self, *, by_slot: bool = False) -> RequestDatabase:
         queue = RequestDatabase(self.path, by_slot=by_slot)
         self._opened.append(queue)
-        queue.begin()
         return queue
-
-    open_store = open
 
     def die(self, queue: RequestDatabase) -> None:
         """End it as a kill does: the files are as they were at that instant."""
-        killed(queue)
+        directory = self.path.parent
+        copy = directory.with_name("copy")
+        shutil.copytree(directory, copy)
+        queue.close()
+        shutil.rmtree(directory)
+        copy.rename(directory)
 
     def bury(self) -> None:
         """Nobody has to wait for what has died."""
@@ -133,13 +108,8 @@ class InRedis:
         self._opened.append(queue)
         return queue
 
-    def open_store(self, *, by_slot: bool = False) -> SharedStore:
-        return SharedStore(self.open(by_slot=by_slot))
-
-    def die(self, queue: SharedRequests | SharedStore) -> None:
+    def die(self, queue: SharedRequests) -> None:
         """End a worker as a kill does; its lease goes on until `bury`, or `lapse`."""
-        if isinstance(queue, SharedStore):
-            queue = queue.requests
         queue._lease.end()
         self._opened.remove(queue)
 

@@ -17,9 +17,12 @@ from scrapy_bloom.settings.settings import BloomSettings
 
 
 def check_size(
-    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation]
+    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], said: float
 ) -> None:
-    """Check that a filter is as large and as exact as the options say: it cannot be changed."""
+    """Check that a filter is as large and as exact as the options say: it cannot be changed.
+
+    What it says itself of the error rate that it was made for is given, 0 if nothing.
+    """
     room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
     asked = policy_of(replace(bloom, on_full="grow")).first()
     if options.expected_requests and room < asked.capacity:
@@ -27,7 +30,7 @@ def check_size(
             "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
             "Leave the option out (the filter grows when it is full), or give another DEST"
         )
-    rate = rate_asked(live, bloom.on_full)
+    rate = rate_asked(live, said)
     if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
         raise UsageError(
             f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
