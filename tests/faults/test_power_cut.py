@@ -13,6 +13,7 @@ from crawls import Crawl, spider_with
 from disks import Disk
 from machine import REQUIRED
 from sites import Site
+from workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
@@ -103,7 +104,8 @@ def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path
         "fsync, fails = os.fsync, []\n"
         "def failing(fd):\n"
         "    name = os.readlink(f'/proc/self/fd/{fd}')\n"
-        "    if name.endswith('-wal') and threading.current_thread() is not threading.main_thread():\n"
+        "    is_main = threading.current_thread() is threading.main_thread()\n"
+        "    if name.endswith('-wal') and not is_main:\n"
         "        fails.append(name)\n"
         "        raise OSError(errno.EIO, os.strerror(errno.EIO))\n"
         "    return fsync(fd)\n"
@@ -152,6 +154,32 @@ def test_a_cut_with_scrapys_scheduler(
     (line,) = crawl.told("WARNING")
     assert fate in line
     assert (len(tree.hits) == PAGES) == starts_over
+
+
+@pytest.mark.parametrize("backend", ["files", "redis"])
+def test_a_cut_after_a_pause_with_scrapys_scheduler(
+    backend: str, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
+    """What says that the job is closed reaches the disk, and nothing that was not synced."""
+    settings: dict[str, object] = {
+        "JOBDIR": str(disk.path / "job"),
+        # Scrapy writes it when the job is closed already, and fails to read it.
+        "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
+    }
+    if backend == "redis":
+        settings |= in_redis(tmp_path.name)
+    crawl = Crawl.held(tree, 50, tmp_path, settings)
+    assert crawl.interrupt() == 0, crawl.output
+    fd = os.open(disk.path / "job", os.O_RDONLY)  # as the kernel does it after some seconds
+    os.fsync(fd)
+    os.close(fd)
+    disk.cut()
+    disk.restart()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert "Traceback" not in crawl.output
+    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert len(tree.hits) == PAGES
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")

@@ -11,6 +11,7 @@ from request_queues import name_of, push
 from scrapy_bloom import StorageError
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.queues import lease, recent
+from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_waiting
 from scrapy_bloom.queues.lease import Lease
 from scrapy_bloom.queues.members import (
@@ -21,7 +22,6 @@ from scrapy_bloom.queues.members import (
     prefix,
     slot_name,
 )
-from scrapy_bloom.queues.batch import deserialized, serialized
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.queues.shared_state import QueueState, Worker
 from scrapy_bloom.queues.sqlite import RequestDatabase

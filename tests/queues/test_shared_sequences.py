@@ -21,8 +21,8 @@ from proxies import DroppingProxy
 from request_queues import InRedis, name_of, push
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.queues import scripts
-from scrapy_bloom.queues.members import parsed, parsed_leased
 from scrapy_bloom.queues.batch import deserialized
+from scrapy_bloom.queues.members import parsed, parsed_leased
 from scrapy_bloom.queues.redis import SharedRequests
 
 STEPS = ["JOIN", "PUSH", "TAKE", "START", "STARTED", "LEAVE"]

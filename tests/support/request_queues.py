@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from redis_filters import url_of
-from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts

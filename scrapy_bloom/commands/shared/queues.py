@@ -16,6 +16,12 @@ _MOST_DEAD = 10  # whose URLs are shown
 
 _Figures = dict[str, Any]
 
+# Of both kinds of queue; a job's has None for what nobody counts there.
+_KEYS = (
+    *("pending", "in_flight", "set_aside", "done", "done_per_second", "started", "ended_at"),
+    "workers",
+)
+
 _COLUMNS = (
     ("worker:", "name", str),
     ("lease:", "is_alive", lambda is_alive: "alive" if is_alive else "over: it is dead"),
@@ -90,15 +96,15 @@ def live_workers(state: QueueState | None) -> int:
 def queue_text(queue: _Figures) -> str:
     """Return the figures of a queue in one line."""
     texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
-    if queue.get("dead"):
+    if queue["dead"]:
         texts.append(f"{len(queue['dead']):,} dead: {', '.join(queue['dead'][:_MOST_DEAD])}")
-    if queue.get("set_aside"):
+    if queue["set_aside"]:
         texts.append(f"{queue['set_aside']:,} set aside, which no worker can make again")
-    if "done" in queue:
+    if queue["done"] is not None:
         texts.append(f"{queue['done']:,} done")
-    if queue.get("done_per_second") is not None:
+    if queue["done_per_second"] is not None:
         texts.append(f"{queue['done_per_second']:,.1f} a second")
-    if queue.get("ended_at"):
+    if queue["ended_at"]:
         ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
         texts.append(f"the crawl ended at {ended}")
     return ", ".join(texts)
@@ -106,7 +112,7 @@ def queue_text(queue: _Figures) -> str:
 
 def print_workers(queue: _Figures | None) -> None:
     """Print who shares a queue, if anybody does."""
-    if queue and queue.get("workers"):
+    if queue and queue["workers"]:
         say("")
         print_table(_COLUMNS, queue["workers"])
 
