@@ -184,7 +184,6 @@ class Job:
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
-        self.end()
         hint = ""
         if not self.is_queue_lost:
             what += ", so the requests that were queued then are lost but would look seen"
@@ -196,6 +195,7 @@ class Job:
             ", ".join(moved),
             hint,
         )
+        self.end()
         return True
 
     def _log_that_all_is_kept(self, what: str, *, is_behind_queue: bool) -> None:
