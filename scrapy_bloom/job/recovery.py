@@ -148,7 +148,6 @@ class Job:
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
-        self.end()
         logger.warning(
             "%s, so the requests that were queued then are lost but would look seen. The crawl "
             "starts over with an empty filter, and pages are crawled again rather than lost. Set "
@@ -157,6 +156,7 @@ class Job:
             what,
             ", ".join(moved),
         )
+        self.end()
         return True
 
     def _warn_that_the_queue_is_lost(
