@@ -16,6 +16,8 @@ Each message is one line that names the setting or file, says what is wrong with
 to do next.
 """
 
+from scrapy_bloom.text import escaped
+
 # Of a filter with counters in place of bits, whose blocks are four times as large.
 WITH_COUNTERS = (
     "has counters (BLOOM_COUNTING), which scrapy_bloom 0.1.0 can read and this version cannot; it "
@@ -31,6 +33,10 @@ class BloomError(Exception):
     """
 
     is_logged = False
+
+    def __str__(self) -> str:
+        """Return the message; what it quotes of files or servers cannot harm terminal or log."""
+        return escaped(super().__str__())
 
 
 class SettingError(BloomError, ValueError):

@@ -39,6 +39,11 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(8, 2 * (os.cpu_count() or 1))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "disk" in getattr(item, "fixturenames", ()):
+        item.add_marker("root")
+
+
 # Under nohup, or in the background of a script, these are ignored, and so they would be by each
 # crawl, to which the tests send them. A handler is not handed down.
 for number in (getattr(signal, "SIGHUP", signal.SIGINT), signal.SIGINT):

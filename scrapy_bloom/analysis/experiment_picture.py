@@ -6,7 +6,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.experiment import Contestant, Row
 from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
-from scrapy_bloom.text import per_cent_text, size_text
+from scrapy_bloom.text import counted, per_cent_text, size_text
 
 _COLOURS = (INK, "#8a96a3", THIRD, OTHER, OURS)  # of the contestants, in their order
 _THEORY_STEPS = 25
@@ -21,7 +21,7 @@ def comparison(contestants: Sequence[Contestant], rows: Sequence[Row], kind: str
     figure.get_layout_engine().set(w_pad=0.15, h_pad=0.1, wspace=0.05)
     last = rows[-1]
     how_many = "all" if last.different == last.read else f"{last.different:,} of them"
-    figure.suptitle(f"{last.read:,} URLs, {how_many} different", fontweight="bold")
+    figure.suptitle(f"{counted(last.read, 'URL')}, {how_many} different", fontweight="bold")
     _draw_errors(left, contestants, rows)
     _draw_memory(right, contestants)
     drawn = BytesIO()

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.report import Point, Spread
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.text import in_short, size_text
+from scrapy_bloom.text import counted, in_short, number_text, rate_text, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -23,6 +24,11 @@ OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#dfe5ea",
 )
 
+# Their names in the style of a report, which has others in a dark room.
+_NAMES = {
+    OURS: "ours", OTHER: "other", THIRD: "third", LIMIT: "limit", INK: "ink", GRID: "line"
+}  # fmt: skip
+
 _UNITS = {1024: "KiB", 1024**2: "MiB", 1024**3: "GiB", 1024**4: "TiB"}
 _METADATA = ("Creator", "Date", "Format", "Type")  # that matplotlib writes if it is not told
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -31,16 +37,24 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def import_pyplot() -> Any:
     """Return matplotlib.pyplot, drawing to files, in the style of all our pictures.
 
-    Raises BloomError if matplotlib is missing.
+    Raises BloomError if matplotlib is missing, or cannot be imported.
     """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - after the choice of what it draws to
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
+            raise BloomError(
+                "pictures need matplotlib, which is not installed: "
+                "pip install 'scrapy-bloom[report]'"
+            ) from None
+        reason = " ".join(str(error).split())
         raise BloomError(
-            "pictures need matplotlib, which is not installed: pip install 'scrapy-bloom[report]'"
+            f"pictures need matplotlib, which is installed but cannot be imported: {reason}; "
+            "upgrade it: pip install --upgrade matplotlib 'scrapy-bloom[report]'"
         ) from None
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415 - after the choice of what it draws to
 
     plt.rcParams.update(
         {
@@ -100,7 +114,13 @@ def error_chart(course: Sequence[Point], status: FilterStatus, *, narrow: bool =
             axes.plot([now], [rate], "o", color=OURS, markersize=7, zorder=5)
         axes.set_ylabel("error rate")
         axes.legend(loc="lower right")
-        return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate")
+        last = course[-1]
+        text = (
+            f"Now {_rate(rate)} with {counted(now, 'request')} recorded; at the capacity of "
+            f"{room:,} {_rate(_at(course, room).error_rate)}; forecast for {last.requests:,} "
+            f"requests {_rate(last.error_rate)}. Asked for: {_rate(asked)}."
+        )
+        return _svg(figure, f"error-{'narrow' if narrow else 'wide'}", "Error rate", text)
 
 
 def memory_chart(course: Sequence[Point], now: int) -> str:
@@ -123,7 +143,13 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
         axes.set_ylim(0, most / unit * 1.12)
         _draw_line_at(axes, now, f"now: {in_short(now)}", row=0, color=INK)
         axes.set_ylabel(_UNITS[unit])
-        return _svg(figure, "memory", "Memory")
+        text = "; ".join(
+            f"{when} {counted(count, 'request')}: this filter "
+            f"{size_text(_at(course, count).nbytes)}, Scrapy's set "
+            f"{size_text(count * SCRAPY_SET_BYTES)}"
+            for when, count in (("Now, with", now), ("with", requests[-1]))
+        )
+        return _svg(figure, "memory", "Memory", f"{text}.")
 
 
 def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
@@ -153,7 +179,11 @@ def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
         axes.set_xlabel("requests in a block")
         axes.set_ylabel("blocks")
         axes.legend(loc="upper right", ncols=2)
-        return _svg(figure, f"load-{name}", "Block load")
+        text = (
+            f"{sum(loads.values()):,} blocks hold {min(loads):,} to {max(loads):,} requests each; "
+            f"an even hash gives {number_text(spread.mean)} ± {number_text(spread.deviation)}."
+        )
+        return _svg(figure, f"load-{name}", "Block load", text)
 
 
 @contextmanager
@@ -188,17 +218,35 @@ def _write(
     axes.annotate(text, at, offset, xycoords=coords, textcoords="offset points", ha=side, **style)
 
 
+def _at(course: Sequence[Point], requests: int) -> Point:
+    """Return the point of a course at that many requests, or the last before it."""
+    return max(point for point in course if point.requests <= requests)
+
+
+def _rate(value: float) -> str:
+    return rate_text(value).replace("e-0", "e-")
+
+
 def _power_of_ten(value: float, _: int) -> str:
     return "10" + str(round(math.log10(value))).translate(_RAISED) if value > 0 else ""
 
 
-def _svg(figure: Any, name: str, label: str) -> str:
-    """Return the figure as an element of a page, none of whose ids occurs in another."""
+def _svg(figure: Any, name: str, title: str, text: str) -> str:
+    """Return the figure as an element of a page, none of whose ids occurs in another.
+
+    Who cannot see it is told the title and the text. The page says what its colours are.
+    """
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata=dict.fromkeys(_METADATA))
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<defs>\s*<style.*?</defs>\s*", "", text, count=1, flags=re.DOTALL)  # page-wide
-    text = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", text)
-    head = rf'<svg role="img" aria-label="{label}" \1>'
-    return re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', head, text, count=1)
+    drawn = file.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    # That style would be for the whole page.
+    drawn = re.sub(r"<defs>\s*<style.*?</defs>\s*", "", drawn, count=1, flags=re.DOTALL)
+    drawn = re.sub(r'\b(id="|href="#)|url\(#', lambda found: f"{found[0]}{name}-", drawn)
+    for colour, variable in _NAMES.items():
+        drawn = drawn.replace(colour, f"var(--{variable})")
+    head = (
+        rf'<svg role="img" aria-labelledby="{name}-title {name}-text" \1>'
+        f'<title id="{name}-title">{title}</title><desc id="{name}-text">{escape(text)}</desc>'
+    )
+    return re.sub(r'<svg [^>]*(viewBox="[^"]*")[^>]*>', head, drawn, count=1)

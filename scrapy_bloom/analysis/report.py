@@ -65,6 +65,7 @@ class Report:
     names: Sequence[str]  # of the generations' files, or of their keys in Redis
     generations: Sequence[Measured]  # oldest first, at least one
     policy: Policy  # how it will grow
+    asked: float  # the error rate, as the filter has it; 0: not said
 
     @property
     def live(self) -> list[Generation]:
@@ -74,7 +75,7 @@ class Report:
     @cached_property
     def status(self) -> FilterStatus:
         """The figures that follow from what the crawl wrote down."""
-        return FilterStatus.of(self.location, self.live, self.policy.on_full)
+        return FilterStatus.of(self.location, self.live, self.asked)
 
     @property
     def error_rate(self) -> float:

@@ -13,7 +13,7 @@ from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.pictures import error_chart, load_chart, memory_chart
 from scrapy_bloom.analysis.report import Measured, Report, Spread, course
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.text import duration_text, in_words, number_text, share_text, size_text
+from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
 _HISTOGRAMS = 6  # at most, of the newest generations
 _TOLERANCE = 1.1  # what is counted scatters around what was asked for
@@ -32,7 +32,7 @@ def report_page(report: Report) -> str:
         for name, generation in zip(report.names, report.generations, strict=True)
     ]
     template = resources.files("scrapy_bloom.analysis").joinpath("report.html").read_text("utf-8")
-    return Template(template).substitute(
+    page = Template(template).substitute(
         title=escape(f"Bloom filter of {report.spider}" if report.spider else "Bloom filter"),
         facts=_facts(report),
         mood=mood,
@@ -50,6 +50,7 @@ def report_page(report: Report) -> str:
         loads="\n".join(_loads(report)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
     )
+    return page.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8
 
 
 def _facts(report: Report) -> str:
@@ -72,15 +73,17 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     asked = f"At most {_one_in(status.error_rate)} was asked for."
     if not status.count:
         verdict = "Nothing is recorded yet, so no page can be taken for seen."
-        return "good", verdict, f"There is room for {room} requests. {asked}"
+        return "good", verdict, f"There is room for {counted(status.capacity, 'request')}. {asked}"
     if rate >= 0.05:
         taken = f"{share_text(rate)} of the new requests are taken for seen"
     else:
         taken = f"{_one_in(rate, 'one new request in')} is taken for seen"
     if status.count <= status.capacity:
-        verdict = f"With {status.count:,} of {room} requests recorded, {taken}."
+        verdict = (
+            f"With {status.count:,} of {counted(status.capacity, 'request')} recorded, {taken}."
+        )
     else:
-        verdict = f"With {status.count:,} requests in a filter for {room}, {taken}."
+        verdict = f"With {counted(status.count, 'request')} in a filter for {room}, {taken}."
     advice = f"{_lost(status.expected_false_drops)} {asked}"
     if rate > _TOLERANCE * status.error_rate:
         return "bad", verdict, f"{advice} {_way_out(report)}"

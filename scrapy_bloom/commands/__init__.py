@@ -9,9 +9,12 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar, NoReturn
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, ClassVar, NoReturn, TextIO
 
 from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
@@ -50,11 +53,13 @@ class BloomCommand(ScrapyCommand):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
+        _tell_interrupts_in_one_line()  # here, since the imports take the time
         super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
         parser.set_defaults(run=_list_subcommands, parser=parser)
+        parser.__class__ = _Parser  # it is Scrapy's, and tells what is no subcommand
         for name, module in _subcommands():
             sub = subparsers.add_parser(
                 name,
@@ -89,28 +94,81 @@ class BloomCommand(ScrapyCommand):
 
         _mend_streams()
         _show_warnings()
+        _interrupt_on_sigterm()
+        failure: Exception | None = None
+        is_terminated = False
         try:
             opts.run(opts, self.settings)
-            sys.stdout.flush()
         except UsageError as error:
             opts.parser.error(str(error))
-        except KeyboardInterrupt:
-            self._fail("interrupted")
-        except (BloomError, OSError) as error:
-            if not is_broken_pipe(error):
-                self._fail(str(error))
-                return
-            # Whoever read the output has enough of it. What is still to be written must not fail
-            # once more when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self.exitcode = 1
-        except MemoryError:
-            self._fail("there is not enough memory for that")
-
-    def _fail(self, why: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.write(f"scrapy bloom: error: {_masked(why)}\n")
+        except _Terminated:
+            is_terminated = True
+        except (BloomError, OSError, MemoryError) as error:
+            failure = error
+        finally:
+            unwritten = _flush(sys.stdout)
+        if is_terminated:
+            self.exitcode = 128 + signal.SIGTERM
+            _tell_error("terminated")
+            return
+        if unwritten is not None and not isinstance(failure, BloomError):
+            failure = unwritten
+        if failure is None:
+            return
         self.exitcode = 1
+        if isinstance(failure, MemoryError):
+            _tell_error("there is not enough memory for that")
+        elif not is_broken_pipe(failure):  # else whoever read the output has enough of it
+            what = "the output cannot be written: " if failure is unwritten else ""
+            _tell_error(_shown(f"{what}{failure}"))
+
+
+def _flush(stream: TextIO) -> OSError | None:
+    """Write what a stream still holds; return why that failed, if it did.
+
+    Then what is left must not fail once more when Python ends.
+    """
+    try:
+        stream.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
+
+
+def _tell_error(why: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"scrapy bloom: error: {why}\n")
+    _flush(sys.stderr)
+
+
+def _tell_interrupts_in_one_line() -> None:
+    """Print no traceback after Ctrl-C. Python itself then ends the process by the signal.
+
+    That is 130 for a shell. Its loops would not stop after an exit with that status.
+    """
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            _tell_error("interrupted")
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = tell
+
+
+class _Terminated(KeyboardInterrupt):
+    """A SIGTERM, which has the same clean-up as Ctrl-C."""
+
+
+def _interrupt_on_sigterm() -> None:
+    def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is not to be interrupted
+        raise _Terminated
+
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, terminate)
 
 
 def is_broken_pipe(error: Exception) -> bool:
@@ -121,16 +179,16 @@ def is_broken_pipe(error: Exception) -> bool:
 
 
 class _Parser(ScrapyArgumentParser):
-    """A parser of a subcommand's arguments: its errors repeat them, but for passwords."""
+    """A parser of arguments: its errors repeat them, but for passwords."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_masked(message))
+        super().error(_shown(message))
 
 
-def _masked(text: str) -> str:
-    from scrapy_bloom.commands.shared.output import masked  # noqa: PLC0415 - see above
+def _shown(text: str) -> str:
+    from scrapy_bloom.text import escaped, masked  # noqa: PLC0415 - see above
 
-    return masked(text)
+    return escaped(masked(text))
 
 
 def _subcommands() -> Iterator[tuple[str, Any]]:
@@ -176,4 +234,4 @@ def _show_warnings() -> None:
 
 class _OneLine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"scrapy bloom: {record.levelname.lower()}: {record.getMessage()}"
+        return f"scrapy bloom: {record.levelname.lower()}: {_shown(record.getMessage())}"

@@ -1,12 +1,14 @@
 """Print the URLs of a list that a filter has not seen, or those that it has.
 
-URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl) or a table (.csv)
-with one in the field that --field names; each may be packed (.gz). A URL gets the fingerprint that
-the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request. It is only asked for, not
-recorded, and the filter may be in use. Lists of any length are read in constant memory, so two of
-100 million URLs can be intersected: import one into a filter, and check the other against it.
+URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl), a JSON array
+(.json) or a table (.csv) with one in the field that --field names; each may be packed (.gz). A URL
+gets the fingerprint that the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request.
+It is only asked for, not recorded, and the filter may be in use. Each line is answered as soon as
+it is read, so the list may be a pipe that another program writes to. Lists of any length are read
+in constant memory, so two of 100 million URLs can be intersected: import one into a filter, and
+check the other against it.
 
-What is no URL is left out, and told of at the end, with exit status 1.
+What is not a URL is left out, and reported at the end, with exit status 1.
 
 "Seen" may err, at the filter's error rate; "new" never does.
 
@@ -20,13 +22,14 @@ Examples:
 import argparse
 import sys
 from contextlib import closing
-from itertools import islice
+from itertools import chain
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
+from scrapy_bloom.text import escaped
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
@@ -51,24 +54,29 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
     write, wanted = None if options.json else sys.stdout.buffer.write, options.seen
+    is_terminal = sys.stdout.isatty()
     read = seen = 0
-    with opened_for_crawl(options, project) as reader, closing(urls.pairs()) as pairs:
-        batch = list(islice(pairs, _BATCH))  # forks, so before the bar and its thread
+    with opened_for_crawl(options, project) as reader, closing(urls.batches()) as batches:
+        first = next(batches, ([], []))  # forks, so before the bar and its thread
         # A bar between the URLs would be in their way.
-        with progress("Checking", urls.count, "lines", shown=not sys.stdout.isatty()) as advance:
-            while batch:
-                answers = reader.are_seen([fingerprint for _, fingerprint in batch])
-                if write is not None:
-                    pairs_of = zip(batch, answers, strict=True)
-                    write(
-                        b"".join(url + b"\n" for (url, _), is_seen in pairs_of if is_seen is wanted)
-                    )
-                read += len(batch)
-                seen += sum(answers)
-                advance(read)
-                batch = list(islice(pairs, _BATCH))
+        with progress("Checking", urls.count, "lines", shown=not is_terminal) as advance:
+            for found, fingerprints in chain([first], batches):
+                for start in range(0, len(found), _BATCH):
+                    batch = slice(start, start + _BATCH)
+                    answers = reader.are_seen(fingerprints[batch])
+                    if write is not None:
+                        asked = zip(found[batch], answers, strict=True)
+                        chosen = [url for url, is_seen in asked if is_seen is wanted]
+                        if is_terminal:  # no URL may steer it; a program gets them as they are
+                            chosen = [escaped(url.decode()).encode() for url in chosen]
+                        write(b"".join(url + b"\n" for url in chosen))
+                    read += len(answers)
+                    seen += sum(answers)
+                    advance(read)
+                sys.stdout.flush()  # whoever gives the list line by line waits for the answers
     if options.json:
-        print_json({"urls": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
+        print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:
-        note(f"{read:,} URLs: {read - seen:,} new, {seen:,} seen")
+        what = "URL" if read == 1 else "URLs"
+        note(f"{read:,} {what}: {read - seen:,} new, {seen:,} seen")
     urls.check_skipped()

@@ -65,7 +65,14 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             forgotten += len(chosen)
             unrecorded += len(batch) - len(chosen)
     if options.json:
-        print_json({"forgotten": forgotten, "unrecorded": unrecorded})
+        print_json(
+            {
+                "read": forgotten + unrecorded,
+                "new": unrecorded,
+                "forgotten": forgotten,
+                "skipped": urls.skipped if urls else 0,
+            }
+        )
     else:
         what = "request is" if forgotten == 1 else "requests are"
         say(f"{forgotten:,} {what} crawled again when a crawl next meets them")

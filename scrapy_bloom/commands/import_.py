@@ -4,8 +4,8 @@ SOURCE is one of
   - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
   - a list of URLs, which get the fingerprints that the project's REQUEST_FINGERPRINTER_CLASS makes
     for plain GET requests: a file with one on each line ("-": the standard input), or JSON lines
-    (.jl) or a table (.csv) with one in the field that --field names; each may be packed (.gz).
-    What is no URL is left out, and told of at the end, with exit status 1;
+    (.jl), a JSON array (.json) or a table (.csv) with one in the field that --field names; each may
+    be packed (.gz). What is not a URL is left out, and reported at the end, with exit status 1;
   - a redis:// URL: the set of scrapy-redis that --source-key names;
   - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
 It is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run now, or a
@@ -16,7 +16,7 @@ What was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
-  scrapy bloom import urls.txt filters/shop --expected-requests 10M --error-rate 1e-7
+  scrapy bloom import urls.txt filters/listed --expected-requests 10M --error-rate 1e-7
   scrapy bloom import urls.txt redis://localhost:6379/0 --key shop:bloom
   scrapy bloom import jobs/shop filters/copy
 """
@@ -27,6 +27,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -42,8 +43,13 @@ from scrapy_bloom.commands.shared.import_source import (
     open_source,
     tell_what_was_left_out,
 )
+from scrapy_bloom.commands.shared.import_target import (
+    check_size,
+    missing_paths,
+    remove_after_error,
+)
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import masked, note, progress, say
+from scrapy_bloom.commands.shared.output import note, progress, say
 from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.crawl.backends import policy_of
@@ -57,6 +63,7 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import masked
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
 HELP = "record in a filter what was crawled before"
@@ -94,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Record what a source holds."""
+    arguments.check_filter_name(options, options.dest, spider_counts=True)
     given = {
         "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
         "BLOOM_ERROR_RATE": options.error_rate,
@@ -110,7 +118,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     seconds = time.monotonic() - begun
     if not options.json:
         say(
-            f"Read {read:,} requests in {seconds:.1f} seconds ({read / max(seconds, 1e-3):,.0f} a "
+            f"Read {_requests(read)} in {seconds:.1f} seconds ({read / max(seconds, 1e-3):,.0f} a "
             f"second), {added:,} of them new"
         )
     tell_changed(
@@ -134,13 +142,16 @@ def _imported(
     # Fails before anything is made if it is no such source, and forks before there are locks.
     first = list(islice(fingerprints, 1))
     backend = _destination(options, project, total)
+    if not first:
+        what = "the standard input" if options.source == "-" else options.source
+        raise BloomError(f"{what} holds nothing to import; nothing was changed")
     for handler in logging.getLogger("scrapy_bloom").handlers:
         handler.addFilter(_is_no_failure)
-    backend.open()
     read = added = 0
     try:
         with (
-            _closed(backend),
+            ExitStack() as undoing,
+            _opened(backend, options, undoing),
             closing(fingerprints),
             progress("Importing", total, "requests") as advance,
         ):
@@ -149,18 +160,26 @@ def _imported(
             rest = chain(first, fingerprints)
             while batch := list(islice(rest, at_once)):
                 added += backend.add_many(batch)
+                undoing.pop_all()
                 read += len(batch)
                 advance(read)
                 _check_storage(backend)
             return read, added, backend.status()
     except KeyboardInterrupt:
-        note(f"scrapy bloom: {read:,} requests are recorded; repeat the command to go on")
+        note(f"scrapy bloom: {_are_recorded(read)}; repeat the command to go on")
         raise
     except StorageError as error:
         raise BloomError(
-            f"{error} ({read:,} requests are recorded; when that is mended, repeat the command to "
-            "go on)"
+            f"{error} ({_are_recorded(read)}; when that is mended, repeat the command to go on)"
         ) from error
+
+
+def _requests(number: int) -> str:
+    return f"{number:,} {'request' if number == 1 else 'requests'}"
+
+
+def _are_recorded(number: int) -> str:
+    return f"{_requests(number)} {'is' if number == 1 else 'are'} recorded"
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:
@@ -175,8 +194,16 @@ def _check_storage(backend: LocalBackend | RedisBackend) -> None:
 
 
 @contextmanager
-def _closed(backend: LocalBackend | RedisBackend) -> Iterator[None]:
-    """Close the filter; after an error, a second one is dropped: it mostly has the same cause."""
+def _opened(
+    backend: LocalBackend | RedisBackend, options: argparse.Namespace, undoing: ExitStack
+) -> Iterator[None]:
+    """Open the filter, and close it; after an error, a second one mostly has the same cause.
+
+    The stack removes the files and directories that were not there, unless it is emptied before.
+    """
+    if isinstance(backend, LocalBackend):
+        undoing.push(partial(remove_after_error, missing_paths(_directory(options))))
+    backend.open()
     try:
         yield
     except BaseException:
@@ -194,8 +221,10 @@ def _destination(
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
     if is_redis(options.dest):
         store = connect(options, project)
-        if live := store.read().generations:
+        stored = store.read()
+        if (live := stored.generations) and stored.info is not None:
             _check_window(live[-1].open_until, bloom)
+            check_size(options, project.bloom, live, stored.info.error_rate)
         return RedisBackend(
             store.server, store.key, policy_of(enough), origin, mirror=bloom.redis_mirror
         )
@@ -203,7 +232,9 @@ def _destination(
     check_free(directory)
     is_there = bool(jobdir.filter_files(directory))
     if is_there:
-        _check_window(found_files(directory)[-1].open_until, bloom)
+        found = found_files(directory)
+        _check_window(found[-1].open_until, bloom)
+        check_size(options, project.bloom, found, found[-1].origin.error_rate)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     return LocalBackend(
@@ -242,13 +273,15 @@ def _directory(options: argparse.Namespace) -> Path:
     dest = Path(options.dest)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
-    signs = (jobdir.SEEN, jobdir.QUEUE, jobdir.IN_USE)
-    if not jobdir.filter_files(dest) and any((dest / name).exists() for name in signs):
-        return dest / "bloom"
     return filter_directory(dest)
 
 
 def _copy(options: argparse.Namespace, source: Path) -> None:
+    if options.expected_requests or options.error_rate:
+        raise UsageError(
+            "SOURCE is a filter, and the copy is like it: leave out --expected-requests and "
+            "--error-rate"
+        )
     if is_redis(options.dest):
         raise UsageError("SOURCE is a filter: copy it into Redis with scrapy bloom push")
     target = _directory(options)

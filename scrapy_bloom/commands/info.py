@@ -30,7 +30,7 @@ from typing import Any
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.report import measured
-from scrapy_bloom.commands.shared.arguments import add_json, add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.project import (
     Reader,
@@ -52,6 +52,13 @@ HELP = "what a filter is, and how full"
 
 _Figures = dict[str, Any]
 _MASKED = "***"
+
+# What is printed with --json, also if there is a queue alone.
+_KEYS = (
+    *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
+    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_drops"),
+    *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "queue", "forgotten"),
+)
 
 _COLUMNS = (
     ("generation", "number", str),
@@ -82,26 +89,27 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
     is_shared = is_redis(options.place)
     figures = (_in_redis if is_shared else _in_files)(options, settings)
-    if not options.show_salt and "salt" in figures:
+    if not options.show_salt and figures["salt"]:
         figures["salt"] = _MASKED
     if options.json:
         print_json(figures)
-    elif "generations" in figures:
+    elif figures["generations"]:
         _print(figures)
     else:
         say(f"{'Queue' if is_shared else 'Job'} in {figures['location']}, without a filter")
         say(f"  queue: {queue_text(figures['queue'])}")
     if not options.json:
-        print_workers(figures.get("queue"))
+        print_workers(figures["queue"])
 
 
 def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
+    check_filter_name(options, options.place)
     path = Path(options.place)
     queue = job_queue(path)
     if queue and not jobdir.filter_files(filter_directory(path)):
-        return {"location": str(path), "queue": queue}  # its filter is elsewhere
+        return _without_filter(str(path), queue)  # it is elsewhere
     with opened_filter(options, settings) as reader:
-        return _figures(reader, options, settings, queue)
+        return _figures(reader, options, queue)
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
@@ -109,15 +117,17 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
     with closing(store.server):
         queue = shared_queue(store)
         if queue and not store.read().generations:
-            return {"location": f"{store.server.address}, key {store.key}", "queue": queue}
-        return _figures(RedisReader(store.server, store.key), options, settings, queue)
+            return _without_filter(f"{store.server.address}, key {store.key}", queue)
+        return _figures(RedisReader(store.server, store.key), options, queue)
 
 
-def _figures(
-    reader: Reader, options: argparse.Namespace, settings: Settings, queue: _Figures | None
-) -> _Figures:
+def _without_filter(location: str, queue: _Figures) -> _Figures:
+    return {**dict.fromkeys(_KEYS), "location": location, "generations": [], "queue": queue}
+
+
+def _figures(reader: Reader, options: argparse.Namespace, queue: _Figures | None) -> _Figures:
     live, is_local = reader.generations, isinstance(reader, FilterReader)
-    status = FilterStatus.of(reader.location, live, settings.get("BLOOM_ON_FULL", "grow"))
+    status = FilterStatus.of(reader.location, live, reader.error_rate)
     figures: _Figures = {
         "location": status.location,
         "recorded": status.count,
@@ -140,7 +150,7 @@ def _figures(
                 "fill_ratio": generation.fill_ratio,
                 "error_rate_now": generation.error_rate_now,
                 "error_rate_at_capacity": generation.error_rate,
-                **({"file": name} if is_local else {}),
+                "file": name if is_local else None,
                 "created": generation.created_at,
                 "open_until": generation.open_until or None,
             }
@@ -151,7 +161,7 @@ def _figures(
         "salt": reader.salt,
         "closed": reader.is_closed(),
         "in_use": reader.is_in_use(),
-        **({"queue": queue} if is_local or queue else {}),
+        "queue": queue,
         "forgotten": reader.count_forgotten(),
     }
     if options.scan:
@@ -186,7 +196,7 @@ def _print(figures: _Figures) -> None:
         "error rate": "; ".join(rates),
         "false drops": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
     }
-    if queue := figures.get("queue"):
+    if queue := figures["queue"]:
         lines["queue"] = queue_text(queue)
     if figures["forgotten"]:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when met"

@@ -15,6 +15,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
+from scrapy_bloom.files.reader import filter_directory
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
 HELP = "make one filter of several that were made alike"
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.path,
         required=True,
         metavar="DIRECTORY",
-        help="where the new filter goes: a directory without one",
+        help="where the new filter goes: a JOBDIR or a BLOOM_DIR without a filter",
     )
     arguments.add_json(parser)
 
@@ -38,8 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:  # noqa: ARG001 - needs none
     """Merge filters."""
     sources = [options.first, *options.others]
-    status = merge(sources, options.output)
+    target = filter_directory(options.output)
+    status = merge(sources, target)
     for source in sources:
         warn_of_queue(source)
-    tell_changed(options, status, options.output)
+    tell_changed(options, status, target)
     warn_of_overfull(status)

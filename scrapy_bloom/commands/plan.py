@@ -26,7 +26,7 @@ from scrapy_bloom.commands.shared.output import note, print_json, print_table, s
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.text import number_text, size_text
+from scrapy_bloom.text import counted, number_text, size_text
 
 SYNTAX = "[N ...] [P ...] [--vs] [--json]"
 HELP = "how large a filter will be, for n requests at error rate p"
@@ -90,11 +90,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
         say(line)
     for plan in plans if options.vs else []:
-        requests = number_text(plan["requests"])
+        requests = counted(plan["requests"], "request")
         print_table(
             _INSTEAD,
             [other | {"times": other["bytes"] / plan["bytes"]} for other in plan["instead"]],
-            title=f"\nInstead, for {requests} requests at {plan['error_rate']:g}",
+            title=f"\nInstead, for {requests} at {plan['error_rate']:g}",
         )
 
 
@@ -136,6 +136,6 @@ def _advice(policy: Policy) -> dict[str, Any] | None:
 def _advice_line(advice: dict[str, Any]) -> str:
     drops = number_text(advice["expected_false_drops"], 1)
     return (
-        f"Better for {number_text(advice['requests'])} requests: {advice['error_rate']:g}, which "
+        f"Better for {counted(advice['requests'], 'request')}: {advice['error_rate']:g}, which "
         f"loses {drops} pages, in {size_text(advice['bytes'])}"
     )

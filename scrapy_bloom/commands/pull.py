@@ -1,8 +1,8 @@
 """Copy a filter and its queue from Redis or Valkey into files, where a single crawl can go on.
 
-DIRECTORY becomes the BLOOM_DIR of that crawl, or is the "bloom" in its JOBDIR; it must not hold a
-filter yet. The copy is read back and compared. Crawlers may use the filter in Redis meanwhile; what
-they record then may be missing in the copy.
+DIRECTORY becomes the BLOOM_DIR of that crawl; or it is the "bloom" in its JOBDIR, or a JOBDIR that
+a crawl has used. It must not hold a filter yet. The copy is read back and compared. Crawlers may
+use the filter in Redis meanwhile; what they record then may be missing in the copy.
 
 What waits in a queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR: a crawl
 with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.
@@ -24,7 +24,9 @@ from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import warn_of_workers
 from scrapy_bloom.copying.queues import download_with_queue
 from scrapy_bloom.copying.transfer import download
+from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.text import counted
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
 HELP = "copy a filter, and what waits in its queue, from Redis into files"
@@ -40,22 +42,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
+    directory = filter_directory(options.path)
     store = connect(options, load_project(settings, options.spider, options.url))
     with closing(store.server), working(f"Copying from {store.server.address}"):
         state, queue = read_state(store.server, store.key), None
         waiting = state.waiting if state else 0
-        if state and waiting and options.path.name == "bloom":
-            copied, queue = download_with_queue(store.server, store.key, options.path)
+        if state and waiting and directory.name == "bloom":
+            copied, queue = download_with_queue(store.server, store.key, directory)
         else:
-            copied = download(store.server, store.key, options.path)
-    tell_copied(options, copied, str(options.path), queue)
+            copied = download(store.server, store.key, directory)
+    tell_copied(options, copied, str(directory), queue)
     if state and queue:
         warn_of_workers(state)
     elif waiting:
         note(
-            f"scrapy bloom: warning: {waiting:,} requests wait in the queue of {store.key!r}, and "
-            "were not copied: a crawl with the copy takes them for seen. A BLOOM_DIR has no queue: "
+            f"scrapy bloom: warning: {counted(waiting, 'request waits', 'requests wait')} in the "
+            f"queue of {store.key!r}, which was not copied: a crawl with the copy takes what waits "
+            "for seen. A BLOOM_DIR has no queue: "
             'give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:
-        say_where(options.path)
+        say_where(directory)

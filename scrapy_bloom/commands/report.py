@@ -16,6 +16,7 @@ Examples:
 
 import argparse
 import os
+import sys
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +31,7 @@ from scrapy_bloom.commands.shared.output import check_output, progress, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_filter, state_text
 from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.generations.policy import window_of
+from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
@@ -39,12 +41,14 @@ HELP = "a page about a filter: fill, error rate, memory, forecast"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     add_place(parser)
-    add_output(parser, "-o", "--output", what="the page", required=True)
+    add_output(parser, "-o", "--output", what='the page ("-": the standard output)', required=True)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Write the page."""
-    check_output(options.output, overwrite=options.overwrite)
+    to_stdout = str(options.output) == "-"
+    if not to_stdout:
+        check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # if it is missing, that is better told before the work
     project = load_project(settings, options.spider, options.place)
     with opened_filter(options, settings, project) as reader:
@@ -57,8 +61,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             names=reader.names,
             generations=measured(reader),
             policy=replace(policy_of(project.bloom), window=window_of(reader.generations)),
+            asked=reader.error_rate,
         )
     page = report_page(report)
+    if to_stdout:
+        sys.stdout.buffer.write(page.encode())
+        return
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
 
@@ -79,7 +87,8 @@ def _write(path: Path, text: str) -> None:
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        with create(draft) as file:
+            file.write(text.encode())
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -8,6 +8,9 @@ one.
 With --queue, the queue in Redis is deleted, and the filter stays: what waited there is not crawled,
 and the next crawl begins with the filter as it is.
 
+Neither is deleted while workers use the queue, unless --force is given. Then they start over with
+an empty filter; with --queue, they end as if the crawl were finished.
+
 Examples:
   scrapy bloom reset jobs/shop --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --queue --yes
@@ -22,21 +25,21 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
 from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.text import size_text
+from scrapy_bloom.text import counted, escaped, size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--yes]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
 
 
@@ -46,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="in Redis: also while workers use the queue"
+    )
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
@@ -54,30 +60,36 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if is_redis(options.place):
         store = connect(options, load_project(settings, options.spider, options.place))
         with closing(store.server):
-            _reset_in_redis(store, only_queue=options.queue, yes=options.yes)
-    elif options.queue:
-        raise UsageError("--queue is for a queue in Redis: give the URL of its server")
+            _reset_in_redis(store, options)
+    elif options.queue or options.force:
+        option = "--queue" if options.queue else "--force"
+        raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
     else:
+        check_filter_name(options, options.place)
         _reset_files(Path(options.place), yes=options.yes)
 
 
 def _reset_files(path: Path, *, yes: bool) -> None:
     directory = filter_directory(path)
-    if path.is_file() or not jobdir.filter_files(directory):
+    drafts = draft_directory(directory)
+    if path.is_file() or not (jobdir.filter_files(directory) or drafts.exists()):
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = lock_directory(directory)
     try:
         # What is in them does not matter: a damaged one is a reason to be here.
-        files = jobdir.filter_files(directory)
+        files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
-        _confirm(f"Delete the filter in {directory}: {len(files)} file(s), {size}?", yes=yes)
+        number = counted(len(files), "file")
+        _confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
         for file in [*reversed(files), *forgotten_file.files(directory)]:
             file.unlink()
+        if drafts.exists():
+            drafts.rmdir()
     except OSError as error:
         raise StorageError(f"{directory}: a file cannot be deleted: {error}") from error
     finally:
         lock.release()
-    say(f"Deleted {len(files)} file(s) in {directory}")
+    say(f"Deleted {number} in {directory}")
     job_dir = directory.parent
     if directory.name == "bloom" and (job_dir / jobdir.SEEN).exists():
         note(
@@ -86,39 +98,74 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         )
 
 
-def _reset_in_redis(store: RedisStore, *, only_queue: bool, yes: bool) -> None:
-    server, key, name = store.server, store.key, f"{store.key} in {store.server.address}"
-    queue, stored = read_state(server, key), store.read()
-    if only_queue or stored.info is None:
-        if queue is None and only_queue:
-            raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
-        if queue is not None:
-            _confirm(f"Delete the queue {name}{_waiting(queue)}?{_users(queue)}", yes=yes)
-            remove_queue(server, key)
-            say(f"Deleted the queue {name}")
-            return
+def _reset_in_redis(store: RedisStore, options: argparse.Namespace) -> None:
+    name = f"{store.key} in {store.server.address}"
+    try:
+        queue = _queue(store, options)
+    except RefusedError as error:
+        if not (options.queue and options.force):
+            raise
+        _confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
+        remove_queue(store.server, store.key)
+        say(f"Deleted the queue {name}")
+        return
+    stored = store.read()
+    if options.queue or (stored.info is None and queue is not None):
+        if queue is None:
+            raise StorageError(
+                f"{store.server.address} has no queue {store.key!r}; nothing was deleted"
+            )
+        users = _users(queue, "they end as if the crawl were finished, and those are not crawled")
+        _confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
+        _queue(store, options)  # a worker may have come before the answer
+        remove_queue(store.server, store.key)
+        say(f"Deleted the queue {name}")
+        return
+    if stored.info is None and not stored.left_over and not stored.drafts:
         store.read_filter()  # says best that there is none
     count = sum(generation.count for generation in stored.generations)
     size = size_text(sum(generation.geometry.nbytes for generation in stored.generations))
-    if queue is None:
-        what, users = "", " Crawlers that use it now go on with an empty one."
+    if stored.info is None:
+        what, users = f"what is left of the filter {name}", ""
+    elif queue is None:
+        what = f"the filter {name}: {counted(count, 'request')}, {size}"
+        users = " Crawlers that use it now go on with an empty one."
     else:
-        what, users = f", and its queue{_waiting(queue)}", _users(queue)
-    _confirm(f"Delete the filter {name}: {count:,} requests, {size}{what}?{users}", yes=yes)
-    store.reset(*keys_of_queue(key)[:-1])
+        what = f"the filter {name}: {counted(count, 'request')}, {size}, and its queue"
+        what += _waiting(queue)
+        users = _users(queue, "they start over with an empty filter")
+    _confirm(f"Delete {what}?{users}", yes=options.yes)
+    _queue(store, options)
+    store.reset(*keys_of_queue(store.key)[:-1])
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
-def _waiting(queue: QueueState) -> str:
-    return f", in which {queue.waiting:,} requests wait"
-
-
-def _users(queue: QueueState) -> str:
-    if number := live_workers(queue):
-        return (
-            f" {number:,} worker{'s use' if number > 1 else ' uses'} it now, and will start over."
+def _queue(store: RedisStore, options: argparse.Namespace) -> QueueState | None:
+    """Return how the queue stands, if there is one; without --force, no worker may use it."""
+    queue = read_state(store.server, store.key)
+    if (number := live_workers(queue)) and not options.force:
+        raise StorageError(
+            f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {store.key!r} in "
+            f"{store.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and try "
+            "again (one that was killed counts until its lease is over, BLOOM_QUEUE_LEASE_SECS); "
+            "or add --force"
         )
+    return queue
+
+
+def _waiting(queue: QueueState) -> str:
+    return f", in which {counted(queue.waiting, 'request waits', 'requests wait')}"
+
+
+def _users(queue: QueueState, fate: str) -> str:
+    if number := live_workers(queue):
+        use = "s use" if number > 1 else " uses"
+        return f" {number:,} worker{use} it now ({_names(queue)}): {fate}."
     return " No worker uses it now."
+
+
+def _names(queue: QueueState | None) -> str:
+    return ", ".join(each.name for each in queue.workers if each.is_alive) if queue else ""
 
 
 def _confirm(question: str, *, yes: bool) -> None:
@@ -126,7 +173,7 @@ def _confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise BloomError(f"{question} Nobody can be asked here: add --yes to delete it")
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
         raise BloomError("nothing was deleted")

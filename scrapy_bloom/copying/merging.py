@@ -10,7 +10,7 @@ from scrapy_bloom.exceptions import FingerprinterMismatchError, GeometryMismatch
 from scrapy_bloom.files.directory import check_closed, check_free, open_files
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.reader import FilterReader, draft_directory
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.locks import lock_directory
@@ -40,10 +40,10 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
         parts = _parts([reader.files for reader in readers])
         made = stack.enter_context(new_filter(target, otherwise="another directory"))
         for number, part in enumerate(parts, 1):
-            made.append(_merged(target, number, part, in_use=True))
+            made.append(_merged(draft_directory(target), number, part))
         for reader in readers:
-            add_forgotten(target, reader.forgotten.all())
-        return FilterStatus.of(str(target), made)
+            add_forgotten(draft_directory(target), reader.forgotten.all())
+        return FilterStatus.of(str(target), made, made[-1].origin.error_rate)
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
@@ -77,7 +77,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
                 here.save()
                 here.sync()
         add_forgotten(target, reader.forgotten.all())
-        return FilterStatus.of(str(target), present)
+        return FilterStatus.of(str(target), present, present[-1].origin.error_rate)
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
@@ -109,9 +109,7 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
     return parts
 
 
-def _merged(
-    target: Path, number: int, part: Sequence[FilterFile], *, in_use: bool = False
-) -> FilterFile:
+def _merged(target: Path, number: int, part: Sequence[FilterFile]) -> FilterFile:
     first = part[0]
     new = FileGeneration(
         path=target / file_name(number),
@@ -121,7 +119,6 @@ def _merged(
         error_rate=first.error_rate,
         created_at=min(file.created_at for file in part),
         origin=first.origin,
-        in_use=in_use,
     )
 
     def fill(bits: BloomFilter) -> int:

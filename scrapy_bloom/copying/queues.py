@@ -5,6 +5,7 @@ no instant is there a copy of the filter without that of the queue: what waits w
 """
 
 import hashlib
+import os
 import secrets
 import sqlite3
 import struct
@@ -13,15 +14,17 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrapy_bloom.copying.transfer import Copied, download, upload
+from scrapy_bloom.copying.new_filter import no_new_directory
+from scrapy_bloom.copying.transfer import Copied, QueueDraft, download, upload
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.disk import sync_directory
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.sqlite_files import beside, connect_readonly
 from scrapy_bloom.queues.members import NEWEST_FIRST, Member, keys_of_queue, parsed, parsed_leased
-from scrapy_bloom.queues.sqlite import DEAD, RequestDatabase, read_counts
+from scrapy_bloom.queues.sqlite import DEAD, RequestDatabase, read_counts, unusable
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.keys.blocks import DRAFT_SECS
 
 _READ = 100  # requests that are read from the server at once
 _WRITTEN_BYTES = 1 << 20  # and written to it, if not a single one is larger
@@ -58,10 +61,16 @@ class CopiedQueue:
 
 
 def waiting_database(directory: Path) -> Path | None:
-    """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it."""
+    """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it.
+
+    Raises a StorageError if it is none, or damaged: the filter alone would take what waited for
+    seen.
+    """
     database = directory.parent / jobdir.DATABASE
-    if directory.name != "bloom" or not jobdir.is_database(database):
+    if directory.name != "bloom" or not database.exists():
         return None
+    if not jobdir.is_database(database):
+        raise unusable(database, "it is empty, or no queue of CrashSafeScheduler")
     return database if sum(read_counts(database)) else None
 
 
@@ -74,11 +83,14 @@ def upload_with_queue(
     job must not be in use. The spider's start() is run again by the first worker, as by each run of
     a job.
     """
-    database = waiting_database(directory)
-    if database is None:
+    if not (directory.parent / jobdir.DATABASE).exists():
         return upload(directory, server, key), None
-    with _locked(database), _uploaded(database, server, key) as queue:
-        return upload(directory, server, key), queue
+    with _locked(directory):
+        database = waiting_database(directory)
+        if database is None:
+            return upload(directory, server, key, is_locked=True), None
+        with _draft(database, server, key) as (draft, queue):
+            return upload(directory, server, key, draft, is_locked=True), queue
 
 
 def download_with_queue(
@@ -97,35 +109,35 @@ def download_with_queue(
     Raises:
         StorageError: see `download`; the job directory has a queue. What was begun is removed.
     """
-    database = directory.parent / jobdir.DATABASE
+    job_dir = directory.parent
+    database = job_dir / jobdir.DATABASE
     new = database.with_name(f"{database.name}.new")
-    with _locked(database):
-        if database.exists() or jobdir.has_queued(directory.parent):
+    copied_queues: list[CopiedQueue] = []
+
+    def save() -> None:
+        copied_queues.append(_save(server, key, new))
+        new.replace(database)
+        sync_directory(job_dir)
+
+    with no_new_directory(directory), _locked(directory):
+        if os.path.lexists(database) or jobdir.has_queued(job_dir):
             raise StorageError(
-                f'{directory.parent} holds a queue already; give it the "bloom" of another JOBDIR'
+                f'{job_dir} holds a queue already; give it the "bloom" of another JOBDIR'
             )
-        # Should we be killed, a crawl would find a queue that was cut to nothing, and refuse that.
-        database.touch()
         try:
-            # The filter first: what is recorded from now on is in the queue already.
-            copied = download(server, key, directory)
-            try:
-                queue = _save(server, key, new)
-                new.replace(database)
-            except BaseException:
-                for path in [*jobdir.filter_files(directory), *forgotten_file.files(directory)]:
-                    path.unlink()
-                raise
+            # The filter is read first: what is recorded from now on is in the queue already. But
+            # the queue is in its place first: a filter without it would take what waits for seen.
+            copied = download(server, key, directory, before=save, is_locked=True)
+            return copied, copied_queues[0]
         except BaseException:
             for path in (database, new, *beside(new)):
                 path.unlink(missing_ok=True)
             raise
-        return copied, queue
 
 
 @contextmanager
-def _locked(database: Path) -> Iterator[None]:
-    lock = lock_file(Path(f"{database}.lock"), database, "JOBDIR")
+def _locked(directory: Path) -> Iterator[None]:
+    lock = lock_directory(directory)  # that of the job, see `lock_job`
     try:
         yield
     finally:
@@ -133,32 +145,42 @@ def _locked(database: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _uploaded(database: Path, server: RedisServer, key: str) -> Iterator[CopiedQueue]:
-    """Write a queue to Redis, and let workers know of it after the block."""
-    pending, _, _, state, of_filter = keys = keys_of_queue(key)
+def _draft(
+    database: Path, server: RedisServer, key: str
+) -> Iterator[tuple[QueueDraft, CopiedQueue]]:
+    """Write a queue to Redis, where no worker finds it before it is published."""
+    *keys, of_filter = keys_of_queue(key)
+    pending, _, _, state = keys
     if server.send("HEXISTS", state, "flushed"):
         server.send("UNLINK", state)  # a note for workers of a crawl that is over
-    if server.send("EXISTS", *keys[:-1]):
+    if server.send("EXISTS", *keys):
         raise StorageError(
             f"{server.address} has a queue {key!r} already; nothing was changed: give it another "
             "key, or remove that one with `scrapy bloom reset --queue`"
         )
+    queue = secrets.token_hex(8)
+    draft = f"{pending}:{queue}"
     try:
         with closing(connect_readonly(database)) as db:
             last = db.execute("SELECT max(max(id, abs(position))) FROM requests").fetchone()[0]
-            server.send("HSET", state, "pushed", last)  # the next request gets another position
             copied = CopiedQueue()
             for batch in _batches(_rows(db), copied):
-                server.send("ZADD", pending, *(word for each in batch for word in (0, each)))
-        _compare(copied, CopiedQueue.of(_members(server, pending)), server.address)
-        yield copied
-    except BaseException:
+                scored = [word for each in batch for word in (0, each)]
+                server.transaction(("ZADD", draft, *scored), ("EXPIRE", draft, DRAFT_SECS))
+        _compare(copied, CopiedQueue.of(_members(server, draft)), server.address)
+        publish = (
+            ("RENAME", draft, pending),
+            ("PERSIST", pending),
+            ("HSET", state, "id", queue, "pushed", last),  # the next one gets another position
+            ("HSET", of_filter, "queue", queue),
+        )
+        yield QueueDraft(draft, keys, publish), copied
+    except BaseException as error:
         with suppress(StorageError):
-            if not server.send("HEXISTS", state, "id"):  # else workers have begun with it
-                server.send("UNLINK", *keys[:-1])
+            server.send("UNLINK", draft)
+        if isinstance(error, sqlite3.Error):
+            raise unusable(database, error) from error
         raise
-    queue = secrets.token_hex(8)  # unless a worker was faster
-    server.transaction(("HSETNX", state, "id", queue), ("HSETNX", of_filter, "queue", queue))
 
 
 def _rows(db: sqlite3.Connection) -> Iterator[bytes]:
@@ -186,6 +208,8 @@ def _batches(members: Iterable[bytes], copied: CopiedQueue) -> Iterator[list[byt
 
 def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
     pending, leased, *_ = keys_of_queue(key)
+    for part in (path, *beside(path)):  # of a copy that was killed
+        part.unlink(missing_ok=True)
     new = RequestDatabase(path, by_slot=True)
     new.begin()
     new.close()

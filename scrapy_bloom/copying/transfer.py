@@ -2,7 +2,7 @@
 
 import binascii
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import forgotten_beside
+from scrapy_bloom.files.reader import draft_directory, forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job.locks import lock_directory
@@ -23,6 +23,7 @@ from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.keys.blocks import DRAFT_SECS
 from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
 from scrapy_bloom.redis.keys.store import RedisStore
 
@@ -45,7 +46,28 @@ class Copied(NamedTuple):
     checksum: int
 
 
-def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
+class QueueDraft(NamedTuple):
+    """A queue that is written to Redis, and becomes the filter's when that is known.
+
+    Attributes:
+        key: of what waits in it; it expires.
+        absent: keys that must not be there.
+        publish: commands that make it known.
+    """
+
+    key: str
+    absent: Sequence[str]
+    publish: Sequence[Sequence[object]]
+
+
+def upload(
+    directory: str | os.PathLike[str],
+    server: RedisServer,
+    key: str,
+    queue: QueueDraft | None = None,
+    *,
+    is_locked: bool = False,
+) -> Copied:
     """Copy the filter of a closed crawl into Redis, where crawlers then share it.
 
     Args:
@@ -53,6 +75,8 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
             be a filter yet.
+        queue: becomes known in the same step as the filter.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after it was read back and compared.
@@ -68,14 +92,15 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)
+        if not is_locked:
+            stack.callback(lock_directory(directory).release)
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
-        return _uploaded(files, store)
+        return _uploaded(files, store, queue)
 
 
-def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
+def _uploaded(files: Sequence[FilterFile], store: RedisStore, queue: QueueDraft | None) -> Copied:
     if store.read().info is not None:
         raise StorageError(
             f"{store.server.address} has a filter {store.key!r} already; nothing was changed: give "
@@ -84,6 +109,7 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
     newest = files[-1]
     info = FilterInfo.of(newest.origin, files[0].created_at)
     forgotten_there = RedisForgotten(store.server, store.key, info.epoch)
+    store.drafts.keys = [forgotten_there.name, *([queue.key] if queue else [])]
     made: list[RedisGeneration] = []
     try:
         for file in files:
@@ -93,19 +119,35 @@ def _uploaded(files: Sequence[FilterFile], store: RedisStore) -> Copied:
             if file is not newest:
                 store.blocks.seal(new)
         here = _Digest.of(_file_chunks(files))
-        there = _Digest.of(chunk for each in made for chunk in store.blocks.chunks(each))
-        _compare(here, there, store.server.address)
-        forgotten_there.add(list(forgotten_beside(newest.path.parent).all()))
-        store.publish_filter(info, made)
+        _compare(here, _Digest.of(_chunks(store, made)), store.server.address)
+        forgotten = list(forgotten_beside(newest.path.parent).all())
+        forgotten_there.add(forgotten, secs=DRAFT_SECS)
+        publish, absent = (queue.publish, queue.absent) if queue else ((), ())
+        store.publish_filter(info, made, ("PERSIST", forgotten_there.name), *publish, absent=absent)
     except BaseException:
-        for each in made:
-            store.discard(each.id, each.num_chunks)
-        forgotten_there.remove_all()
+        if store.read().info != info:  # else we were interrupted when all was done
+            for each in made:
+                store.discard(each.id, each.num_chunks)
+            forgotten_there.remove_all()
         raise
     return here.copied(made)
 
 
-def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
+def _chunks(store: RedisStore, generations: Sequence[RedisGeneration]) -> Iterator[bytes]:
+    for generation in generations:
+        for chunk in store.blocks.chunks(generation):
+            store.drafts.renew()
+            yield chunk
+
+
+def download(
+    server: RedisServer,
+    key: str,
+    directory: str | os.PathLike[str],
+    *,
+    before: Callable[[], None] = lambda: None,
+    is_locked: bool = False,
+) -> Copied:
     """Save a filter in Redis to a directory, where a single crawl can go on with it.
 
     Crawlers may use it meanwhile; what they record from now on may be missing in the copy.
@@ -114,6 +156,8 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
         directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
+        before: called when the files are complete, before they are put in their place.
+        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after the files were read back and compared.
@@ -124,15 +168,19 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
     """
     target, store = Path(directory), RedisStore(server, key)
     received = _Digest()
-    with new_filter(target, otherwise="it an empty directory") as files:
+    otherwise = "it an empty directory"
+    with new_filter(target, otherwise=otherwise, before=before, is_locked=is_locked) as files:
         info, generations = store.read_filter()
-        salt = bytes.fromhex(info.salt)
-        origin = Origin(salt=salt, fingerprinter=info.fingerprinter, spider=info.spider)
+        origin = Origin(
+            salt=bytes.fromhex(info.salt),
+            fingerprinter=info.fingerprinter,
+            spider=info.spider,
+            error_rate=info.error_rate,
+        )
         for each in generations:
             new = FileGeneration(
-                path=target / file_name(each.number),
+                path=draft_directory(target) / file_name(each.number),
                 origin=origin,
-                in_use=True,
                 oldest=generations[0].number,
                 **vars(each.figures),
             )
@@ -145,7 +193,8 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
 
             files.append(FilterFile.create(new, fill))
         _compare(received, _Digest.of(_file_chunks(files)), str(target))
-        add_forgotten(target, RedisForgotten(server, key, info.epoch).everything())
+        forgotten = RedisForgotten(server, key, info.epoch).everything()
+        add_forgotten(draft_directory(target), forgotten)
     return received.copied(generations)
 
 

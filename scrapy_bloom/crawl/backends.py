@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 def create_backend(
-    crawler: Crawler, settings: BloomSettings, *, queue_is_shared: bool = False
+    crawler: Crawler,
+    settings: BloomSettings,
+    *,
+    queue_is_shared: bool = False,
+    is_job_locked: bool = False,
 ) -> Backend:
     """Make the backend that a crawl's settings ask for, not yet opened.
 
     Raises a StorageError if the job directory is one of another scheduler. A queue that is shared
-    is in Redis, too: see `RedisBackend`.
+    is in Redis, too: see `RedisBackend`. For the lock, see `Job`.
     """
     path = job_dir(crawler.settings)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
@@ -50,6 +54,7 @@ def create_backend(
         Path(path).absolute() if path else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
+        is_locked=is_job_locked,
     )
     if job.path is not None and crash_safe and settings.backend == "redis":
         raise SettingError(
@@ -155,7 +160,6 @@ class RecordCrawled:
     Attributes:
         stored: what later runs will see.
         scheduled: how many requests were new in this run.
-        record: records a fingerprint for later runs; True if it was not yet.
     """
 
     def __init__(self, stored: LocalBackend, volatile: LocalBackend) -> None:
@@ -163,7 +167,9 @@ class RecordCrawled:
         self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
-        self.begin, self.record = stored.begin, stored.add
+        self._once_more: set[bytes] = set()  # forgotten, and scheduled since; no more than queued
+        self.begin = stored.begin
+        self.keeps_newest = volatile.keeps_newest
 
     def open(self) -> None:
         """Open both."""
@@ -174,10 +180,20 @@ class RecordCrawled:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
         if self.forgotten.take(fingerprint):
             self._volatile.add(fingerprint)  # if it is not there
+            self._once_more.add(fingerprint)
         elif fingerprint in self.stored or not self._volatile.add(fingerprint):
             return False
         self.scheduled += 1
         return True
+
+    def record(self, fingerprint: bytes) -> bool:
+        """Record a fingerprint for later runs; True if it was not yet, or had been forgotten."""
+        is_new = self.stored.add(fingerprint)
+        if fingerprint in self._once_more:
+            self._once_more.discard(fingerprint)
+            self.stored.record_anew(fingerprint)
+            return True
+        return is_new
 
     def __contains__(self, fingerprint: bytes) -> bool:
         is_recorded = fingerprint in self.stored or fingerprint in self._volatile

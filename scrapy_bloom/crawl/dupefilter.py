@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from scrapy import Request, Spider, signals
@@ -10,7 +11,12 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend, has_log
-from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.engine import (
+    command_without_crawl,
+    engine_of,
+    fail_at_the_start,
+    listen,
+)
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import LostByServer
 from scrapy_bloom.crawl.outcomes.actions import OutcomeActions
@@ -20,6 +26,7 @@ from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.settings.settings import BloomSettings
 
 if TYPE_CHECKING:
@@ -58,16 +65,27 @@ class BloomDupeFilter(BaseDupeFilter):
         self.settings = settings
         self.debug = crawler.settings.getbool("DUPEFILTER_DEBUG")
         self._fingerprint = fingerprint_function(crawler.request_fingerprinter)
+        start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
-            start_requests=settings.outlives_the_run and not has_lasting_queue,
+            start_requests=start_requests,
             window=0.0 if queue_is_shared else settings.window_secs,
+            keeps_newest=backend.keeps_newest,
             from_start=settings.backend == "redis" and not settings.redis_mirror,
             extra={"spider": crawler.spider},
         )
+        if start_requests and (engine := engine_of(crawler)) is not None:
+            listen(
+                engine,
+                "A filter that outlives its queue does not work",
+                "set JOBDIR",
+                scraping=self._this_run.handle,
+            )
         self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
         self.failures = self._telemetry.failures
         self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
-        self._actions = OutcomeActions(crawler, backend, settings, self._telemetry)
+        self._actions = OutcomeActions(
+            crawler, backend, settings, self._telemetry, self._fingerprint
+        )
         self._lost: LostByServer | None = None
         if queue_is_shared:
             self._lost = LostByServer(
@@ -81,6 +99,7 @@ class BloomDupeFilter(BaseDupeFilter):
         self._any_passed = False
         self._logged_duplicate = False
         self._closed = False
+        self.job_lock = contextlib.ExitStack()
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -88,7 +107,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
         It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
         between. A queue that belongs to another running crawl, or to a crashed one, must not be
-        touched.
+        touched. So the job directory is locked first, wherever the filter is, until `close`.
 
         Raises:
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
@@ -118,6 +137,7 @@ class BloomDupeFilter(BaseDupeFilter):
 
     @classmethod
     def _built(cls, crawler: "Crawler", *, queue_is_shared: bool = False) -> "BloomDupeFilter":
+        job_lock = contextlib.ExitStack()
         try:
             settings = BloomSettings.from_settings(crawler.settings)
             queue_is_shared = queue_is_shared or settings.queue == "redis"
@@ -127,7 +147,12 @@ class BloomDupeFilter(BaseDupeFilter):
                 new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
-                backend = create_backend(crawler, settings, queue_is_shared=queue_is_shared)
+                path = job_dir(crawler.settings)
+                if has_job := path is not None and settings.queue == "job":
+                    job_lock.callback(lock_job(Path(path).absolute()).release)
+                backend = create_backend(
+                    crawler, settings, queue_is_shared=queue_is_shared, is_job_locked=has_job
+                )
                 new = cls(
                     crawler=crawler,
                     backend=backend,
@@ -138,7 +163,9 @@ class BloomDupeFilter(BaseDupeFilter):
             if not has_log(crawler, new.backend):  # then the scheduler opens it
                 new.backend.open()
         except BloomError as error:
+            job_lock.close()
             fail_at_the_start(crawler, error, logger)
+        new.job_lock = job_lock
         if idle := getattr(new.backend, "idle", None):
             crawler.signals.connect(idle, signals.spider_idle)
         return new
@@ -206,7 +233,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return True
         return (
             is_filtered
-            and self._this_run.outlasts_the_window()
+            and self._this_run.counts
             and fingerprint in self._this_run
             and fingerprint not in self.backend.forgotten
         )
@@ -232,6 +259,10 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._closed:
             return
         self._closed = True
+        with self.job_lock:
+            self._close(reason)
+
+    def _close(self, reason: str) -> None:
         is_finished = reason == "finished"
         any_new = self._any_passed or self.failures.number or self._lost
         self._actions.close(is_finished=is_finished)

@@ -52,10 +52,10 @@ def command_without_crawl(crawler: Crawler) -> str | None:
     module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
     if module == "scrapy.commands":
         return command
-    return "shell" if _engine(crawler) is not None and not crawler.crawling else None
+    return "shell" if engine_of(crawler) is not None and not crawler.crawling else None
 
 
-def _engine(crawler: Crawler) -> Any:
+def engine_of(crawler: Crawler) -> Any:
     """Return a crawler's engine, None if there is none yet."""
     try:
         return crawler.engine
@@ -126,9 +126,11 @@ def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -
 
 
 def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
+    ends = hook.tell(request)
     fetched = hook.method(request, *args)
     if isinstance(fetched, Deferred):
-        hook.tell(request, fetched)
+        for end in ends:
+            fetched.addCallback(_passed_on, end)
     return fetched
 
 
@@ -153,8 +155,9 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
                 callback or errback is consumed, and the items have passed the pipelines.
             error(request, error): an exception is on its way to the errback, or came out of the
                 callback or errback; perhaps more than once.
-            fetching(request, fetched): the downloader was given a request. The Deferred fires with
-                a response, or with a request that is scheduled in its place (a retry, a redirect).
+            fetching(request): the downloader is about to be given a request. Returns a function
+                that is called with the response, or with a request that is scheduled in its place
+                right after this (a retry, a redirect).
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -253,7 +256,7 @@ def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logge
         sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
     # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
-    if (engine := _engine(crawler)) is not None:
+    if (engine := engine_of(crawler)) is not None:
         engine.spider = None
     error.is_logged = True
     _log_only_news()

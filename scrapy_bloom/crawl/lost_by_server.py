@@ -13,6 +13,7 @@ from scrapy.utils.reactor import CallLaterOnce
 from scrapy_bloom.crawl.engine import is_open
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.text import counted
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
@@ -87,8 +88,8 @@ class LostByServer:
         if not requests or not is_open(self._crawler):
             return False
         self._logger.info(
-            "%d requests from just before the server was lost or replaced are scheduled again",
-            len(requests),
+            "Scheduled again: %s from just before the server was lost or replaced",
+            counted(len(requests), "request"),
         )
         for request in requests:
             self._crawler.engine.crawl(request)

@@ -15,7 +15,7 @@ from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.text import size_text
+from scrapy_bloom.text import counted, size_text
 
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
 # too seldom to cost anything.
@@ -73,9 +73,9 @@ class Telemetry:
         """Log what the filter is, and return where."""
         status = self._backend.status()
         self._logger.info(
-            "Bloom filter in %s: %s requests at error rate %g, %s; %s already recorded",
+            "Bloom filter in %s: %s at error rate %g, %s; %s already recorded",
             status.location,
-            f"{status.capacity:,}",
+            counted(status.capacity, "request"),
             status.error_rate,
             size_text(status.nbytes),
             f"{status.count:,}",
@@ -116,9 +116,9 @@ class Telemetry:
         self._logged = self._counts()  # no regular line any more
         self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
         self._logger.info(
-            "Bloom filter closed: %s requests recorded, %s in all, %.3g %% of the bits set, "
+            "Bloom filter closed: %s recorded, %s in all, %.3g %% of the bits set, "
             "error rate now %.2g, expected false drops %.2g",
-            f"{self.added:,}",
+            counted(self.added, "request"),
             f"{status.count:,}",
             100 * status.fill_ratio,
             status.error_rate_now,
@@ -129,12 +129,12 @@ class Telemetry:
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             self._logger.log(
                 logging.WARNING if was_idle else logging.INFO,
-                "Nothing new was crawled: each of the %s requests that came to the filter was "
+                "Nothing new was crawled: %s came to the filter, and all was "
                 "recorded in %s before. Pages that lead to new ones are crawled once in each run "
                 'with meta={"bloom_filter": "run"}; to crawl pages again after some time, set '
                 "BLOOM_WINDOW_SECS; to start over, use another JOBDIR, BLOOM_DIR or "
                 "BLOOM_REDIS_KEY, or `scrapy bloom reset`",
-                f"{self.filtered:,}",
+                counted(self.filtered, "request"),
                 status.location,
             )
         return status.location
@@ -146,9 +146,9 @@ class Telemetry:
         try:
             status = self._look()
             self._logger.info(
-                "Bloom filter: %s requests recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
+                "Bloom filter: %s recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
                 "of the bits set, error rate now %.2g",
-                f"{added:,}",
+                counted(added, "request"),
                 f"{added - self._logged[0]:+,}",
                 f"{status.count:,}",
                 f"{forgotten:,} forgotten, " if self._settings.forget_failed else "",
@@ -195,9 +195,9 @@ class Telemetry:
                 "start the crawl again"
             )
         self._logger.warning(
-            "The Bloom filter holds %s requests, and was made for %s: its error rate is now %.2g "
+            "The Bloom filter holds %s, and was made for %s: its error rate is now %.2g "
             "(asked for: %g). %s",
-            f"{status.count:,}",
+            counted(status.count, "request"),
             f"{status.capacity:,}",
             status.error_rate_now,
             status.error_rate,

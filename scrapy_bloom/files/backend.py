@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.files import forgotten as forgotten_file
@@ -17,6 +18,7 @@ from scrapy_bloom.generations.lookup import Lookup, Recent
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class LocalBackend:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._policy = policy
-        self._origin = origin
+        self._origin = origin = replace(origin, error_rate=policy.error_rate)
         self.is_stored = directory is not None
         self._clock = clock
         self._is_crawl = is_crawl
@@ -196,18 +198,26 @@ class LocalBackend:
         """Return whether a recorded fingerprint was forgotten, and take it out."""
         if not self.forgotten.take(fingerprint):
             return False
+        self.record_anew(fingerprint)
+        return True
+
+    def record_anew(self, fingerprint: bytes) -> None:
+        """Record what an older generation has in the newest one, too: for a window from now on."""
         if self._policy.window and fingerprint not in self._newest.filter:
-            self._keep(fingerprint)  # for a whole window from now on
+            self._keep(fingerprint)
             self._newest.count += 1
         elif self.overlay is not None:
             self._keep(fingerprint)
-        return True
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life
         if life.has_window and self._store.begun and self._clock() >= life.due_at:
             life.turn()
         return fingerprint in self._lookup and fingerprint not in self.forgotten
+
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        return not self._policy.window or self._store.run.keeps(self._newest)
 
     def close(self) -> None:
         """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
@@ -249,9 +259,9 @@ class LocalBackend:
         capacity = sum(each.capacity for each in live)
         if not policy.window and policy.expected > capacity:
             logger.info(
-                "The filter was made for %s requests and keeps its files; BLOOM_EXPECTED_REQUESTS "
+                "The filter was made for %s and keeps its files; BLOOM_EXPECTED_REQUESTS "
                 "= %s counts when it is full and goes on in a further one",
-                f"{capacity:,}",
+                counted(capacity, "request"),
                 f"{policy.expected:,}",
             )
         error_rate = sum(each.error_rate for each in live)

@@ -19,7 +19,7 @@ from scrapy_bloom.files.log import FilterLog
 from scrapy_bloom.files.log_records import LogRecords, Misfit
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
 from scrapy_bloom.job.recovery import Job
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,14 @@ logger = logging.getLogger(__name__)
 _FILES = "generation-*.bloom"
 
 
-def check_free(directory: Path) -> None:
+def check_free(directory: Path, *, is_locked: bool = False) -> None:
     """Check that no crawl uses a filter or its job, and none was killed; or raise a StorageError.
 
-    The directory of the filter need not exist.
+    The directory of the filter need not exist. With `is_locked`, the caller has its lock.
     """
-    if files := jobdir.filter_files(directory):
+    if not is_locked and (directory / LOCK_NAME).exists():
         lock_directory(directory).release()  # first: it says best that a crawl is running
+    if files := jobdir.filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
     if directory.name == "bloom" and Job(job_dir, "stop").was_killed(has_filter=bool(files)):

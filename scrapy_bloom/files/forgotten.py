@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,6 +35,15 @@ def files(directory: Path) -> list[Path]:
     """Return the database of a filter's directory, and what SQLite keeps beside it."""
     database = directory / NAME
     return [path for path in (database, *beside(database)) if path.exists()]
+
+
+class _NoTableError(Exception):
+    """The file is empty: the disk was full when it was made, or its process was killed."""
+
+
+def _check_table(*, is_there: bool) -> None:
+    if not is_there:
+        raise _NoTableError
 
 
 class ForgottenFile:
@@ -77,7 +86,7 @@ class ForgottenFile:
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""
         now = time.time()
-        with self._used() as db, db:
+        with self._used(create=True) as db, db:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(_ADD, [(fingerprint, now) for fingerprint in fingerprints])
         self._claimed.difference_update(fingerprints)
@@ -132,24 +141,29 @@ class ForgottenFile:
         """Run a query, and return its rows; none if there is no file yet."""
         if self._opened is None and (self._path is None or not self._path.exists()):
             return []
-        with self._used() as db:
-            return db.execute(query, values).fetchall()
+        try:
+            with self._used() as db:
+                return db.execute(query, values).fetchall()
+        except _NoTableError:
+            return []
 
     @contextlib.contextmanager
-    def _used(self) -> "Iterator[sqlite3.Connection]":
+    def _used(self, *, create: bool = False) -> "Iterator[sqlite3.Connection]":
         """Connect, if that was not done yet, and say what fails in one line."""
         import sqlite3  # noqa: PLC0415 - for those who forget something
 
         try:
             if self._opened is None:
-                self._opened = self._connected()
+                self._opened = self._connected(create=create)
             yield self._opened
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from error
 
-    def _connected(self) -> "sqlite3.Connection":
+    def _connected(self, *, create: bool) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
+        if self._path is not None:
+            check_no_links(self._path)
         if self._readonly and self._path is not None:
             db = connect_readonly(self._path)
         else:
@@ -162,6 +176,7 @@ class ForgottenFile:
         try:
             is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             self._check(db, is_new=is_new)
+            _check_table(is_there=create or not is_new)
             if self._readonly:
                 return db
             db.execute("PRAGMA journal_mode = WAL")
@@ -184,6 +199,8 @@ class ForgottenFile:
                 f"it has format version {version}, and this scrapy_bloom knows versions up to "
                 f"{_FORMAT_VERSION}"
             )
+        if not is_new and not has_schema(db, _SCHEMA):
+            raise self._unusable("it is a database of something else")
 
     def _unusable(self, why: str) -> StorageError:
         return StorageError(

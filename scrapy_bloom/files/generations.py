@@ -75,7 +75,8 @@ class FileGenerations(MemoryGenerations):
 
     def open(self, log: FilterLog | None = None) -> None:
         """Lock the directory and open what is in it; see `open_files`."""
-        self._held.callback(lock_directory(self._directory).release)
+        if not self._job.has_locked(self._directory):
+            self._held.callback(lock_directory(self._directory).release)
         files, self._importable, self._records, self.misfit = open_files(
             self._directory, self._origin.fingerprinter, self._job, log
         )
@@ -264,6 +265,8 @@ class FileGenerations(MemoryGenerations):
     def _finish_all(self) -> list[Path]:
         """Write everything to the disk, and return the files that are not there any more."""
         overlay = self.overlay
+        if overlay is not None and overlay.failure is not None:
+            return []  # it was told, and nobody knows what is on the disk
         try:
             if overlay is None:
                 self._sync_forgotten()

@@ -14,7 +14,8 @@
         52     16  salt
         68      2  length of the fingerprinter's import path, then up to 1,024 bytes of UTF-8
       1094      2  length of the spider's name, then up to 1,024 bytes of UTF-8
-      2120         zeros
+      2120      8  error rate that was asked for, a double; 0 if nobody said it
+      2128         zeros
       4068      4  CRC32 of all that is before it; nothing up to here ever changes
       4072      8  state word: number of the oldest generation that still counts
       4080      8  state word: when this generation ends, milliseconds since 1970; 0: open end
@@ -37,8 +38,9 @@ from pathlib import Path
 from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
-from scrapy_bloom.generations.plausible import check_generation
+from scrapy_bloom.generations.plausible import check_asked, check_generation
 from scrapy_bloom.generations.policy import Generation, Origin
+from scrapy_bloom.job.paths import check_file
 
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
@@ -48,7 +50,7 @@ _FIGURES = ("capacity", "error_rate", "created_at", "number")
 
 _VERSION = struct.Struct(">H")
 _TEXT_BYTES = 1024
-_BODY = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}sH{_TEXT_BYTES}sH{_TEXT_BYTES}s")
+_BODY = struct.Struct(f">8sHHHHQQddI{SALT_BYTES}sH{_TEXT_BYTES}sH{_TEXT_BYTES}sd")
 _CRC = struct.Struct(">I")
 _CRC_OFFSET = 4068
 _WORDS_OFFSET = 4072
@@ -76,6 +78,7 @@ class FileGeneration(Generation):
             StorageError: it cannot be read.
         """
         try:
+            check_file(path)
             with path.open("rb") as file:
                 raw = file.read(HEADER_BYTES)
                 size = os.fstat(file.fileno()).st_size
@@ -107,6 +110,7 @@ def pack_header(file: FileGeneration) -> bytes:
         file.salt,
         *_measured(file.origin.fingerprinter),
         *_measured(file.origin.spider),
+        file.origin.error_rate,
     ).ljust(_CRC_OFFSET, b"\0")
     return body + _CRC.pack(binascii.crc32(body))
 
@@ -141,7 +145,7 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
     if binascii.crc32(raw[:_CRC_OFFSET]) != _CRC.unpack_from(raw, _CRC_OFFSET)[0]:
         raise _unusable(path, "has a damaged header (its checksum is wrong)")
     _, _, scheme, variant, num_hashes, num_blocks, *figures_and_origin = _BODY.unpack_from(raw)
-    *figures, salt, length, fingerprinter, spider_length, spider = figures_and_origin
+    *figures, salt, length, fingerprinter, spider_length, spider, asked = figures_and_origin
     if variant == _COUNTING:
         raise FilterFileError(f"{path} {WITH_COUNTERS}")
     if scheme != HASH_SCHEME or variant != _PLAIN:
@@ -157,12 +161,14 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
             salt=salt,
             fingerprinter=fingerprinter[:length].decode("utf-8", "replace"),
             spider=spider[:spider_length].decode("utf-8", "replace"),
+            error_rate=asked,
         ),
         in_use=bool(count & _IN_USE),
         oldest=oldest,
     )
     try:
         check_generation(found, oldest=oldest)
+        check_asked(asked)
     except ValueError as error:
         raise _unusable(path, f"has figures in its header that cannot be ({error})") from None
     return found

@@ -13,6 +13,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, pack_header, write_state
 from scrapy_bloom.files.local import LocalGeneration
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.job.disk import create, sync_directory
 
 _ZEROS = bytes(1 << 20)
 
@@ -95,7 +96,7 @@ class FilterFile(FileGeneration, LocalGeneration):
             if isinstance(error, OSError):
                 raise StorageError(_no_room(path, size, error)) from error
             raise
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         return created
 
     def save(self) -> None:
@@ -131,7 +132,10 @@ class FilterFile(FileGeneration, LocalGeneration):
         self.filter.release()
         self._words.release()
         self._view.release()
-        self._map.close()
+        # After an interrupt, a function in the traceback may still have some of the bits in hand:
+        # they are unmapped with the last of these.
+        with contextlib.suppress(BufferError):
+            self._map.close()
         self._file.close()
 
 
@@ -141,7 +145,7 @@ def _reserve(path: Path, size: int) -> None:
     A file with holes would be found out on a full disk only when a bit is set in a hole. Then the
     kernel ends the process with SIGBUS.
     """
-    with path.open("wb", buffering=0) as file:
+    with create(path, buffering=0) as file:
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
@@ -153,17 +157,6 @@ def _reserve(path: Path, size: int) -> None:
         rest = size
         while rest:
             rest -= file.write(_ZEROS[: min(rest, len(_ZEROS))])
-
-
-def _sync_directory(path: Path) -> None:
-    # As well as may be: not every file system can, Windows never, and the file itself is on the
-    # disk already.
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _no_room(path: Path, size: int, error: OSError) -> str:

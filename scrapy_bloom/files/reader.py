@@ -14,14 +14,14 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job.locks import LOCK_NAME, is_held
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.paths import filter_files, is_job
 
 
 def filter_directory(path: Path) -> Path:
-    """Return where a filter's files are: the `bloom` of a job directory, or else the path."""
+    """Return where a filter's files are, or go: the `bloom` of a job directory, or the path."""
     inner = path / "bloom"
     if not filter_files(inner):
-        return path
+        return inner if is_job(path) and not filter_files(path) else path
     if filter_files(path):
         raise StorageError(
             f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "
@@ -29,6 +29,11 @@ def filter_directory(path: Path) -> Path:
             "the one away that is not used"
         )
     return inner
+
+
+def draft_directory(directory: Path) -> Path:
+    """Return where the files of a copy are before all of them are there."""
+    return directory / "unfinished-copy"
 
 
 def found_files(path: Path) -> list[FileGeneration]:
@@ -53,6 +58,11 @@ def found_files(path: Path) -> list[FileGeneration]:
         except StorageError:
             if is_last:
                 raise
+    if any(draft_directory(each).exists() for each in (directory, path / "bloom")):
+        raise StorageError(
+            f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
+            "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"
+        )
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
         + ("" if path.exists() else " (there is no such file or directory)")
@@ -89,8 +99,9 @@ class FilterReader:
             stack.pop_all()  # they stay open
         self._recent = recent or {}
         newest = self.files[-1]
-        self.location = str(newest.path.parent if len(self.files) > 1 else newest.path)
+        self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
+        self.error_rate = newest.origin.error_rate  # as asked for; 0: not said
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]

@@ -29,6 +29,9 @@ class Backend(Protocol):
     def __contains__(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is recorded (or, at the error rate, seems to be)."""
 
+    def keeps_newest(self) -> bool:
+        """Return whether what is recorded now is known to the end of this run, with any window."""
+
     def status(self) -> FilterStatus:
         """Return the filter's figures now; after `close`, the last ones."""
 

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.policy import ROTATIONS, Generation, Policy, Size
+from scrapy_bloom.generations.policy import Generation, Policy, Size
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +74,13 @@ class Run:
         """Note that the filter is another one: the run, if it has begun, records in all of it."""
         self._first = min(self._first, 1)
 
-    def keeps(self, expired: Generation) -> bool:
-        """Check that the run goes on to ask a generation that has expired."""
-        # A quarter more: the clock that says when the run has lasted for a window is another one.
-        until = self._begun_at + self._window * (1 + 1 / ROTATIONS)
-        return expired.number >= self._first and expired.created_at <= until
+    def keeps(self, each: Generation) -> bool:
+        """Check that the run goes on to ask a generation once that has expired.
+
+        What it records in any other one, the crawl has to remember elsewhere: that depends on this
+        alone, and on no other clock.
+        """
+        return each.number >= self._first and each.created_at <= self._begun_at + self._window
 
 
 class LifeCycle:
@@ -181,9 +184,9 @@ class LifeCycle:
         live = self._store.live
         newest = live[-1]
         logger.info(
-            "The filter is full with %s requests and grows: generation %d has room for %s more at "
+            "The filter is full with %s and grows: generation %d has room for %s more at "
             "error rate %.2g, in %s bytes",
-            f"{sum(each.count for each in live):,}",
+            counted(sum(each.count for each in live), "request"),
             newest.number,
             f"{newest.capacity:,}",
             newest.error_rate,
@@ -194,19 +197,20 @@ class LifeCycle:
         self._has_room = True
         logger.info(
             "A quarter of the time window is over: generation %d takes what is new, generation %d "
-            "with %s requests counts until it expires",
+            "with %s counts until it expires",
             newest.number,
             ended.number,
-            f"{ended.count:,}",
+            counted(ended.count, "request"),
         )
 
     def _log_expiry(self, gone: Sequence[Generation]) -> None:
         count = sum(each.count for each in gone)
         self._expired += count
         logger.info(
-            "%s requests recorded more than %g seconds ago are forgotten: generation %s expired",
-            f"{count:,}",
+            "%s recorded more than %g seconds ago %s forgotten: generation %s expired",
+            counted(count, "request"),
             self._policy.window,
+            "is" if count == 1 else "are",
             ", ".join(str(each.number) for each in gone),
         )
 

@@ -50,6 +50,12 @@ def _check_geometry(generation: Generation) -> None:
         )
 
 
+def check_asked(error_rate: float) -> None:
+    """Check that a value is an error rate that was asked for, or 0, or raise ValueError."""
+    if not 0 <= error_rate < 1:
+        raise ValueError(f"the error_rate that was asked for is {error_rate}")
+
+
 def check_time(name: str, value: float) -> None:
     """Check that a value is a time, in seconds since 1970, or raise ValueError."""
     if not 0 <= value <= _LAST_TIME:

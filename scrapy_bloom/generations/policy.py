@@ -87,6 +87,7 @@ class Origin:
     salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random ones for a new filter
     fingerprinter: str = ""  # import path of what makes the fingerprints
     spider: str = ""  # its name, for information
+    error_rate: float = 0.0  # as asked for when the filter was made, for information; 0: not said
 
 
 ANY_ORIGIN = Origin()
@@ -199,13 +200,18 @@ def window_of(live: Sequence[Generation]) -> float:
     return round(ROTATIONS * max(each.open_until - each.created_at for each in live), 2)
 
 
-def rate_asked(live: Sequence[Generation], on_full: str = "grow") -> float:
-    """Return the error rate that a filter's generations were made to keep, however far it grows."""
+def rate_asked(live: Sequence[Generation], said: float = 0.0) -> float:
+    """Return the error rate that a filter's generations were made to keep, however far it grows.
+
+    Where the filter does not say it (0), they are taken for those of one that may grow.
+    """
     rates = [each.error_rate for each in live]
-    if live[-1].open_until:
+    if said:
+        rate = max(said, sum(rates))
+    elif live[-1].open_until:
         rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth, and for long runs
-    else:  # with "warn", nothing was left for a further generation
-        rate = sum(rates) + (0 if on_full == "warn" else rates[-1])
+    else:
+        rate = sum(rates) + rates[-1]
     return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
 
 

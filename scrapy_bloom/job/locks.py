@@ -88,8 +88,8 @@ def _hard_lock(path: Path) -> "FileLock":
     """Make a lock that ends with its process; not yet taken."""
     from filelock import FileLock  # noqa: PLC0415 - as above
 
-    # Not bound to a thread: a crawl may be closed by another.
-    new = partial(FileLock, path, timeout=0, thread_local=False)
+    # Not bound to a thread: a crawl may be closed by another. And whoever can open it can lock it.
+    new = partial(FileLock, path, timeout=0, mode=0o600, thread_local=False)
     try:
         # Not a mere note in the file, which a crawl leaves for ever that is killed.
         return new(fallback_to_soft=False)
@@ -100,3 +100,9 @@ def _hard_lock(path: Path) -> "FileLock":
 def lock_directory(path: Path) -> "FileLock":
     """Take a filter's directory for one crawl; see `lock_file`."""
     return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
+
+
+def lock_job(job_dir: Path) -> "FileLock":
+    """Take a job directory for one crawl, wherever its filter is kept; see `lock_file`."""
+    path = job_dir / "bloom"  # so that commands for the filter there lock the job, too
+    return lock_file(path / LOCK_NAME, path, "JOBDIR")

@@ -5,11 +5,12 @@ After a kill, the requests of that time are lost, and a stale state makes the re
 """
 
 import contextlib
-import os
 import re
 import time
 from pathlib import Path
 
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.job.disk import write_note
 from scrapy_bloom.job.sqlite_files import beside
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
@@ -21,14 +22,34 @@ IN_USE = "bloom.in-use"
 _ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
+# The last one is of Scrapy's extension.
+_SIGNS = (QUEUE, SEEN, DATABASE, f"{DATABASE}.lock", IN_USE, _ENDED, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
+def is_job(directory: Path) -> bool:
+    """Return whether a directory is the JOBDIR of a crawl, by what Scrapy or we have left there."""
+    return any((directory / name).exists() for name in _SIGNS)
+
+
+def check_file(path: Path) -> None:
+    """Raise a StorageError if reading a file might wait for ever, since it is no regular one.
+
+    Raises OSError if nobody may look. The file need not exist.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(
+            f"{path} is a pipe, a socket or a device, and not a regular file; it was left as it "
+            "is: remove it, or restore the file from a backup"
+        )
+
+
 def is_database(path: Path) -> bool:
     """Return whether a file is CrashSafeScheduler's queue, by its first bytes, if it has any."""
     try:
+        check_file(path)
         with path.open("rb") as file:
             head = file.read(_DATABASE_ID_AT + 4)
     except OSError:
@@ -60,11 +81,13 @@ def has_queued(job_dir: Path) -> bool:
 
 def note_end(job_dir: Path) -> None:
     """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
-    with contextlib.suppress(OSError):  # then the next run looks at the times of Scrapy's files
+    # Then the next run looks at the times of Scrapy's files.
+    with contextlib.suppress(OSError, StorageError):
+        check_file(job_dir / _ENDED)
         if (size := _seen_size(job_dir)) is not None:
-            (job_dir / _ENDED).write_text(
+            write_note(
+                job_dir / _ENDED,
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
-                encoding="utf-8",
             )
     (job_dir / IN_USE).unlink(missing_ok=True)
 
@@ -78,6 +101,7 @@ def scrapys_filter_ran_last(job_dir: Path) -> bool:
     size = _seen_size(job_dir)
     if size is None:
         return False
+    check_file(job_dir / _ENDED)
     try:
         noted, *_ = (job_dir / _ENDED).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
@@ -94,14 +118,12 @@ def _seen_size(job_dir: Path) -> int | None:
 def set_in_use(job_dir: Path, filter_id: str = "") -> None:
     """Note that the job is in use, by a crawl with that filter if there are several."""
     text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
-    with (job_dir / IN_USE).open("w", encoding="utf-8") as note:
-        note.write(text)
-        note.flush()
-        os.fsync(note.fileno())
+    write_note(job_dir / IN_USE, text)
 
 
 def filter_in_use(job_dir: Path) -> str | None:
     """Return the filter of the killed crawl; empty if unknown, None if there is no note."""
+    check_file(job_dir / IN_USE)
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import UncleanShutdownError
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.disk import sync_tree
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Job:
         path: the job directory, or None.
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
+        is_locked: the crawl has taken it by `lock_job`.
     """
 
     def __init__(
@@ -43,13 +46,21 @@ class Job:
         on_unclean_shutdown: str = "keep",
         *,
         only_crawled: bool = False,
+        is_locked: bool = False,
     ) -> None:
         self.path = path
         self.on_unclean_shutdown = on_unclean_shutdown
+        self._is_locked = is_locked
         self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
         self._verdict = _VERDICTS[on_unclean_shutdown][0 if path else 1]
+
+    def has_locked(self, directory: Path) -> bool:
+        """Return whether the lock of the job is that of a filter's directory, too."""
+        if self.path is None or not self._is_locked:
+            return False
+        return directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
         """Note that the job is in use: whoever finds the note knows that it did not end well."""
@@ -80,8 +91,10 @@ class Job:
         self.end()
 
     def end(self) -> None:
-        """Take the note away: the crawl has ended well."""
+        """Take the note away: the crawl has ended well. Raises OSError: the note is still there."""
         if self.path is not None:
+            # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
+            sync_tree(self.path / jobdir.QUEUE)
             jobdir.note_end(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:
@@ -135,7 +148,6 @@ class Job:
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
-        self.end()
         logger.warning(
             "%s, so the requests that were queued then are lost but would look seen. The crawl "
             "starts over with an empty filter, and pages are crawled again rather than lost. Set "
@@ -144,12 +156,13 @@ class Job:
             what,
             ", ".join(moved),
         )
+        self.end()
         return True
 
     def _warn_that_the_queue_is_lost(
         self, what: str, count: int | None, moved: Sequence[str]
     ) -> None:
-        kept = f" (at least {count:,} requests)" if count is not None else ""
+        kept = f" (at least {counted(count, 'request')})" if count is not None else ""
         if self._only_crawled:
             logger.warning(
                 "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from scrapy_bloom.exceptions import SeenFileError, StorageError
+from scrapy_bloom.job.paths import check_file
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class SeenFile:
     """
 
     def __init__(self, path: Path) -> None:
+        check_file(path)
         self.path = path
         self.size = path.stat().st_size  # bytes
         self.position = 0  # read so far
@@ -125,13 +128,14 @@ def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
         if read % 10_000 == 0 and (now := time.monotonic()) - last >= _PROGRESS_SECS:
             last = now
             logger.info(
-                "Importing %s: %.0f %%, %s requests, %s a second",
+                "Importing %s: %.0f %%, %s, %s a second",
                 seen.path,
                 100 * seen.position / seen.size,
-                f"{read:,}",
+                counted(read, "request"),
                 f"{read / (now - begun):,.0f}",
             )
-    logger.info("Imported %s requests from %s; the file was left as it is", f"{read:,}", seen.path)
+    imported = counted(read, "request")
+    logger.info("Imported %s from %s; the file was left as it is", imported, seen.path)
     if seen.truncated:
         logger.warning(
             "Ignored an incomplete request at the end of %s: the job was not closed cleanly then, "

@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scrapy_bloom.exceptions import StorageError
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -14,6 +16,16 @@ if TYPE_CHECKING:
 def beside(database: Path) -> tuple[Path, Path]:
     """Return the paths of the write-ahead log and its index, which are a part of a database."""
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
+
+
+def check_no_links(database: Path) -> None:
+    """Raise a StorageError if SQLite would follow a symbolic link that somebody has put there."""
+    for part in (database, *beside(database)):
+        if part.is_symlink():
+            raise StorageError(
+                f"{part} is a symbolic link, and what it leads to would be overwritten; nothing "
+                "was changed: put the file itself there, or remove the link"
+            )
 
 
 def sync_log(database: Path) -> None:
@@ -65,3 +77,19 @@ def _connected(database: Path, options: str) -> "sqlite3.Connection":
         db.close()
         raise
     return db
+
+
+def has_schema(db: "sqlite3.Connection", script: str) -> bool:
+    """Return whether a database has the tables of an SQL script, and nothing that it has not.
+
+    A file of somebody else may have a view in place of a table, or a trigger, that never ends.
+    Raises sqlite3.Error.
+    """
+    import sqlite3  # noqa: PLC0415 - as above
+
+    query = "SELECT type, name, sql FROM sqlite_master LIMIT 100"
+    with contextlib.closing(sqlite3.connect(":memory:")) as new:
+        new.executescript(script)
+        expected = set(new.execute(query))
+    found = set(db.execute(query))
+    return {each for each in expected if each[0] == "table"} <= found <= expected

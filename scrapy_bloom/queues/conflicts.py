@@ -8,6 +8,9 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.text import counted
+
+_ONE, _MORE = "request of the job waits", "requests of the job wait"
 
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
@@ -19,13 +22,13 @@ def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
     waiting = _waiting_in(database)
     if waiting and in_redis:
         raise StorageError(
-            f'{waiting:,} requests of the job wait in {database}, and BLOOM_QUEUE is "redis": set '
+            f'{counted(waiting, _ONE, _MORE)} in {database}, and BLOOM_QUEUE is "redis": set '
             'it to "job" again; or copy filter and queue with `scrapy bloom push`, and give the '
             "crawl another JOBDIR, or none"
         )
     if waiting:
         raise StorageError(
-            f"{waiting:,} requests of the job wait in {database}, and this crawl's scheduler does "
+            f"{counted(waiting, _ONE, _MORE)} in {database}, and this crawl's scheduler does "
             'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
             "the crawl another JOBDIR"
         )

@@ -27,6 +27,7 @@ from scrapy_bloom.queues.members import (
 )
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class SharedRequests:
         prefetch: int = 4,
         record: Callable[[bytes], object] = lambda _: None,
     ) -> None:
-        self.name = f"{server.address}, key {key}"
+        self.name = f"{server.address}, key {escaped(key)}"
         self.ended_at = 0.0
         self.can_start, self.set_aside_for_later = True, 0
         self.is_last = self.flush = self.was_flushed = False
@@ -149,10 +150,10 @@ class SharedRequests:
         self._former = b""
         logger.info(
             "This worker's lease of the queue in %s %s: it goes on with a new one, and %s "
-            "requests are pending again",
+            "pending again",
             self.name,
             "had ended, or the server has lost it" if is_same else "was lost by the server",
-            f"{returned + len(lost):,}",
+            counted(returned + len(lost), "request is", "requests are"),
         )
 
     def _rejoin(self) -> None:
@@ -264,10 +265,10 @@ class SharedRequests:
             if newest:
                 self._record(parsed(newest).data)
             logger.info(
-                "The worker %s gives no sign of life: its lease is over, and %s requests that it "
-                "had taken of the queue in %s are pending again",
-                (name or b"?").decode(errors="backslashreplace"),
-                f"{held:,}",
+                "The worker %s gives no sign of life: its lease is over, and %s pending again, "
+                "which it had taken of the queue in %s",
+                escaped((name or b"?").decode(errors="backslashreplace")),
+                counted(held, "request is", "requests are"),
                 self.name,
             )
         for _, position, member in map(parsed_leased, members):

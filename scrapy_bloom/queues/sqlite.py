@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
 from scrapy_bloom.job.paths import DATABASE_ID, set_aside
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
 from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
@@ -99,17 +99,18 @@ class RequestDatabase:
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.name = str(path)
+        self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
         self._connect()
 
     def _connect(self) -> None:
         path = Path(self.name)
-        self.path = os.path.realpath(path)  # SQLite keeps its log there
         self._last_slot = ""
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
         self._log: BinaryIO | None = None
+        check_no_links(path)
         was_there = path.exists()
         has_log = self._log_path.exists()
         try:
@@ -117,26 +118,26 @@ class RequestDatabase:
                 path, _PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
             try:
-                self._open(has_log=has_log)
+                self._open(path, has_log=has_log)
             except BaseException:
                 self._db.close()
                 if not was_there:  # an empty one would look like a queue that was emptied
-                    for part in (Path(self.path), *beside(Path(self.path))):
+                    for part in (path, *beside(path)):
                         with contextlib.suppress(OSError):
                             part.unlink()
                 raise
         except (sqlite3.Error, OSError, ValueError) as error:
-            raise _unusable(path, error) from error
+            raise unusable(path, error) from error
 
     @property
     def _log_path(self) -> Path:
         return beside(Path(self.path))[0]
 
-    def _open(self, *, has_log: bool) -> None:
+    def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if not is_new:
-            self._check_format()
+            _check(self._db, path)
         run("PRAGMA journal_mode = WAL")  # a backup that SQLite made has none
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA wal_autocheckpoint = 0")  # it would sync in the event loop
@@ -184,7 +185,7 @@ class RequestDatabase:
             # It stays open: a failed sync is reported to this descriptor, and only once.
             self._log = self._log_path.open("r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
-            raise _unusable(Path(self.name), error) from error
+            raise unusable(Path(self.name), error) from error
         self._suspect = 0
         self.pending, self.suspects = counts.get(_PENDING, 0), counts.get(_SUSPECT, 0)
         self.resumed = self.pending + self.suspects
@@ -195,18 +196,6 @@ class RequestDatabase:
         aside = set_aside(Path(self.name))
         self._connect()
         return str(aside)
-
-    def _check_format(self) -> None:
-        if self._db.execute("PRAGMA application_id").fetchone()[0] != DATABASE_ID:
-            raise StorageError(
-                f"{self.name} is a database of something else; it was left as it is: move it away, "
-                "or give the crawl another JOBDIR"
-            )
-        if (version := self._db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION:
-            raise StorageError(
-                f"{self.name} has format version {version}, and this scrapy_bloom knows versions "
-                f"up to {FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
-            )
 
     def _check_contents(self, *, is_suspicious: bool) -> None:
         """Raise a ValueError unless it is whole: a part of it may be missing, or be older."""
@@ -358,7 +347,7 @@ class RequestDatabase:
             for seq, data in self._db.execute("SELECT seq, changes FROM ops ORDER BY seq"):
                 yield seq, unpack_changes(data)
         except (sqlite3.Error, ValueError) as error:
-            raise _unusable(Path(self.name), error) from error
+            raise unusable(Path(self.name), error) from error
 
     def unfinished(self) -> Iterator[bytes]:
         """See `FilterLog`."""
@@ -424,15 +413,16 @@ def read_recent(path: Path) -> list[Change]:
         rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
         return [change for (data,) in rows for change in unpack_changes(data)]
     except ValueError as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
 
 
 def _read(path: Path, query: str, *values: object) -> list[Any]:
     try:
         with contextlib.closing(connect_readonly(path)) as db:
+            _check(db, path)
             return db.execute(query, values).fetchall()
     except (sqlite3.Error, OSError) as error:
-        raise _unusable(path, error) from error
+        raise unusable(path, error) from error
 
 
 def _checksum_of(ids: int, numbers: int) -> int:
@@ -454,8 +444,23 @@ def _row(number: int, found: Found) -> tuple[Any, ...]:
     )
 
 
-def _unusable(path: Path, error: sqlite3.Error | OSError | ValueError) -> StorageError:
+def _check(db: sqlite3.Connection, path: Path) -> None:
+    is_ours = db.execute("PRAGMA application_id").fetchone()[0] == DATABASE_ID
+    if (version := db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION and is_ours:
+        raise StorageError(
+            f"{path} has format version {version}, and this scrapy_bloom knows versions up to "
+            f"{FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
+        )
+    if not is_ours or not has_schema(db, ";".join([*_TABLES, *_INDEXES.values()])):
+        raise StorageError(
+            f"{path} is a database of something else; it was left as it is: move it away, or give "
+            "the crawl another JOBDIR"
+        )
+
+
+def unusable(path: Path, why: sqlite3.Error | OSError | ValueError | str) -> StorageError:
+    """Return what to raise of a database that cannot be read, and why."""
     return StorageError(
-        f"{path} cannot be used: {error}; it was left as it is. If it is damaged, restore it from "
+        f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
         "a backup, or move it away, with the filter beside it, to start the job over"
     )

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
@@ -12,7 +13,6 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -22,6 +22,7 @@ from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.lookup import SharedLookup
 from scrapy_bloom.redis.view import log_differences
+from scrapy_bloom.text import escaped
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class RedisBackend:
     ) -> None:
         self._trust_secs = trust_secs
         self._policy = policy
-        self._origin = origin
+        self._origin = origin = replace(origin, error_rate=policy.error_rate)
         self.server = server
         self.key = key
         self.flush = flush
@@ -82,7 +83,6 @@ class RedisBackend:
             changed=self._changed,
         )
         self._job = job or Job()
-        self._held = contextlib.ExitStack()  # the lock of the job directory
         self._last_status: FilterStatus | None = None
         self._idle_again = 0.0  # on a monotonic clock
         self._forgotten = RedisForgotten(server, key, "", self._shared.now, claims=claims)
@@ -99,19 +99,12 @@ class RedisBackend:
                 killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
-        with contextlib.ExitStack() as stack:
-            if self._job.path is not None:
-                stack.callback(lock_directory(self._job.path / "bloom").release)
-            self._join()
-            self._held = stack.pop_all()
-
-    def _join(self) -> None:
         if policy := self.server.eviction_policy():
             logger.warning(
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
                 "forget, and pages be crawled again; set it to noeviction",
                 self.server.address,
-                policy,
+                escaped(policy),
             )
         is_new = self._shared.join(self._prepare_job())
         view = self._shared.view
@@ -209,6 +202,11 @@ class RedisBackend:
     def __contains__(self, fingerprint: bytes) -> bool:
         return fingerprint in self._lookup and fingerprint not in self.forgotten
 
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        live = self._shared.live
+        return not self._policy.window or not live or self._shared.run.keeps(live[-1])
+
     @property
     def unconfirmed(self) -> int:
         """Return how many answers came from the mirror since the server's last word."""
@@ -249,10 +247,16 @@ class RedisBackend:
                 self._store.undefine(self._shared.view.info)
                 self._store.lock.release()
         finally:
-            # Scrapy has closed the queue, and it fits what was recorded.
-            self._job.end()
-            self._held.close()
-            self.server.close()
+            try:
+                # Scrapy has closed the queue, and it fits what was recorded.
+                self._job.end()
+            except OSError as error:
+                raise StorageError(
+                    f"{self._job.path} could not be written to the disk: "
+                    f"{error.strerror or error}; the next run will take it for not closed"
+                ) from error
+            finally:
+                self.server.close()
 
     def idle(self) -> None:
         """Tell the other crawlers the counts while there is nothing to do: one may be closing."""
@@ -273,7 +277,7 @@ class RedisBackend:
         # Without any: what the next request would create.
         live = self._shared.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return self._life.status(
-            f"{self.server.address}, key {self._store.key}",
+            f"{self.server.address}, key {escaped(self._store.key)}",
             live,
             more={
                 "redis/round_trips": self.server.round_trips,

@@ -27,6 +27,9 @@ class RedisForgotten:
         epoch: of the filter.
         now: returns the server's time; None: ask it each time.
         claims: see `ForgottenStore`.
+
+    Attributes:
+        name: of the key of the set.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class RedisForgotten:
     def enter(self, epoch: str) -> None:
         """Go on to the set of another epoch."""
         self.epoch = epoch
-        self._forgotten, self._runs = self._key("forgotten"), self._key("runs")
+        self.name, self._runs = self._key("forgotten"), self._key("runs")
         self._claimed: set[bytes] = set()  # no more than are queued
         self._looked_at = 0.0
         self._look_at_runs = 0.0  # on a monotonic clock
@@ -66,23 +69,25 @@ class RedisForgotten:
             if self._bury_the_dead():
                 self._looked_at = 0.0
         since, now = self._looked_at, self._now()
-        command = ("ZRANGEBYSCORE", self._forgotten, since, "+inf")
+        command = ("ZRANGEBYSCORE", self.name, since, "+inf")
         found: list[bytes] = self._server.send(*command, patient=False)
         self._looked_at = now - _OVERLAP_SECS
         return found
 
     def all(self) -> Iterable[bytes]:
         """See `ForgottenStore`."""
-        return self._members(self._forgotten)
+        return self._members(self.name)
 
-    def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`."""
+    def add(self, fingerprints: Sequence[bytes], *, secs: int = 0) -> None:
+        """See `ForgottenStore`; with `secs`, the set expires then."""
         for start in range(0, len(fingerprints), _BATCH):
             batch = fingerprints[start : start + _BATCH]
             now = self._now()
             scores = [word for each in batch for word in (now, each)]
             claimed = [each for each in batch if each in self._claimed]
-            commands = [("ZADD", self._forgotten, *scores)]
+            commands: list[Sequence[object]] = [("ZADD", self.name, *scores)]
+            if secs:
+                commands.append(("EXPIRE", self.name, secs))
             if claimed:
                 commands.append(("ZREM", self._key("claimed", self._run), *claimed))
             self._server.transaction(*commands)
@@ -95,7 +100,7 @@ class RedisForgotten:
         if self.claims and not self._claimed:
             self._stay_alive()
         retries, own = self._server.retries, self._key("claimed", self._run)
-        taken = ("ZREM", self._forgotten, fingerprint)
+        taken = ("ZREM", self.name, fingerprint)
         if self.claims:
             claimed = ("ZADD", own, self._now(), fingerprint)
             _, removed = self._server.transaction(claimed, taken)
@@ -117,17 +122,17 @@ class RedisForgotten:
         """Check which of some fingerprints can be taken."""
         if not fingerprints:
             return []
-        scores = self._server.send("ZMSCORE", self._forgotten, *fingerprints)
+        scores = self._server.send("ZMSCORE", self.name, *fingerprints)
         return [score is not None for score in scores]
 
     def everything(self) -> list[bytes]:
         """Return what is forgotten, claimed or not."""
         claimed = [self._key("claimed", run) for run in self._names_of_runs()]
-        return [each for name in [self._forgotten, *claimed] for each in self._members(name)]
+        return [each for name in [self.name, *claimed] for each in self._members(name)]
 
     def remove(self, fingerprint: bytes) -> None:
         """See `ForgottenStore`."""
-        keys = [self._forgotten]
+        keys = [self.name]
         if fingerprint in self._claimed:
             keys.append(self._key("claimed", self._run))
         self._server.transaction(*[("ZREM", key, fingerprint) for key in keys])
@@ -137,12 +142,12 @@ class RedisForgotten:
         """Remove the keys of a filter that is gone."""
         runs = self._names_of_runs()
         own = [self._key(kind, run) for kind in ("claimed", "alive") for run in runs]
-        keys = [self._forgotten, self._runs, *own]
+        keys = [self.name, self._runs, *own]
         self._server.transaction(*[("UNLINK", key) for key in keys])
 
     def expire(self, secs: float) -> None:
         """See `ForgottenStore`."""
-        self._server.send("ZREMRANGEBYSCORE", self._forgotten, "-inf", self._now() - secs)
+        self._server.send("ZREMRANGEBYSCORE", self.name, "-inf", self._now() - secs)
 
     def close(self) -> None:
         """See `ForgottenStore`."""
@@ -182,7 +187,7 @@ class RedisForgotten:
 
     def _give_back(self, name: str) -> None:
         """Give back what a run has claimed, unless that was done before."""
-        claimed, forgotten = self._key("claimed", name), self._forgotten
+        claimed, forgotten = self._key("claimed", name), self.name
         self._server.transaction(
             ("ZUNIONSTORE", forgotten, 2, forgotten, claimed, "AGGREGATE", "MAX"),
             ("UNLINK", claimed),

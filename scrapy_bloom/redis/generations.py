@@ -42,10 +42,10 @@ class SharedGenerations:
         self.view = View(FilterInfo.of(origin, 0.0))
         self.voided = 0  # how often all that was known here turned out to be void
         self.recovery = Recovery(store)
+        self.run = Run(policy)
         self._policy = policy
         self._origin = origin
         self._counts = SharedCounts(store)
-        self._run = Run(policy)
         self._mirror = mirror
         self._clock = clock
         self._server_ahead = 0.0  # its clock, of our monotonic one
@@ -107,7 +107,7 @@ class SharedGenerations:
 
     def begin_run(self) -> None:
         """Keep what this run records from now on, also when it expires."""
-        self._run.begin(self.view.newest.number if self.view.live else 1, self.now())
+        self.run.begin(self.view.newest.number if self.view.live else 1, self.now())
 
     def clear(self, *, and_wait: float = 0.0) -> None:
         """Remove the filter, for all crawlers; `join` begins a new one.
@@ -181,14 +181,14 @@ class SharedGenerations:
     def _adopt(self, stored: Stored) -> None:
         if self.view.live and not self.view.is_of(stored):
             self._forget()
-        self.view = self.view.then(stored, self._run, mirror=self._mirror)
+        self.view = self.view.then(stored, self.run, mirror=self._mirror)
         self._counts.plan(self.view.newest)
         self._changed()
 
     def _forget(self, info: FilterInfo | None = None) -> None:
         self.view = View(info or self.view.info)
         self.voided += 1
-        self._run.begin_anew()
+        self.run.begin_anew()
         self._counts.drop()
 
     def count(self) -> None:

@@ -10,6 +10,7 @@ from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
 from scrapy_bloom.redis.keys.meta import RedisGeneration
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.view import View
+from scrapy_bloom.text import counted
 
 
 class RedisReader:
@@ -28,8 +29,8 @@ class RedisReader:
         self.info, self.generations = self.store.read_filter()
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
-        self.salt = self.info.salt
-        self.names = [f"{each.num_chunks:,} keys" for each in self.generations]
+        self.error_rate, self.salt = self.info.error_rate, self.info.salt
+        self.names = [counted(each.num_chunks, "key") for each in self.generations]
         self.forgotten = RedisForgotten(server, key, self.info.epoch)
         self._live = self.generations
         if self.generations[-1].open_until:

@@ -12,6 +12,7 @@ from scrapy_bloom.generations.lifecycle import Run
 from scrapy_bloom.generations.lookup import Recent
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
+from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def log_differences(view: View, policy: Policy, origin: Origin, name: str) -> No
         differences.append("its own salt (BLOOM_SALT is for a new one)")
     capacity = sum(each.capacity for each in live)
     if not policy.window and policy.first().capacity > capacity:
-        differences.append(f"room for {capacity:,} requests")
+        differences.append(f"room for {counted(capacity, 'request')}")
     error_rate = sum(each.error_rate for each in live)
     if policy.is_exceeded(error_rate):
         differences.append(f"an error rate of {error_rate:.2g}")

@@ -9,6 +9,7 @@ from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+from scrapy_bloom.redis.connection.url import looks_like_url
 
 _MAX_SECONDS = 10**9
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
@@ -72,7 +73,10 @@ def choice(*choices: str) -> Check:
     return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
 
 
-service = _text("the name of the service that a Sentinel watches", bool)
+service = _text(
+    "the name of the service that a Sentinel watches",
+    lambda name: name and not looks_like_url(name),
+)
 
 
 def directory(name: str, value: Any) -> str:
@@ -81,7 +85,7 @@ def directory(name: str, value: Any) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
-    if "://" in path:  # of a server, perhaps with a password
+    if looks_like_url(path):  # of a server, perhaps with a password
         raise SettingError(
             f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
             'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
@@ -93,10 +97,25 @@ def directory(name: str, value: Any) -> str:
     return path
 
 
+def file_name(spider: str) -> str:
+    """Return a spider's name as one part of a path: what would leave the directory is quoted.
+
+    >>> file_name("shop 2"), file_name("../x"), file_name("..")
+    ('shop 2', '..%2Fx', '%2E%2E')
+    """
+    unsafe = set("./" if not spider.strip(".") else "/" + '\\:*?"<>|' * (os.name == "nt"))
+    return "".join(
+        "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
+        if char in unsafe or amounts.is_control(char)
+        else char
+        for char in spider
+    )
+
+
 def redis_key(name: str, value: Any) -> str:
     """Check a name of keys in Redis."""
     allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
-    if not isinstance(value, str) or not value or "{" in value or "}" in value:
+    if not isinstance(value, str) or not value or set("{}") & set(value) or looks_like_url(value):
         # Braces would put all keys on one node of a Cluster.
         raise _error(name, value, allowed)
     return _template(name, value, allowed)
@@ -145,13 +164,15 @@ def salt(name: str, value: Any) -> bytes:
 
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:
+    if isinstance(value, str) and looks_like_url(value):
+        return SettingError(f"{name} is a URL (it is kept out of the log); allowed is {allowed}")
     return SettingError(f"{name} is {shown(value)}; allowed is {allowed}")
 
 
 def shown(value: Any) -> str:
     """Return a value as an error shows it: one line, not too long."""
     try:
-        text = repr(value)
+        text = amounts.masked(repr(value))
     except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
         text = f"an object of type {type(value).__name__}"
     text = text if len(text) <= 100 else text[:97] + "..."

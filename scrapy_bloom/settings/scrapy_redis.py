@@ -1,13 +1,14 @@
 """The settings of scrapy-redis that say which Redis server it uses."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.redis.connection.url import without_secrets
+from scrapy_bloom.redis.connection.url import with_login_of, without_secrets
 
 
 def checked_url(name: str, value: Any) -> str:
@@ -44,10 +45,19 @@ def url_of_queue(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
     return checked_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
 
 
-def redis_params(settings: BaseSettings) -> Mapping[str, Any]:
-    """Return redis-py's options in REDIS_PARAMS that do not name a server; raises SettingError."""
-    parts_of_url = {"url", "host", "port", "db", "unix_socket_path", "ssl"}
-    return {name: value for name, value in _params(settings).items() if name not in parts_of_url}
+def completed(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
+    """Return a command's URL with the login that the settings have for the same server.
+
+    Without a BLOOM_REDIS_URL, REDIS_PARAMS counts for any server: the second is redis-py's options
+    in it that do not name a server. Raises a SettingError if it is not valid.
+    """
+    own = settings.get("BLOOM_REDIS_URL")
+    params = {} if own else _params(settings)
+    for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
+        params.pop(name, None)
+    with suppress(ValueError):  # settings that are not valid, and do not count here
+        url = with_login_of(url, own or url_of_queue(settings)[0])
+    return url, params
 
 
 def _params(settings: BaseSettings) -> dict[str, Any]:

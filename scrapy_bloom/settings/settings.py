@@ -142,12 +142,14 @@ class BloomSettings:
         there is no such user.
         """
         if self.dir is not None:
-            path = self.dir % {"spider": spider}
+            path = Path(self.dir % {"spider": checks.file_name(spider)})
+            if not self.dir.startswith("~"):  # a spider's name, or what stands behind "./"
+                return path.absolute()
             try:
-                return Path(path).expanduser().absolute()
+                return path.expanduser().absolute()
             except RuntimeError:
                 raise SettingError(
-                    f"BLOOM_DIR is {checks.shown(path)}, and there is no such home directory; "
+                    f"BLOOM_DIR is {checks.shown(self.dir)}, and there is no such home directory; "
                     'allowed is the path of a directory: write "./~..." for one whose name begins '
                     'with "~"'
                 ) from None

@@ -9,7 +9,7 @@ import pytest
 
 from reports import SALT, made, make
 from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.analysis.pictures import OURS, load_chart
+from scrapy_bloom.analysis.pictures import load_chart
 from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
@@ -156,7 +156,7 @@ def test_the_bars_are_the_blocks() -> None:
     bits = BloomFilter(60_000, 1e-6, salt=SALT)
     spread = Spread(60_000, bits.geometry)
     picture = load_chart({1900: 5, 2100: 10, 2500: 5}, spread, "1")
-    bars = re.findall(rf'<path d="([^"]*)"[^>]*clip-path[^>]*fill: {OURS}; opacity', picture)
+    bars = re.findall(r'<path d="([^"]*)"[^>]*clip-path[^>]*fill: var\(--ours\); opacity', picture)
     ys = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", bar)] for bar in bars]
     heights = sorted(round(max(each) - min(each), 1) for each in ys)
     assert heights[-1] > 100

@@ -202,6 +202,26 @@ def test_a_filter_with_a_time_window(tmp_path: Path) -> None:
     assert "none expires meanwhile" in page
 
 
+def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"caf\xe9")
+    made(place, 10)
+    ran = bloom("report", place, "-o", "page.html", cwd=tmp_path)
+    assert ran.status == 0, ran
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert f"<dd>{tmp_path}/caf\\udce9</dd>" in page
+    assert bloom("report", place, "-o", place / "page.html", cwd=tmp_path).status == 0
+    assert (place / "page.html").stat().st_size == (tmp_path / "page.html").stat().st_size
+
+
+def test_to_the_standard_output(tmp_path: Path) -> None:
+    made(tmp_path / "job", 10)
+    ran = bloom("report", "job", "-o", "-", cwd=tmp_path)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith("<!DOCTYPE html>")
+    assert ran.out.endswith("</html>\n")
+    assert [each.name for each in tmp_path.iterdir()] == ["job"]
+
+
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     output = tmp_path / "page.html"
@@ -248,11 +268,33 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert {each.name for each in tmp_path.iterdir()} == {"job", "damaged"}
 
 
-def test_without_matplotlib(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("raise ModuleNotFoundError(name='matplotlib')", "matplotlib, which is not installed: pip"),
+        ("import missing_part", "cannot be imported: No module named 'missing_part'; upgrade it"),
+        (
+            "raise ImportError('numpy.core.multiarray\\n failed to import')",
+            "is installed but cannot be imported: numpy.core.multiarray failed to import; upgrade",
+        ),
+    ],
+    ids=["missing", "without a part", "for another numpy"],
+)
+def test_without_matplotlib(module: str, told: str, tmp_path: Path) -> None:
     made(tmp_path / "job", 10)
     (tmp_path / "away").mkdir()
-    (tmp_path / "away/matplotlib.py").write_text("raise ImportError")
+    (tmp_path / "away/matplotlib.py").write_text(module)
     away = ["env", f"PYTHONPATH={tmp_path / 'away'}"]
     ran = bloom("report", "job", "-o", "page.html", cwd=tmp_path, under=away)
-    assert "pip install 'scrapy-bloom[report]'" in ran.error
+    assert told in ran.error
+    assert "'scrapy-bloom[report]'" in ran.error
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_matplotlib_whose_pyplot_cannot_be_imported(tmp_path: Path) -> None:
+    made(tmp_path / "job", 10)
+    (tmp_path / "away/matplotlib").mkdir(parents=True)
+    (tmp_path / "away/matplotlib/__init__.py").write_text("def use(name): pass")
+    away = ["env", f"PYTHONPATH={tmp_path / 'away'}"]
+    ran = bloom("report", "job", "-o", "page.html", cwd=tmp_path, under=away)
+    assert "is installed but cannot be imported: No module named 'matplotlib.pyplot'" in ran.error

@@ -124,12 +124,12 @@ def test_check(tmp_path: Path) -> None:
     new = bloom("check", "filter", "urls.txt", cwd=tmp_path)
     assert new.out.split() == urls([700, 800])
     assert "12 URLs: 2 new, 10 seen" in new.err
-    assert "1 lines are no URLs and were left out; the first: line 12: " in new.err
+    assert "1 line is not a URL and was left out; the first: line 12: " in new.err
     assert bloom("check", "filter", "urls.txt", "--new", cwd=tmp_path).out == new.out
     seen = bloom("check", "filter", "-", "--seen", cwd=tmp_path, stdin="\n".join(lines))
     assert seen.out.split() == urls(range(480, 490))
     figures = bloom("check", "filter", "urls.txt", "--json", cwd=tmp_path).json
-    assert figures == {"urls": 12, "new": 2, "seen": 10, "skipped": 1}
+    assert figures == {"read": 12, "new": 2, "seen": 10, "skipped": 1}
     assert contents(tmp_path) == before
 
 

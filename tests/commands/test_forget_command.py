@@ -46,7 +46,7 @@ def test_single_requests_are_crawled_again(where: str, site: ScriptedSite, tmp_p
     urls = [f"{site.url}{number}" for number in range(3)]
     (tmp_path / "urls.txt").write_text(f"{urls[1]}\n{site.url}unknown\n")
     ran = bloom("forget", *place, urls[0], "--file", "urls.txt", "--json", cwd=tmp_path)
-    assert ran.json == {"forgotten": 2, "unrecorded": 1}
+    assert ran.json == {"read": 3, "new": 1, "forgotten": 2, "skipped": 0}
     ran = bloom("forget", *place, "--file", "-", cwd=tmp_path, stdin=f"{urls[2]}\n")
     assert "1 request" in ran.out
     assert bloom("info", *place, "--json", cwd=tmp_path).json["forgotten"] == 3

@@ -139,10 +139,11 @@ def test_urls(tmp_path: Path) -> None:
 
 
 def test_what_a_file_is(tmp_path: Path) -> None:
-    (tmp_path / "list").write_text("# my list\nhttps://shop.example/1\n")
+    (tmp_path / "list").write_text("my list\nhttps://shop.example/1\n")
     unclear = bloom("import", "list", "filter", cwd=tmp_path)
     assert "say what it is with --format urls or --format seen" in unclear.error
     assert not (tmp_path / "filter").exists()
+    (tmp_path / "list").write_text("# my list\nhttps://shop.example/1\n")
     ran = bloom("import", "list", "filter", "--format", "urls", cwd=tmp_path)
     assert "1 of them new" in ran.out
     wrong = bloom("import", "list", "filter", "--format", "seen", cwd=tmp_path)

@@ -7,11 +7,20 @@ import pytest
 
 import servers
 from backends import redis_backend
-from cli import bloom
+from cli import bloom, scrapy
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.connection.server import RedisServer
-from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
+from workspace import (
+    FINGERPRINTER,
+    SALT,
+    fingerprints,
+    in_redis,
+    make_filter,
+    make_queue,
+    urls,
+    write_urls,
+)
 
 DAY = 24 * 3600.0
 
@@ -22,7 +31,7 @@ def test_a_path_that_is_not_there_is_not_its_parent(tmp_path: Path) -> None:
     for path in ("job", "job/bloom"):
         figures = bloom("info", path, "--json", cwd=tmp_path).json
         assert figures["recorded"] == 5
-        assert figures["queue"] == {"pending": 0, "in_flight": 0}
+        assert (figures["queue"]["pending"], figures["queue"]["in_flight"]) == (0, 0)
     error = bloom("info", "job/typo", cwd=tmp_path).error
     assert "job/typo holds no filter" in error
     assert "there is no such file or directory" in error
@@ -70,8 +79,105 @@ def test_the_window_and_the_error_rate_asked_for(
     make_filter(tmp_path / "filter", fingerprints(urls(range(350))), clock=lambda: now, **options)
     more = ("-s", f"BLOOM_ON_FULL={on_full}")
     figures = bloom("info", "filter", "--json", *more, cwd=tmp_path).json
+    assert bloom("info", "filter", "--json", cwd=tmp_path).json == figures
     assert figures["window_secs"] == (window or None)
     assert figures["error_rate_asked"] == 1e-5
     text = bloom("info", "filter", *more, cwd=tmp_path).out
     assert f"window:        {'2 days' if window else 'none'}\n" in text
     assert "; asked for 1e-05\n" in text
+
+
+def test_one_shape_of_the_json(tmp_path: Path) -> None:
+    """Whether the filter is in files or in Redis, with a queue, without one, or a queue alone."""
+    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+    make_filter(tmp_path / "alone", fingerprints(urls(range(5))))
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(5))))
+    (tmp_path / "queue").mkdir()
+    for name in ("job", "queue"):
+        RequestDatabase(tmp_path / name / jobdir.DATABASE, by_slot=False).close()
+    assert bloom("push", "alone", url, "--key", f"{key}:1", cwd=tmp_path).status == 0
+    assert bloom("push", "alone", url, "--key", f"{key}:2", cwd=tmp_path).status == 0
+    make_queue(url, f"{key}:2")
+    make_queue(url, f"{key}:3")
+    wanted = {
+        "alone": ("alone", 5, False),
+        "alone/generation-0001.bloom": ("alone", 5, False),
+        "job": ("job/bloom", 5, True),
+        "queue": ("queue", None, True),
+        **{f"{key}:{n}": (None, *more) for n, more in enumerate(((5, False), (5, True)), 1)},
+        f"{key}:3": (None, None, True),
+    }
+    shapes, of_queues, of_generations = set(), set(), set()
+    for place, (location, recorded, has_queue) in wanted.items():
+        where = [url, "--key", place] if location is None else [place]
+        figures = bloom("info", *where, "--json", cwd=tmp_path).json
+        shapes.add(tuple(figures))
+        of_generations |= {tuple(each) for each in figures["generations"]}
+        assert figures["location"] == location or url.split("/")[2] in figures["location"]
+        assert figures["recorded"] == recorded, place
+        assert bool(figures["queue"]) == has_queue, place
+        if has_queue:
+            of_queues.add(frozenset(figures["queue"]))
+            assert figures["queue"]["pending"] == (location is None)
+            assert bloom("info", *where, cwd=tmp_path).status == 0
+        else:
+            assert figures["queue"] is None
+    assert len({frozenset(each) for each in shapes}) == len(of_queues) == len(of_generations) == 1
+
+
+def test_where_a_filter_went(tmp_path: Path) -> None:
+    """Each command says its directory."""
+    write_urls(tmp_path / "urls.txt", urls(range(5)))
+    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+    for command in (
+        ("import", "urls.txt", "one"),
+        ("import", "urls.txt", "one"),
+        ("import", "one", "two"),
+        ("merge", "one", "-o", "three", "one"),
+    ):
+        target = command[-1] if command[0] == "import" else "three"
+        assert bloom(*command, "--json", cwd=tmp_path).json["destination"] == target
+    assert bloom("push", "one", url, "--key", key, cwd=tmp_path).status == 0
+    pulled = bloom("pull", url, "four", "--key", key, "--json", cwd=tmp_path).json
+    assert (pulled["destination"], pulled["queue"]) == ("four", None)
+
+
+SPIDER = """
+import scrapy
+
+class Spider(scrapy.Spider):
+    name = "own"
+    custom_settings = {settings}
+    start_urls = ["data:,"]
+
+    def parse(self, response):
+        pass
+"""
+
+
+@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
+@pytest.mark.parametrize("place", ["files", "redis"])
+def test_the_error_rate_that_a_spider_asked_for(place: str, on_full: str, tmp_path: Path) -> None:
+    """Though `info` and `report` know nothing of its settings, and the filter was copied."""
+    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
+    settings = {
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "BLOOM_EXPECTED_REQUESTS": 1000,
+        "BLOOM_ERROR_RATE": 3e-5,
+        "BLOOM_ON_FULL": on_full,
+        **({"BLOOM_DIR": "filter"} if place == "files" else in_redis(key)),
+    }
+    (tmp_path / "own.py").write_text(SPIDER.format(settings=settings))
+    crawl = scrapy("runspider", "own.py", cwd=tmp_path)
+    assert crawl.status == 0, crawl
+    if place == "files":
+        places = [["filter"], [url, "--key", key], ["copy"]]
+        assert bloom("push", "filter", url, "--key", key, cwd=tmp_path).status == 0
+        assert bloom("pull", url, "copy", "--key", key, cwd=tmp_path).status == 0
+    else:
+        places = [[url, "--key", key]]
+    for where in places:
+        figures = bloom("info", *where, "--json", cwd=tmp_path).json
+        assert figures["error_rate_asked"] == 3e-5, where
+        assert bloom("report", *where, "-o", "page.html", "--overwrite", cwd=tmp_path).status == 0
+        assert "asked for: 3e-5" in (tmp_path / "page.html").read_text()

@@ -1,5 +1,6 @@
 """Where a filter is, or a list: a path or the URL of a server, and what is neither is refused."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 import redis
 
 import servers
-from cli import bloom
+from cli import Ran, bloom
 from crawls import Crawl
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.sqlite import RequestDatabase
 from sites import Site
-from workspace import fingerprints, make_filter, start_project, urls, write_urls
+from workspace import contents, fingerprints, make_filter, start_project, urls, write_urls
 
 SECRET = "hushhush"
 
@@ -74,6 +77,53 @@ def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "filter", "--key", "shop:bloom"),
+        ("info", "filter", "--spider", "shop"),
+        ("info", "job", "--key", "shop:bloom"),
+        ("check", "filter", "urls.txt", "--key", "shop:bloom"),
+        ("check", "filter", "urls.txt", "--spider", "shop"),
+        ("forget", "filter", "https://shop.example/1", "--key", "shop:bloom"),
+        ("forget", "filter", "https://shop.example/1", "--spider", "shop"),
+        ("report", "filter", "-o", "page.html", "--key", "shop:bloom"),
+        ("report", "filter", "-o", "page.html", "--spider", "shop"),
+        ("import", "urls.txt", "filter", "--key", "shop:bloom"),
+        ("reset", "filter", "--yes", "--key", "shop:bloom"),
+        ("reset", "filter", "--yes", "--spider", "shop"),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_can_do_nothing(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """No project is here, so a spider's name says nothing but where a filter is in Redis."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    (tmp_path / "job").mkdir()
+    RequestDatabase(tmp_path / "job" / jobdir.DATABASE, by_slot=False).close()
+    write_urls(tmp_path / "urls.txt", urls(range(3, 6)))
+    before = contents(tmp_path)
+    ran = bloom(*arguments, cwd=tmp_path)
+    assert ran.status == 2, ran
+    (option,) = {"--key", "--spider"} & {*arguments}
+    assert f"error: {option} says which filter in Redis is meant" in ran.err
+    assert not ran.out
+    assert contents(tmp_path) == before
+
+
+def test_a_spider_whose_settings_count(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    write_urls(tmp_path / "urls.txt", urls(range(6)))
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\n\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
+        "    custom_settings = {'REQUEST_FINGERPRINTER_CLASS': "
+        "'scrapy_bloom.ScrapyRedisFingerprinter'}\n"
+    )
+    check = ("check", tmp_path / "filter", tmp_path / "urls.txt")
+    assert bloom(*check, cwd=project).status == 0
+    assert "ScrapyRedisFingerprinter" in bloom(*check, "--spider", "shop", cwd=project).error
+
+
 @pytest.fixture(scope="module")
 def locked() -> Iterator[servers.Server]:
     """A server with a password."""
@@ -130,6 +180,107 @@ def test_the_commands_use_what_redis_params_say(locked: servers.Server, tmp_path
     assert "invalid username-password pair" in bloom("info", said, *key, cwd=project).error
     alone = ("-s", f"BLOOM_REDIS_URL={locked.url}")
     assert "Authentication required" in bloom("info", locked.url, *key, *alone, cwd=project).error
+
+
+EACH_COMMAND = [
+    ("push", "filter", "URL"),
+    ("info", "URL"),
+    ("check", "URL", "urls.txt"),
+    ("forget", "URL", "https://shop.example/1"),
+    ("import", "urls.txt", "URL"),
+    ("report", "URL", "-o", "page.html", "--overwrite"),
+    ("pull", "URL", "pulled"),
+    ("reset", "URL", "--yes"),
+]
+
+
+def run_each(place: str, cwd: Path, *options: str) -> list[Ran]:
+    """Run each command with that place, where all that they need is there."""
+    if not (cwd / "filter").exists():
+        make_filter(cwd / "filter", fingerprints(urls(range(9))))
+        write_urls(cwd / "urls.txt", urls(range(5)))
+    key = ("--key", "told:bloom")
+    ran = []
+    for command in EACH_COMMAND:
+        arguments = [place if each == "URL" else each for each in command]
+        ran.append(bloom(*arguments, *key, *options, cwd=cwd))
+        assert SECRET not in ran[-1].out + ran[-1].err
+    shutil.rmtree(cwd / "pulled", ignore_errors=True)
+    return ran
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "BLOOM_REDIS_URL = 'redis://:{secret}@127.0.0.1:{port}/0?socket_timeout=30'",
+        "REDIS_URL = 'redis://:{secret}@127.0.0.1:{port}/0?socket_timeout=30'",
+        "REDIS_PARAMS = {{'password': '{secret}'}}\nREDIS_HOST = '127.0.0.1'\nREDIS_PORT = {port}",
+        "REDIS_PARAMS = {{'password': '{secret}', 'host': '127.0.0.1', 'port': {port}}}",
+    ],
+)
+def test_the_server_of_the_project(settings: str, locked: servers.Server, tmp_path: Path) -> None:
+    """It needs no URL; and a URL of the same server needs no password."""
+    project = start_project(tmp_path / "work")
+    with (project / "shopping/settings.py").open("a") as file:
+        file.write("\n" + settings.format(secret=SECRET, port=locked.port) + "\n")
+    for place in ("redis", locked.url, f"redis://127.0.0.1:{locked.port}/3?socket_timeout=30"):
+        for ran in run_each(place, project):
+            assert ran.status == 0, (place, ran)
+    wrong = bloom("info", locked.url.replace("//", "//:wrong@"), "--key", "k", cwd=project)
+    assert "invalid username-password pair" in wrong.error
+
+
+def test_the_password_of_the_project_goes_to_no_other_server(
+    locked: servers.Server, tmp_path: Path
+) -> None:
+    elsewhere = ("-s", f"BLOOM_REDIS_URL=redis://:{SECRET}@127.0.0.1:1/0")
+    with_tls = (
+        "-s",
+        f"BLOOM_REDIS_URL={locked.url.replace('redis:', 'rediss:')}?password={SECRET}",
+    )
+    another = ("-s", f"BLOOM_REDIS_URL={locked.url.replace('//', f'//me:{SECRET}@')}")
+    for url, options in (
+        (locked.url, elsewhere),
+        (locked.url, with_tls),
+        (locked.url.replace("//", "//you@"), another),
+    ):
+        error = bloom("info", url, "--key", "k", *options, cwd=tmp_path).error
+        assert "Authentication required" in error or "invalid username-password" in error
+        assert "REDISCLI_AUTH" in error  # what to do about it
+
+
+def test_the_password_of_redis_cli(
+    locked: servers.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDISCLI_AUTH", SECRET)
+    project = ("-s", f"BLOOM_REDIS_URL={locked.url}?socket_timeout=30")
+    for place, options in ((locked.url, ()), ("redis", project)):
+        for ran in run_each(place, tmp_path, *options):
+            assert ran.status == 0, (place, ran)
+    monkeypatch.setenv("REDISCLI_AUTH", "wrong")
+    assert (
+        "invalid username-password" in bloom("info", locked.url, "--key", "k", cwd=tmp_path).error
+    )
+    said = locked.url.replace("//", f"//:{SECRET}@")  # it counts more
+    assert bloom("import", "urls.txt", said, "--key", "k", cwd=tmp_path).status == 0
+
+
+def test_the_set_of_scrapy_redis_on_the_server_of_the_project(
+    locked: servers.Server, tmp_path: Path
+) -> None:
+    url = f"{locked.url}?password={SECRET}"
+    members = [each.hex() for each in fingerprints(urls(range(9)))]
+    redis.Redis.from_url(url).sadd("told:dupefilter", *members)
+    made_by = "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter"
+    options = ("--source-key", "told:dupefilter", "-s", made_by, "-s", f"REDIS_URL={url}")
+    ran = bloom("import", "redis", "filter", *options, "--json", cwd=tmp_path)
+    assert ran.json["read"] == 9
+    assert ran.json["source"] == "redis"
+
+
+def test_a_directory_named_redis(tmp_path: Path) -> None:
+    make_filter(tmp_path / "redis", fingerprints(urls(range(9))))
+    assert bloom("info", "./redis", "--json", cwd=tmp_path).json["recorded"] == 9
 
 
 def test_a_sentinels_password(tmp_path: Path) -> None:

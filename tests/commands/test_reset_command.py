@@ -38,7 +38,7 @@ def test_reset_asks(tmp_path: Path) -> None:
     assert {**after, lock: ()} == {**before, lock: ()}
     yes = at_a_terminal("reset", "job", cwd=tmp_path, answer=b"y\n")
     assert yes.status == 0, yes
-    assert "Deleted 2 file(s)" in yes.out
+    assert "Deleted 2 files" in yes.out
     assert set(before) - set(contents(tmp_path)) == {
         "job/bloom/generation-0001.bloom",
         "job/bloom/generation-0002.bloom",

@@ -53,7 +53,7 @@ def test_every_format_in_the_commands(tmp_path: Path) -> None:
     for name, arguments in lists.items():
         ran = bloom("check", "filter", *arguments, "--json", cwd=tmp_path)
         assert ran.status == 0, (name, ran)
-        assert ran.json == {"urls": 150, "new": 100, "seen": 50, "skipped": 0}, name
+        assert ran.json == {"read": 150, "new": 100, "seen": 50, "skipped": 0}, name
     new = bloom("check", "filter", "i.txt", cwd=tmp_path)
     assert new.out.split() == urls(range(300, 400))
     stdin = (tmp_path / "i.txt").read_text()
@@ -68,7 +68,7 @@ def test_lines_that_are_no_urls(tmp_path: Path) -> None:
     lines = [*urls(range(2)), "www.shop.example/2", "/3", *urls([4])]
     write_urls(tmp_path / "urls.txt", lines)
     ran = bloom("check", "filter", "urls.txt", cwd=tmp_path)
-    assert "2 lines are no URLs and were left out; the first: line 3: Missing scheme" in ran.error
+    assert "2 lines are not URLs and were left out; the first: line 3: Missing scheme" in ran.error
     assert ran.out.split() == urls([4])
     ran = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
     assert "the first: line 3: Missing scheme" in ran.error
@@ -96,15 +96,12 @@ def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
         assert ran.err.count("\n") == 1
         assert "\\x" not in ran.err
         assert not ran.out
-    ran = bloom("check", "filter", "array.json", cwd=tmp_path)
-    assert "line 1: Missing scheme" in ran.error
-    assert not ran.out
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
     found = UrlList(path, str.encode, **options)
-    return [url for url, _ in found.pairs()], found
+    return [url for batch, _ in found.batches() for url in batch], found
 
 
 @pytest.mark.parametrize(
@@ -160,7 +157,7 @@ def test_rows_without_a_url(tmp_path: Path) -> None:
     ("name", "content", "told"),
     [
         ("x.csv", b"a;url\n1;https://shop.example/\n", "no column 'url' .*; its columns: 'a;url'"),
-        ("x.csv", b'url\n"' + b"x\n" * 100_000, "line .*: field larger than field limit"),
+        ("x.csv", b'url\n"' + b"x\n" * (1 << 23), "line .* is longer than 16,777,216 bytes"),
         ("x.txt", b"x" * (1 << 25), "line 1 is longer than 16,777,216 bytes"),
         ("x.txt", "https://shop.example/".encode("utf-16"), "line 1: it is no text in UTF-8"),
         ("x.txt", gzip.compress(b"https://shop.example/\n" * 9)[:-9], "cannot be read: Compressed"),

@@ -52,10 +52,11 @@ def test_a_fetch_that_is_no_deferred_is_left_alone() -> None:
     later: Deferred[str] = Deferred()
     answers = [later, "a coroutine of a later Scrapy"]
     crawled = engine(fetch=lambda _: answers.pop(0))
-    listen(crawled, *WITHOUT, fetching=lambda _, fetched: told.append(fetched))
+    listen(crawled, *WITHOUT, fetching=lambda _: told.append)
     assert crawled.downloader.fetch(PAGE) is later
     assert crawled.downloader.fetch(PAGE) == "a coroutine of a later Scrapy"
-    assert told == [later]
+    later.callback("response")
+    assert told == ["response"]
 
 
 def test_a_method_that_is_missing_is_named() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import servers
 from cli import bloom
-from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl
+from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl, with_modules
 from scrapy_bloom import StorageError
 from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
 from sites import ScriptedSite
@@ -332,6 +332,87 @@ def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path:
     assert run.finish() == 0, run.output
     assert looping.hits["/9"] == looping.hits["/late"] == 1
     assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before
+
+
+LATER = """
+import os, time
+
+now, ahead = time.time, float(os.environ["AHEAD"])
+time.time = lambda: now() + ahead
+"""
+
+
+@pytest.mark.parametrize("record_on", ["scheduled", "crawled"])
+def test_what_is_forgotten_and_crawled_again_counts_for_a_window_from_then_on(
+    record_on: str, looping: ScriptedSite, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LATER)
+    looping.answers = {"/": [("/page", "/other")]}
+    settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": 1000, "BLOOM_RECORD_ON": record_on}
+
+    def run_at(secs: int) -> Crawl:
+        looping.forget()
+        prefix = ("env", f"AHEAD={secs}", f"PYTHONPATH={with_modules(tmp_path)['PYTHONPATH']}")
+        crawl = Crawl(looping.url, tmp_path, settings, prefix=prefix)
+        assert crawl.finish() == 0, crawl.output
+        return crawl
+
+    run_at(0)
+    assert looping.hits == {"/": 1, "/page": 1, "/other": 1}
+    assert bloom("forget", "kept", f"{looping.url}page", cwd=tmp_path).status == 0
+    crawl = run_at(800)
+    assert looping.hits == {"/": 1, "/page": 1}
+    assert "'bloom/added': 1," in crawl.output
+    run_at(1600)
+    assert looping.hits == {"/": 1, "/other": 1}
+    run_at(2600)
+    assert looping.hits == {"/": 1, "/page": 1}
+
+
+OWN = """
+from scrapy_bloom import BloomDupeFilter
+
+class Own(BloomDupeFilter):
+    def request_seen(self, request):
+        return super().request_seen(request)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "begun_with"),
+    [
+        ("scrapy_bloom.CrashSafeScheduler", {}),
+        ("scrapy.core.scheduler.Scheduler", {}),
+        # The request is in the queue before the subclass is asked about it.
+        ("scrapy_bloom.CrashSafeScheduler", {**FORGET, "DUPEFILTER_CLASS": "own.Own"}),
+    ],
+    ids=["crash-safe", "scrapy", "subclass"],
+)
+def test_what_waited_in_a_job_is_forgotten_if_it_fails(
+    scheduler: str, begun_with: dict[str, Any], looping: ScriptedSite, tmp_path: Path
+) -> None:
+    """Each in a way of its own, and what is redirected to it; retried, too."""
+    (tmp_path / "own.py").write_text(OWN)
+    dead = {"/dead": [500], "/dropped": [None], "/raises-at-once": [()]}
+    moved: dict[str, list[Any]] = {"/old": ["/dead"], "/moved": ["/late"], "/late": [503]}
+    looping.answers = {"/": [(*dead, *moved, "/fine", "/0")], **dead, **moved}
+    settings = {"CONCURRENT_REQUESTS": 1, "JOBDIR": "job", "SCHEDULER": scheduler, **begun_with}
+    options: dict[str, Any] = {
+        "spider": FAILING_SPIDER,
+        "prefix": ("env", f"PYTHONPATH={tmp_path}"),
+    }
+    run = Crawl.held(looping, 2, tmp_path, settings, **options)  # robots.txt, and the links
+    run.interrupt()
+    assert not looping.hits.keys() & {*dead, *moved}
+    settings |= FORGET
+    run = Crawl(looping.url, tmp_path, settings, **options)
+    assert run.finish() == 0, run.output
+    assert looping.hits.keys() >= {*dead, *moved}
+    looping.forget()
+    looping.answers = {"/": looping.answers["/"]}
+    run = Crawl(looping.url, tmp_path, settings, **options)
+    assert run.finish() == 0, run.output
+    assert looping.hits == dict.fromkeys(["/robots.txt", "/", *dead, *moved], 1)
 
 
 def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:

@@ -74,7 +74,7 @@ def test_without_stats_of_the_scheduler_all_may_have_been_queued(
     )
     crawl.interrupt()
     (warning,) = crawl.told("WARNING")
-    recorded = re.search(r"closed: ([\d,]+) requests recorded", crawl.output)
+    recorded = re.search(r"closed: ([\d,]+) requests? recorded", crawl.output)
     found = LOST.search(warning)
     assert found
     assert recorded

@@ -20,7 +20,7 @@ from sites import ScriptedSite, Site, tree_site
 PAGES = 200
 OFTEN = {"LOGSTATS_INTERVAL": 0.2}
 LINE = re.compile(
-    r"Bloom filter: ([\d,]+) requests recorded \(([+-][\d,]+)\), ([\d,]+) in all, "
+    r"Bloom filter: ([\d,]+) requests? recorded \(([+-][\d,]+)\), ([\d,]+) in all, "
     r"(?:([\d,]+) forgotten, )?([\d,]+) filtered \(([+-][\d,]+)\), (\S+) % of the bits set, "
     r"error rate now (\S+)$",
     re.MULTILINE,

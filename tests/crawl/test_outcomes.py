@@ -28,6 +28,12 @@ FAILED = [
     "swallowed-raises-at-once",
     "swallowed-raises-later",
     "swallowed-async-raises",
+    "captcha-then-500",
+    "captcha-then-dropped",
+    "captcha-then-raises-at-once",
+    "captcha-by-middleware-then-500",
+    "captcha-async-then-moved",
+    "errback-fresh-500",
 ]
 CRAWLED = [
     "form",
@@ -40,6 +46,9 @@ CRAWLED = [
     "answered-404",
     "item-dropped",
     "copied-fine",
+    "captcha",
+    "captcha-by-middleware",
+    "errback-fresh",
 ]
 NEITHER = ["ignored", "refused", "robots", "item-error", "rewrapped-item-error"]
 ANSWERS = {
@@ -64,6 +73,20 @@ ANSWERS = {
     "/moved-flaky": [503, 503],
     "/moved-to-known": ["/fine"],
     "/unfiltered-500": [500],
+    "/captcha": [b"captcha", ()],
+    "/captcha-by-middleware": [b"captcha", ()],
+    "/captcha-then-500": [b"captcha", 500],
+    "/captcha-then-dropped": [b"captcha", None],
+    "/captcha-then-raises-at-once": [b"captcha", ()],
+    "/captcha-by-middleware-then-500": [b"captcha", 500],
+    "/captcha-async-then-moved": [b"captcha", "/awaited-500"],
+    "/awaited-500": [500],
+    "/errback-fresh": [503, 503, ()],
+    "/errback-fresh-500": [500],
+    "/moved-to-captcha": ["/moved-captcha", ()],
+    "/moved-to-captcha-then-500": ["/moved-captcha-then-500", 500],
+    "/moved-captcha": [b"captcha"],
+    "/moved-captcha-then-500": [b"captcha"],
     "/replaced-500-elsewhere": [500],
 }
 REPLACED_FAILED = ["replaced-500", "replaced-500-elsewhere"]
@@ -75,8 +98,16 @@ MOVED_FAILED = [
     "moved-twice",
     "moved-on",
     "moved-flaky",
+    "moved-to-captcha-then-500",
+    "moved-captcha-then-500",
 ]
-MOVED_CRAWLED = [*REPLACED_CRAWLED, "moved-to-fine", "moved-here"]
+MOVED_CRAWLED = [
+    *REPLACED_CRAWLED,
+    "moved-to-fine",
+    "moved-here",
+    "moved-to-captcha",
+    "moved-captcha",
+]
 
 
 @pytest.fixture
@@ -84,7 +115,8 @@ def site() -> Iterator[ScriptedSite]:
     answers = {path: list(each) for path, each in ANSWERS.items()}
     paths = [*FAILED, *CRAWLED, *NEITHER, *(p.strip("/") for p in ANSWERS if "/moved-t" in p)]
     paths += ["replaced-500", "replaced-fine", "unfiltered-500"]
-    answers["/"] = [tuple(f"/{path}" for path in paths)]
+    # Some with a fragment, as links have: a response's URL is without.
+    answers["/"] = [tuple(f"/{path}{'#top' * ('captcha' in path)}" for path in paths)]
     site = ScriptedSite(answers)
     yield site
     site.end()

@@ -9,7 +9,7 @@ import scrapy
 from scrapy.settings import default_settings
 
 import servers
-from crawls import Crawl
+from crawls import Crawl, stat
 from shared_crawls import PAGES, SharedCrawl, wide_site
 from sites import Site
 
@@ -42,11 +42,6 @@ def crawled_twice(site: Site) -> int:
 
 def is_quiet(*workers: Crawl) -> bool:
     return not [line for each in workers for line in each.told("ERROR") + each.told("WARNING")]
-
-
-def stat(worker: Crawl, name: str) -> int:
-    found = [line for line in worker.output.splitlines() if f"'{name}': " in line]
-    return int(found[0].rpartition(": ")[2].strip(",}")) if found else 0
 
 
 def test_two_workers_and_a_late_one_crawl_each_page_once(tree: Site, tmp_path: Path) -> None:

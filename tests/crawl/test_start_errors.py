@@ -71,7 +71,7 @@ def test_what_else_keeps_a_crawl_from_its_start(tmp_path: Path) -> None:
         assert "job/bloom is in use by another" in last_line(
             Crawl(NOWHERE, tmp_path, {"JOBDIR": "job"})
         )
-    with FileLock(tmp_path / "job/requests.sqlite.lock"):
+    with FileLock(tmp_path / "job/bloom/lock"):
         assert "is in use by another" in last_line(Crawl(NOWHERE, tmp_path, SAFE))
     assert "secret" not in "".join(path.read_text() for path in tmp_path.glob("*.log"))
 

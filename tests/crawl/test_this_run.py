@@ -1,14 +1,20 @@
 """Requests that are filtered within their run only, where the filter outlives its runs."""
 
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scrapy import Request
-from test_dupefilter import bloom_stats, opened
+from test_dupefilter import bloom_stats, made, opened
 
+from clock import Clock
 from crawls import Crawl
+from scrapy_bloom.crawl.outcomes.observer import Outcome
 from scrapy_bloom.crawl.this_run import ThisRun
 from sites import ScriptedSite
 from workspace import outliving
@@ -107,6 +113,55 @@ def test_start_requests_are_crawled_by_each_run(
     assert site.hits == {"/sitemap.xml": 1, "/today.xml": 1, "/article/3": 1}
 
 
+COPIES = """
+import scrapy
+
+class Shop(scrapy.Spider):
+    name = "shop"
+    custom_settings = {"RETRY_ENABLED": False}
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.url = url
+
+    async def start(self):
+        yield scrapy.Request(self.url, self.parse, errback=self.failed)
+        yield scrapy.Request(self.url + "/gone", self.parse, errback=self.failed)
+
+    def crawl_copy(self, path, meta):
+        request = scrapy.Request(self.url.replace("/list/0", path), self.done, meta=meta)
+        self.crawler.engine.crawl(request)
+
+    def parse(self, response):  # no generator: called before its middlewares see the output
+        self.crawl_copy("/item/callback", response.meta)
+        return self.later(response)
+
+    def later(self, response):
+        self.crawl_copy("/item/generator", response.meta)
+        yield scrapy.Request(response.urljoin("/item/yielded"), self.done, meta=response.meta)
+
+    def failed(self, failure):
+        self.crawl_copy("/item/errback", failure.request.meta)
+        return [scrapy.Request(self.url + "/yielded", self.done, meta=failure.request.meta)]
+
+    def done(self, response):
+        pass
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "redis", "crawled"])
+def test_a_request_with_the_meta_of_a_start_request_is_none(
+    kind: str, site: ScriptedSite, tmp_path: Path
+) -> None:
+    site.answers = {"/list/0": ["/list/today"], "/list/0/gone": [500]}
+    settings = outliving(kind, tmp_path)
+    starts = {"/list/0", "/list/today", "/list/0/gone"}
+    copies = {f"/item/{name}" for name in ("callback", "generator", "yielded", "errback")}
+    for expected in ({*starts, *copies, "/list/0/yielded"}, starts):
+        night(site, tmp_path, COPIES, **settings)
+        assert site.hits == dict.fromkeys(expected, 1)
+
+
 def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) -> None:
     """As with Scrapy's own filter; but this one says so."""
     site.answers["/sitemap.xml"] = [sitemap("/article/1").replace(b"{0}", site.url[:-1].encode())]
@@ -117,7 +172,9 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     assert not crawl.lines("ERROR")
     assert not site.hits
     (warning,) = crawl.told("WARNING")
-    assert "Nothing new was crawled: each of the 1 requests that came to the filter was " in warning
+    assert (
+        "Nothing new was crawled: 1 request came to the filter, and all was recorded in " in warning
+    )
     assert 'meta={"bloom_filter": "run"}' in warning
 
 
@@ -148,7 +205,7 @@ def test_a_run_that_crawls_nothing_says_so(site: ScriptedSite, tmp_path: Path) -
     for expected in ([], ["2"]):
         crawl = night(site, tmp_path, lists, BLOOM_DIR="kept")
         lines = [line for line in crawl.told("INFO") if "Nothing new was crawled" in line]
-        assert [line.split("each of the ")[1].split()[0] for line in lines] == expected
+        assert [line.split("crawled: ")[1].split()[0] for line in lines] == expected
         assert not crawl.told("WARNING")  # its start page was crawled
 
 
@@ -200,3 +257,42 @@ def test_many_in_a_run(count: int) -> None:
     assert new >= count - 1
     assert not any(this_run.begins_with(number.to_bytes(4, "big")) for number in range(1000))
     assert sum(each.geometry.nbytes for each in this_run.generations()) < 11 * count
+
+
+WINDOW = 1000.0
+STEPS = st.lists(
+    st.tuples(st.integers(0, 30), st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.3, 5.0]), st.booleans()),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
+@settings(max_examples=60)
+@given(steps=STEPS)
+def test_what_a_run_recorded_never_expires_in_it(
+    kind: str, steps: list[tuple[int, float, bool]]
+) -> None:
+    """However long it sleeps between two requests, in windows, and however often."""
+    with tempfile.TemporaryDirectory() as directory:
+        wanted = outliving("redis" if kind == "no mirror" else kind, Path(directory))
+        if "BLOOM_DIR" in wanted:
+            wanted["BLOOM_DIR"] = directory
+        wanted["BLOOM_REDIS_MIRROR"] = kind != "no mirror"
+        scheduler = made(BLOOM_WINDOW_SECS=WINDOW, BLOOM_EXPECTED_REQUESTS=100, **wanted)
+        backend, clock = scheduler.df.backend, Clock(time.time() + 1)
+        if "redis" in wanted.values():
+            backend._shared._clock = clock
+        else:
+            both = [backend.stored, backend._volatile] if kind == "crawled" else [backend]
+            for each in both:
+                each._clock = each._store._clock = clock
+        scheduler.open(scheduler.crawler.spider)
+        scheduled: set[int] = set()
+        for number, windows, is_crawled in steps:
+            clock.now += windows * WINDOW
+            page = Request(f"https://example.com/{number}")
+            assert scheduler.enqueue_request(page) == (number not in scheduled)
+            scheduled.add(number)
+            if kind == "crawled" and is_crawled:
+                scheduler.df._actions.ended(page, Outcome.CRAWLED)
+        scheduler.close("finished")

@@ -38,7 +38,9 @@ def test_few_rooms_stand_outside_of_the_packages() -> None:
 
 
 # Modules that may be longer than 300 lines, and why. Whoever mends one takes it out.
-LONG: dict[str, str] = {}
+LONG: dict[str, str] = {
+    "crawl/dupefilter.py": "the keyword before_recording is to go",
+}
 
 
 def lines(path: Path) -> int:

@@ -5,12 +5,21 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it there
 
 ROOT = Path(__file__).parents[2]
 SUPPORT = ROOT / "tests/support"
+TESTED_EXTRAS = ["redis", "report", "test"]
 NOT_ON_WINDOWS = {"fcntl", "grp", "pty", "pwd", "resource", "termios"}
 
 
@@ -82,3 +91,25 @@ def test_a_release_is_of_one_version(
     assert ended.returncode == bool(told)
     assert told in ended.stderr
     assert bool(ended.stderr) == bool(told)
+
+
+def test_the_oldest_dependencies_are_the_bounds_of_the_project() -> None:
+    """`tox run -e oldest` tests what pyproject.toml promises."""
+    read = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = read["project"]["optional-dependencies"]
+    promised = [read["project"]["dependencies"], *(extras[name] for name in TESTED_EXTRAS)]
+    bounds = {}
+    for requirement in map(Requirement, chain.from_iterable(promised)):
+        if requirement.name != "scrapy-bloom":  # with other extras of its own
+            (bound,) = requirement.specifier
+            assert bound.operator == ">="
+            bounds[requirement.name] = Version(bound.version)
+    oldest = map(Requirement, read["tool"]["tox"]["env"]["oldest"]["deps"])
+    pins = {
+        each.name: Version(pin.version)
+        for each in oldest
+        for pin in each.specifier
+        if pin.operator == "=="
+    }
+    assert bounds == {name: pins.get(name) for name in bounds}
+    assert len(bounds) >= 13

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cli import bloom
 from crawls import Crawl
 from machine import REQUIRED
 from scrapy_bloom.files.header import FileGeneration
@@ -282,3 +284,25 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     assert "kept/generation-0001.bloom was removed, or replaced by another file" in error
     assert "is lost to the next run, which crawls it again" in error
     assert (tmp_path / FILTER).read_bytes() == b"a backup"
+
+
+@needs_a_mount
+@pytest.mark.parametrize("pages", [0, 1, 3])
+def test_to_forget_on_a_full_disk_harms_nothing(
+    pages: int, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """With that many pages left: SQLite needs several for its file, its log and the index of it."""
+    (tmp_path / "urls.txt").write_text("https://shop.example/1\nhttps://shop.example/2\n")
+    run = partial(bloom, cwd=tmp_path, under=disk.prefix)
+    check = ("check", "kept/f", "urls.txt", "--json")
+    assert run("import", "urls.txt", "kept/f", "-n", "1k").status == 0
+    disk.fill()
+    with (disk.inside / "filler").open("r+b") as file:
+        file.truncate(max(file.seek(0, os.SEEK_END) - 4096 * pages, 0))
+    ran = run("forget", "kept/f", "https://shop.example/1")
+    assert "of the forgotten requests cannot be used" in ran.error
+    disk.free()
+    assert run(*check).json["seen"] == 2
+    assert run("import", "urls.txt", "kept/f").status == 0
+    assert run("forget", "kept/f", "https://shop.example/1").status == 0
+    assert run(*check).json["seen"] == 1

@@ -1,27 +1,24 @@
 """CrashSafeScheduler after a power cut: the disk is as it was at some instant before."""
 
 import os
+import random
 import re
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crawls import Crawl
+from crawls import Crawl, spider_with
 from disks import Disk
 from machine import REQUIRED
-from scrapy_bloom.job.paths import BOOT_ID, IN_USE
 from sites import Site
 from workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-NO_SYNC = {**SAFE, "BLOOM_SYNC_SECS": 3600}  # the kernel may write what it likes meanwhile
-
-pytestmark = pytest.mark.skipif(not BOOT_ID.exists(), reason="no boot id: a cut looks like a kill")
+CUTS = 3  # of each kind
+MANY_CUTS = 30
 
 
 @pytest.fixture
@@ -36,66 +33,97 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     disk.end()
 
 
-def restart_machine(job: Path) -> None:
-    """Change the boot that the job's note names: to the crawl, that is another start."""
-    boot = BOOT_ID.read_text().strip()
-    mark = job / IN_USE
-    assert boot in mark.read_text()
-    mark.write_text(mark.read_text().replace(boot, "01234567-89ab-cdef-0123-456789abcdef"))
+VARIANTS = {
+    "rare checkpoints": {"BLOOM_SYNC_SECS": 3600},
+    "frequent checkpoints": {"BLOOM_SYNC_SECS": 0.05},
+    "growing": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_EXPECTED_REQUESTS": 20},
+    "a window": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_WINDOW_SECS": 2},
+    "failed requests are forgotten": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_FORGET_FAILED": True},
+    "a filter of several jobs": {"BLOOM_SYNC_SECS": 0.05, "BLOOM_DIR": "{}/shared"},
+}
 
 
-def told_times(line: str) -> list[float]:
-    stamps = re.findall(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line.partition("WARNING")[2])
-    return [time.mktime(time.strptime(stamp, "%Y-%m-%d %H:%M:%S")) for stamp in stamps]
-
-
-def test_a_filter_that_is_newer_than_its_queue(tree: Site, tmp_path: Path) -> None:
-    """The kernel wrote the mapped filter to the disk, and not yet what was queued meanwhile."""
-    job, begun = tmp_path / "job", time.time()
-    crawl = Crawl.held(tree, 10, tmp_path, NO_SYNC)
+def cut_at_random(
+    disk: Disk, site: Site, path: Path, settings: dict, *, kill_first: bool = False
+) -> None:
+    """Cut the power of the disk of a running crawl, whose filter is newer there than its queue."""
+    crawl = Crawl.held(site, random.randint(5, 100), path, settings)
     crawl.stop()
-    stopped = time.time()
-    shutil.copytree(job, tmp_path / "as it was")
-    crawl.send(signal.SIGCONT)
-    tree.hold_after(40)
-    crawl.wait_until(lambda: tree.total() >= 50 and tree.is_holding())
-    crawl.kill()
-    for part in ("", "-wal"):
-        shutil.copy2(tmp_path / f"as it was/requests.sqlite{part}", job)
-    (job / "requests.sqlite-shm").unlink()
-    restart_machine(job)
-    crawl = Crawl(tree.url, tmp_path, NO_SYNC)
-    assert crawl.finish() == 0
-    (line,) = crawl.told("WARNING")
-    assert "the machine went down" in line
-    assert "no page is lost" in line
-    assert "another JOBDIR" in line
-    (queue_of,) = told_times(line)
-    assert begun - 1 < queue_of <= stopped  # it is told in whole seconds
-    assert len(tree.hits) == PAGES
-    assert not list(job.glob("bloom/journal*"))
-
-
-@pytest.mark.parametrize("capacity", [10_000, 40], ids=["one file", "growing"])
-def test_a_cut_of_a_real_disk(capacity: int, disk: Disk, tree: Site, tmp_path: Path) -> None:
-    settings = {
-        **NO_SYNC,
-        "JOBDIR": str(disk.path / "job"),
-        "BLOOM_SYNC_SECS": 1 if capacity == 40 else 3600,
-        "BLOOM_EXPECTED_REQUESTS": capacity,
-    }
-    crawl = Crawl.held(tree, 50, tmp_path, settings)
-    crawl.stop()
-    for path in (disk.path / "job/bloom").glob("generation-*.bloom"):
-        with path.open("rb") as file:  # as the kernel may do at any time
-            os.fsync(file.fileno())
+    # The kernel may write the pages of the mapped filter at any time.
+    for file in disk.path.rglob("generation-*.bloom"):
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+    if kill_first:
+        crawl.kill()
+        crawl = Crawl.held(site, 0, path, settings)  # it opens what the kill has left
+        crawl.stop()
     disk.cut()
     crawl.kill()
     disk.restart()
-    restart_machine(disk.path / "job")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_cuts_at_random_instants(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
+    check_cuts(CUTS, variant, disk, tree, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_many_cuts(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
+    check_cuts(MANY_CUTS, variant, disk, tree, tmp_path)
+
+
+def check_cuts(number: int, variant: str, disk: Disk, tree: Site, path: Path) -> None:
+    for cut in range(number):
+        tree.forget()
+        settings = {
+            name: value.format(disk.path) if isinstance(value, str) else value
+            for name, value in {**SAFE, **VARIANTS[variant], "JOBDIR": f"{{}}/job-{cut}"}.items()
+        }
+        work = path / str(cut)
+        cut_at_random(disk, tree, work, settings, kill_first=bool(cut % 2))
+        if "BLOOM_DIR" in settings:  # another job, which finds nothing new in the end
+            other = {**settings, "JOBDIR": f"{disk.path}/other-{cut}"}
+            seen_before = set(tree.hits)
+            assert Crawl(tree.url, work / "other", other).finish() == 0
+            assert set(tree.hits) >= seen_before
+        crawl = Crawl(tree.url, work, settings)
+        assert crawl.finish() == 0, crawl.output
+        told = crawl.told("ERROR") + crawl.told("WARNING")
+        assert not [line for line in told if "has lasted for longer" not in line]
+        assert len(tree.hits) == PAGES
+        shutil.rmtree(disk.path / "shared", ignore_errors=True)
+        shutil.rmtree(settings["JOBDIR"])
+
+
+def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path) -> None:
+    """After it nobody knows what is on the disk: the filter takes nothing over any more."""
+    spider = spider_with(
+        tmp_path,
+        "import errno, os, threading\n"
+        "fsync, fails = os.fsync, []\n"
+        "def failing(fd):\n"
+        "    name = os.readlink(f'/proc/self/fd/{fd}')\n"
+        "    is_main = threading.current_thread() is threading.main_thread()\n"
+        "    if name.endswith('-wal') and not is_main:\n"
+        "        fails.append(name)\n"
+        "        raise OSError(errno.EIO, os.strerror(errno.EIO))\n"
+        "    return fsync(fd)\n"
+        "os.fsync = failing\n",
+    )
+    settings = {**SAFE, "JOBDIR": f"{disk.path}/job", "BLOOM_SYNC_SECS": 0.1}
+    tree.delay = 0.02
+    crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
+    crawl.finish()
+    (line,) = crawl.told("ERROR")
+    assert "Input/output error" in line
+    assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
+    tree.delay = 0
+    assert len(tree.hits) < PAGES
+    disk.cut()
+    disk.restart()
     crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
-    assert len(crawl.told("WARNING")) == 1, crawl.output
+    assert crawl.finish() == 0, crawl.output
     assert len(tree.hits) == PAGES
 
 
@@ -128,24 +156,35 @@ def test_a_cut_with_scrapys_scheduler(
     assert (len(tree.hits) == PAGES) == starts_over
 
 
-def test_a_filter_in_redis_may_be_newer(tree: Site, tmp_path: Path) -> None:
-    settings = in_redis(tmp_path.name, **SAFE)
+@pytest.mark.parametrize("backend", ["files", "redis"])
+def test_a_cut_after_a_pause_with_scrapys_scheduler(
+    backend: str, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
+    """What says that the job is closed reaches the disk, and nothing that was not synced."""
+    settings: dict[str, object] = {
+        "JOBDIR": str(disk.path / "job"),
+        # Scrapy writes it when the job is closed already, and fails to read it.
+        "EXTENSIONS": '{"scrapy.extensions.spiderstate.SpiderState": null}',
+    }
+    if backend == "redis":
+        settings |= in_redis(tmp_path.name)
     crawl = Crawl.held(tree, 50, tmp_path, settings)
-    crawl.kill()
-    assert "or end early, run the same command again" in crawl.told("INFO")[-1]
-    restart_machine(tmp_path / "job")
+    assert crawl.interrupt() == 0, crawl.output
+    fd = os.open(disk.path / "job", os.O_RDONLY)  # as the kernel does it after some seconds
+    os.fsync(fd)
+    os.close(fd)
+    disk.cut()
+    disk.restart()
     crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
-    (line,) = crawl.told("WARNING")
-    assert len(told_times(line)) == 1
-    assert "may look seen and be nowhere" in line
-    assert "another JOBDIR" in line
-    assert len(tree.hits) == PAGES  # since it was only a kill
+    assert crawl.finish() == 0, crawl.output
+    assert "Traceback" not in crawl.output
+    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert len(tree.hits) == PAGES
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
-def test_the_queue_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: Path) -> None:
-    """Seen from outside, at each regular write and at the end."""
+def test_the_log_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: Path) -> None:
+    """Seen from outside, at each checkpoint."""
     trace = tmp_path / "trace"
     strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
     tree.delay = 0.05
@@ -155,9 +194,9 @@ def test_the_queue_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path
     # Also of a call that another thread's comes in between.
     synced = re.findall(r"sync\(\d+<[^>]*/([^/>]+)>", trace.read_text())
     writes = [at for at, name in enumerate(synced) if name == "generation-0001.bloom"]
-    regular = [at for at in writes if synced[at - 1] == "requests.sqlite-wal"]
-    assert len(regular) >= 2
-    # Besides: two at the end, after the queue was closed, and one when the file was made.
-    assert len(writes) - len(regular) <= 3
-    last_of_queue = max(at for at, name in enumerate(synced) if name.startswith("requests.sqlite"))
-    assert last_of_queue < writes[-2]
+    checkpoints = [at for at in writes if synced[at - 1] == "requests.sqlite-wal"]
+    assert len(checkpoints) >= 3
+    # Besides: when the file was made, at the opening, and twice at the end.
+    assert len(writes) - len(checkpoints) <= 4
+    # Only then it says that it has the changes, and they may be deleted from the log.
+    assert all("logs.json.tmp" in synced[at + 1 : at + 3] for at in checkpoints)

@@ -49,11 +49,15 @@ from redis_faults import (
 )
 
 RIGHTS = (
-    "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
-    "+@connection +@transaction +time, with BLOOM_QUEUE = 'redis' also +@scripting, on a Cluster "
-    "also +cluster|slots"
+    "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
+    "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
+    "+time +del +exists +persist +pexpire +pttl +type +unlink, with BLOOM_QUEUE = 'redis' also "
+    "+eval +evalsha, on a Cluster also +cluster|slots"
 )
-LOGIN = "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
+LOGIN = (
+    "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
+    "its URL or REDISCLI_AUTH)"
+)
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import servers
+from cli import bloom
 from crawls import BASE_SETTINGS, BLOOM, SUPPORT, Crawl, with_modules
 from sites import Site
+from workspace import contents, in_redis, make_queue, shared_filter, write_urls
 
 PAGES = 150
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -52,6 +55,92 @@ def test_of_crawls_that_start_at_once_on_a_new_job_one_crawls(
     # Nothing of theirs is left: the job is closed.
     assert not (tmp_path / "job/bloom.in-use").exists()
     assert len(list((tmp_path / "job/bloom").glob("*.bloom"))) == 1
+
+
+HERE, ELSEWHERE = {"BLOOM_DIR": "here"}, {"BLOOM_DIR": "elsewhere"}
+SCRAPYS_FILTER = {"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, ELSEWHERE),
+        (HERE, ELSEWHERE),
+        ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
+        (HERE, "redis"),
+        ("redis", {"BLOOM_DIR": "job/bloom"}),
+        (SCRAPYS_FILTER, ELSEWHERE),
+        (ELSEWHERE, SCRAPYS_FILTER),
+    ],
+    ids=[
+        "a BLOOM_DIR",
+        "two",
+        "a queue that survives",
+        "to Redis",
+        "from Redis",
+        "from Scrapys",
+        "to Scrapys",
+    ],
+)
+def test_a_job_is_one_crawls_wherever_its_filter_is(
+    one: dict[str, str | None] | str,
+    other: dict[str, str | None] | str,
+    tree: Site,
+    tmp_path: Path,
+) -> None:
+    """The second one touches nothing: the queue of the first one, in particular."""
+    first, second = (
+        {"JOBDIR": "job", **(in_redis(tmp_path.name) if each == "redis" else each)}
+        for each in (one, other)
+    )
+    crawl = Crawl.held(tree, 30, tmp_path, first)
+    crawl.stop()
+    before = contents(tmp_path / "job")
+    check_refused(Crawl(tree.url, tmp_path, second))
+    assert {path.name for path in tmp_path.glob("elsewhere*")} <= {
+        path for path in first.values() if path
+    }
+    assert contents(tmp_path / "job") == before
+    crawl.send(signal.SIGCONT)
+    tree.release()
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.lines("ERROR") + crawl.told("WARNING")
+    check_once(tree)
+
+
+@pytest.mark.parametrize("has_filter", [True, False])
+def test_commands_see_that_a_job_is_in_use_whose_filter_is_elsewhere(
+    has_filter: bool, tree: Site, tmp_path: Path
+) -> None:
+    settings = {"JOBDIR": "job", "SCHEDULER": SAFE}
+    if has_filter:  # of an earlier run
+        assert Crawl.held(tree, 30, tmp_path, settings).interrupt() == 0
+    write_urls(tmp_path / "urls", ["http://shop.example/"])
+    assert bloom("import", "urls", "closed", cwd=tmp_path).status == 0
+    crawl = Crawl.held(tree, 30, tmp_path, {**settings, "BLOOM_DIR": "elsewhere"})
+    crawl.stop()
+    before = contents(tmp_path / "job")
+    server = servers.shared("valkey")
+    shared_filter(server, f"{tmp_path.name}:stored", [])
+    make_queue(server.url, f"{tmp_path.name}:stored")
+    key = f"{tmp_path.name}:new"
+    commands = [
+        ["import", "urls", "job"],
+        ["import", "closed", "job"],
+        ["merge", "closed", "closed", "-o", "job/bloom"],
+        ["pull", server.url, "job/bloom", "--key", f"{tmp_path.name}:stored"],
+    ]
+    if has_filter:
+        assert bloom("info", "job", "--json", cwd=tmp_path).json["in_use"]
+        commands += [["push", "job", server.url, "--key", key], ["reset", "job", "--yes"]]
+    for command in commands:
+        ran = bloom(*command, cwd=tmp_path)
+        assert "in use by another running crawl" in ran.error, command
+    assert contents(tmp_path / "job") == before
+    assert not server.client.keys(f"*{key}*")
+    crawl.send(signal.SIGCONT)
+    tree.release()
+    assert crawl.finish() == 0, crawl.output
 
 
 def test_a_crawl_that_is_stopped_keeps_its_job_and_one_that_is_killed_does_not(

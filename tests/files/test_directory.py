@@ -9,7 +9,7 @@ import pytest
 from backends import local_backend
 from clock import Clock
 from local_filters import WINDOW, fps, make
-from scrapy_bloom import LockedError, UncleanShutdownError
+from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.backend import LocalBackend, notes_in_memory
 from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.job.paths import DATABASE, IN_USE, boot_id
@@ -36,6 +36,16 @@ def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
         check_free(tmp_path)
     backend.close()
     check_free(tmp_path)
+
+
+def test_a_lock_that_is_a_link_is_refused_and_empties_no_file(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("text")
+    (tmp_path / "bloom").mkdir()
+    (tmp_path / "bloom/lock").symlink_to(precious)
+    with pytest.raises(StorageError, match="bloom cannot be written to: Too many levels of symb"):
+        make(tmp_path / "bloom")
+    assert precious.read_text() == "text"
 
 
 def test_one_of_a_job_that_was_killed(tmp_path: Path) -> None:

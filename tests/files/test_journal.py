@@ -8,11 +8,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from scrapy_bloom.files.journal import Journal, read_journal
 
 from backends import local_backend
 from local_filters import file_size_limit
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.journal import Journal, read_journal
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.filters.bloom import BloomFilter

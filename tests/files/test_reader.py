@@ -59,7 +59,7 @@ def test_two_generations_are_told_by_their_directory(tmp_path: Path) -> None:
 def test_a_file_is_a_filter_of_its_own(grown: Path) -> None:
     path = grown / "bloom" / ONE
     found = FilterReader(path)
-    assert found.location == str(path)
+    assert found.location == str(path.parent)
     assert found.names == [ONE]
     assert found.are_seen(fps(9, 12)) == [True, False, False]
     assert found.count_forgotten() == 2  # of all of it
@@ -88,7 +88,7 @@ def test_a_crawl_that_runs(tmp_path: Path) -> None:
     assert backend.add(b"in the journal")
     path = tmp_path / "bloom" / ONE
     found = FilterReader(tmp_path)
-    assert found.location == str(path)
+    assert found.location == str(path.parent)
     assert found.is_closed() is False
     assert found.is_in_use() is True
     assert found.are_seen([b"in the journal", b"other"]) == [True, False]

@@ -281,7 +281,7 @@ class TestRun:
         run = Run(Policy(expected=100, error_rate=1e-3, window=WINDOW))
         first, second, late = (
             Generation.of(Size(capacity=1, error_rate=0.1), number, created_at)
-            for number, created_at in ((1, 900.0), (2, 1500.0), (3, 1500.1))
+            for number, created_at in ((1, 900.0), (2, 1400.0), (3, 1400.1))
         )
         assert not run.keeps(first)  # it has not begun
         run.begin(2, 1000.0)

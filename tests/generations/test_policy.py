@@ -185,8 +185,9 @@ class TestExpiry:
 
 def test_the_rate_that_a_filter_was_made_for() -> None:
     grown = [generation(error_rate=P / 2), generation(2, error_rate=P / 4)]
-    assert rate_asked(grown) == rate_asked(grown, "grow") == rate_asked(grown, "close") == P
-    assert rate_asked([generation()], "warn") == P
+    assert rate_asked(grown) == rate_asked(grown, P) == P
+    assert rate_asked([generation()], P) == P
+    assert rate_asked([generation()], P / 2) == P
     assert rate_asked([generation()]) == 2 * P
     quarters = [
         generation(number, error_rate=each / 12, open_until=1025.0)
@@ -234,7 +235,7 @@ def test_the_figures_of_a_filter() -> None:
     drops = sum(each.expected_false_drops for each in [*live, *kept])
     drops += now[0] * 20_000 + (now[0] + now[1]) * 10_000
     assert status.expected_false_drops == pytest.approx(drops)
-    stored = FilterStatus.of("there", live[:2], "warn")
+    stored = FilterStatus.of("there", live[:2], P)
     assert (stored.location, stored.error_rate) == ("there", 2 * P)
     assert stored.generations == live[:2]
     assert stored.generations[0] is not live[0]

@@ -265,52 +265,33 @@ class TestCopies:
 
 
 class TestLinks:
-    @pytest.fixture
-    def target(self, path: Path, tmp_path: Path) -> Path:
-        target = tmp_path / "disk" / "queue.sqlite"
-        target.parent.mkdir()
-        path.symlink_to(target)
-        return target
-
-    def test_the_log_of_its_target_is_synced(self, path: Path, target: Path) -> None:
-        for _ in range(2):  # the target is missing at first
+    def test_the_log_that_is_synced_is_that_of_the_target(self, tmp_path: Path) -> None:
+        target = tmp_path / "disk" / "job"
+        target.mkdir(parents=True)
+        (tmp_path / "job").symlink_to(target)
+        path = tmp_path / "job" / "requests.sqlite"
+        for number in (1, 2):
             database = begun(path)
             push(database, "a")
             assert database._log
-            assert os.path.samestat(os.fstat(database._log.fileno()), beside(target)[0].stat())
-            assert os.fstat(database._log.fileno()).st_size > 0
-            assert not beside(path)[0].exists()
+            synced = os.fstat(database._log.fileno())
+            assert os.path.samestat(synced, beside(target / path.name)[0].stat())
+            assert synced.st_size > 0
             database.sync()
-            database.checkpointed(1)
+            database.checkpointed(number)
             database.close()
+        assert database.path == str(target / path.name)
         assert read_counts(path) == (2, 0)
-        assert path.is_symlink()
 
-    def test_starting_over_sets_the_link_aside(self, path: Path, target: Path) -> None:
-        database = begun(path)
-        push(database, "a")
-        killed(database)
-        database = RequestDatabase(path, by_slot=False)
-        aside = Path(database.start_over())
-        assert aside.is_symlink()
-        assert read_counts(aside) == (1, 0)
-        database.begin()
-        push(database, "b")
-        database.sync()
-        assert not path.is_symlink()
-        assert database._log
-        assert os.path.samestat(os.fstat(database._log.fileno()), beside(path)[0].stat())
-        database.checkpointed(1)
-        killed(database)
-        database = RequestDatabase(path, by_slot=False)
-        assert (database.was_killed, database.is_copy) == (True, False)
-        database.close()
-
-    def test_a_target_that_cannot_be_made(self, path: Path, tmp_path: Path) -> None:
-        path.symlink_to(tmp_path / "not mounted" / "queue.sqlite")
-        with pytest.raises(StorageError, match="cannot be used"):
+    def test_a_file_that_is_a_link_is_refused(self, path: Path, tmp_path: Path) -> None:
+        target = tmp_path / "other.sqlite"
+        begun(target).close()
+        before = target.read_bytes()
+        path.symlink_to(target)
+        with pytest.raises(StorageError, match="is a symbolic link"):
             RequestDatabase(path, by_slot=False)
         assert path.is_symlink()
+        assert target.read_bytes() == before
 
 
 def test_starting_over_sets_it_aside(path: Path) -> None:

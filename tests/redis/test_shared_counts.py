@@ -11,7 +11,7 @@ from sites import ScriptedSite, Site, tree_site
 def figures(crawl: Crawl) -> tuple[int, int]:
     """Return what a crawl has recorded, and what it says is in the filter."""
     recorded, in_all = re.findall(
-        r"filter closed: (\d+) requests recorded, (\d+) in", crawl.output
+        r"filter closed: (\d+) requests? recorded, (\d+) in", crawl.output
     )[0]
     assert f"'bloom/count': {in_all}" in crawl.output
     assert f"'bloom/added': {recorded}" in crawl.output

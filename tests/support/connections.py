@@ -17,7 +17,10 @@ from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
 PROGRAMS = list(servers.PROGRAMS)
 SECRET = "hushhush"  # in every password of these tests, and nowhere else
 USER, PASSWORD = "us/er@1", f"p@ss:/?#[%41]&= é{SECRET}"
-LOGIN_HINT = "; check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)"
+LOGIN_HINT = (
+    "; check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
+    "its URL or REDISCLI_AUTH)"
+)
 LOGIN = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@"
 
 

@@ -158,3 +158,9 @@ class Crawl:
         self._process.kill()
         if self._held_by:
             self._held_by.settle()
+
+
+def stat(crawl: Crawl, name: str) -> int:
+    """Return a figure that a crawl which has ended has logged; 0 without it."""
+    found = [line for line in crawl.output.splitlines() if f"'{name}': " in line]
+    return int(found[0].rpartition(": ")[2].strip(",}")) if found else 0

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -38,8 +39,13 @@ class Disk:
             os.close(fd)
 
     def restart(self) -> None:
-        """Mount it anew: all is as it was on the disk. Whoever used it must have ended."""
+        """Mount it anew: all is as it was on the disk. Whoever used it must have ended.
+
+        It is a copy of the image. A mount namespace that another test has made meanwhile keeps the
+        file system that was cut off, and the same image would be that one again.
+        """
         self.end()
+        self._image = shutil.copyfile(self._image, self._image.with_name("image-restarted"))
         self._mount()
 
     def end(self) -> None:

@@ -1,5 +1,7 @@
 """The spider of pages that fail in every way a page can; their paths say how."""
 
+import asyncio
+
 import scrapy
 from scrapy.downloadermiddlewares.retry import get_retry_request
 from scrapy.exceptions import CloseSpider, DropItem, IgnoreRequest
@@ -7,6 +9,8 @@ from scrapy.linkextractors import LinkExtractor
 
 
 class IgnoreSome:
+    has_awaited = False  # response
+
     def process_request(self, request, spider=None):  # Scrapy 2.13 needs it
         if "ignored" in request.url:
             raise IgnoreRequest
@@ -15,6 +19,9 @@ class IgnoreSome:
         return None
 
     def process_response(self, request, response, spider=None):
+        IgnoreSome.has_awaited = IgnoreSome.has_awaited or "awaited" in response.url
+        if response.body == b"captcha" and "by-middleware" in request.url:
+            return scrapy.Request(response.url, dont_filter=True)
         if "rewrapped" in request.url:  # as what renders pages by requests of its own
             return response.replace(request=request.replace(url=request.url + "#"))
         return response
@@ -75,6 +82,10 @@ class FailingSpider(scrapy.Spider):
 
     def parse_page(self, response):
         url = response.url
+        if response.body == b"captcha":  # solved meanwhile: once more, and nothing is copied
+            first, *_ = response.meta.get("redirect_urls", [url])
+            yield scrapy.Request(first, self.parse_page, errback=self.failed, dont_filter=True)
+            return
         if "raises-at-once" in url:
             raise ValueError
         if "retried" in url and (
@@ -94,6 +105,13 @@ class FailingSpider(scrapy.Spider):
             raise CloseSpider
 
     async def parse_async(self, response):
+        if response.body == b"captcha":
+            yield scrapy.Request(response.url, dont_filter=True)
+            for _ in range(6000):  # it goes on while that one is redirected
+                if IgnoreSome.has_awaited:
+                    return
+                await asyncio.sleep(0.01)
+            raise AssertionError("in vain")
         yield {"url": response.url}
         if "raises" in response.url:
             raise ValueError
@@ -103,3 +121,6 @@ class FailingSpider(scrapy.Spider):
             raise TypeError
         if "again" in failure.request.url:
             yield failure.request.replace(dont_filter=True)
+        if "fresh" in failure.request.url and "by-errback" not in failure.request.meta:
+            meta = {"by-errback": True}
+            yield scrapy.Request(failure.request.url, self.parse_page, meta=meta, dont_filter=True)

@@ -90,7 +90,9 @@ HARMLESS = {
         for name in ("spider", "fingerprinter")
         for value in ("text", "empty text", "not hexadecimal", "other digits", "line ends")
     ),
-    *("filter.format: missing", "filter.hash_scheme: missing", "generation: one member more"),
+    *("filter.format: missing", "filter.hash_scheme: missing", "filter.error_rate: missing"),
+    *(f"filter.error_rate: {value}" for value in ("zero", "fraction", "tiny")),
+    "generation: one member more",
     *("generation.error_rate: fraction", "generation: {'error_rate': 0.999}"),
     *("generation: {'num_hashes': 64}", "generation: {'capacity': 1}", "draft: list"),
     *(

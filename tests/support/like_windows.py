@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 _MISSING = {
@@ -48,6 +49,8 @@ def pretend() -> None:
     """From now on, this process has only what Windows has. There is no way back."""
     for name in _ASKING:
         import_module(name).sys = _Windows()
+    # Its lock for Windows, which needs none of these, does not work here.
+    import_module("filelock._unix").os = SimpleNamespace(**vars(os))
     for module, names in _MISSING.items():
         for name in names:
             delattr(module, name)

@@ -9,13 +9,21 @@ import math
 from pathlib import Path
 from typing import Any
 
+from scrapy.exceptions import UsageError
+
 from scrapy_bloom import text as amounts
 from scrapy_bloom.commands.shared.list_formats import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
+from scrapy_bloom.redis.connection.url import looks_like_url
 
 MAX_JOBS = 256
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+PROJECTS_SERVER = "redis"  # in place of a URL
+_REDIS = (
+    "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
+    "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
+)
 
 
 def requests(text: str) -> int:
@@ -71,19 +79,19 @@ def requests_or_rate(text: str) -> int | float:
 
 def path(text: str) -> Path:
     """Return an argument that must be a path, and no URL."""
-    if "://" in text:
+    if looks_like_url(text):
         raise argparse.ArgumentTypeError(f"{text} is a URL; a path is meant here")
     return Path(text)
 
 
 def is_redis(place: str) -> bool:
-    """Return whether a place is the URL of a server, and no path.
+    """Return whether a place is the URL of a server, or that of the project, and no path.
 
     Raises BloomError if it is another URL: a directory of that name would bear its password.
     """
-    if place.lower().startswith(REDIS_SCHEMES):
+    if _is_server(place):
         return True
-    if "://" in place:
+    if looks_like_url(place):
         raise BloomError(
             f"{place} is neither a path nor the URL of a Redis server, which begins with "
             "redis://, with rediss:// (for TLS) or with unix://"
@@ -91,24 +99,29 @@ def is_redis(place: str) -> bool:
     return False
 
 
+def _is_server(place: str) -> bool:
+    return place == PROJECTS_SERVER or place.lower().startswith(REDIS_SCHEMES)
+
+
 def server_url(text: str) -> str:
     """Return an argument that must be the URL of a Redis server."""
-    if not text.lower().startswith(REDIS_SCHEMES):
+    if not _is_server(text):
         raise argparse.ArgumentTypeError(
-            f"{text} is no URL of a Redis server: redis://, rediss:// or unix://"
+            f'{text} is no URL of a Redis server: redis://, rediss:// or unix://; "redis" alone is '
+            "the server of the project's settings"
         )
     return text
 
 
 def add_place(parser: argparse.ArgumentParser) -> None:
     """Add what says where a filter is, in files or in Redis."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help="where the filter is")
+    parser.add_argument("place", metavar="PATH|REDIS-URL", help=f"where the filter is; {_REDIS}")
     add_filter_name(parser)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Add the URL of a Redis server."""
-    parser.add_argument("url", type=server_url, metavar="REDIS-URL", help="as in BLOOM_REDIS_URL")
+    parser.add_argument("url", type=server_url, metavar="REDIS-URL", help=_REDIS)
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
@@ -127,19 +140,36 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_filter_name(
+    options: argparse.Namespace, place: str, *, spider_counts: bool = False
+) -> None:
+    """Check that no option that says which filter in Redis is meant comes with a path.
+
+    --spider is allowed if the spider's settings count, too.
+    """
+    if is_redis(place):
+        return
+    for name, value in (("--key", options.key), ("--spider", options.spider)):
+        if value is not None and not (spider_counts and name == "--spider"):
+            raise UsageError(
+                f"{name} says which filter in Redis is meant, and {place} is a path; leave {name} "
+                "out, or give the URL of the server"
+            )
+
+
 def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
     """Add the options of each subcommand that reads a list of URLs, or of `others`."""
     parser.add_argument(
         "--format",
         choices=[*others, *FORMATS],
-        help="what the list is: a URL a line, JSON lines or CSV (default: what its name ends with, "
-        "or it begins with)",
+        help="what the list is: a URL per line, JSON lines, a JSON array or CSV (default: by the "
+        "ending of its name, or its first character)",
     )
     parser.add_argument(
         "--field",
         default="url",
         metavar="NAME",
-        help="the field or column with the URL, in JSON lines and CSV (default: url)",
+        help="the field or column with the URL, in JSON and CSV (default: url)",
     )
     parser.add_argument(
         "--jobs",

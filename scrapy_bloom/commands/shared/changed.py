@@ -10,7 +10,7 @@ from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.queues.conflicts import has_waiting
-from scrapy_bloom.text import number_text, size_text
+from scrapy_bloom.text import counted, number_text, size_text
 
 
 def tell_changed(
@@ -20,11 +20,12 @@ def tell_changed(
 
     With --json, `more` are the figures that come before its own.
     """
+    location = str(directory or status.location)
     if options.json:
         print_json(
             {
                 **more,
-                "destination": status.location,
+                "destination": location,
                 "recorded": status.count,
                 "capacity": status.capacity,
                 "bytes": status.nbytes,
@@ -34,8 +35,9 @@ def tell_changed(
         )
         return
     say(
-        f"The filter in {status.location} has {status.count:,} of {status.capacity:,} requests in "
-        f"{size_text(status.nbytes)}, error rate now {number_text(status.error_rate_now, 2)}"
+        f"The filter in {location} has {status.count:,} of "
+        f"{counted(status.capacity, 'request')} in {size_text(status.nbytes)}, "
+        f"error rate now {number_text(status.error_rate_now, 2)}"
     )
     if directory:
         say_where(directory)
@@ -62,12 +64,13 @@ def tell_copied(
         )
         return
     say(
-        f"Copied to {destination}: {copied.requests:,} requests, {copied.generations} "
-        f"generation{'s' if copied.generations > 1 else ''}, {size_text(copied.nbytes)}; read "
+        f"Copied to {destination}: {counted(copied.requests, 'request')}, "
+        f"{counted(copied.generations, 'generation')}, {size_text(copied.nbytes)}; read "
         "back and compared"
     )
     if queue:
-        say(f"And its queue: {queue.requests:,} requests that wait, {size_text(queue.nbytes)}")
+        waiting = counted(queue.requests, "request that waits", "requests that wait")
+        say(f"And its queue: {waiting}, {size_text(queue.nbytes)}")
 
 
 def say_where(directory: Path) -> None:
@@ -96,8 +99,9 @@ def warn_of_overfull(status: FilterStatus) -> None:
     if overfull := [
         generation for generation in status.generations if generation.count > generation.capacity
     ]:
+        requests = counted(overfull[0].count, "request is", "requests are")
         note(
-            f"scrapy bloom: warning: {overfull[0].count:,} requests are in a generation that was "
+            f"scrapy bloom: warning: {requests} in a generation that was "
             f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
             f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
             "for the requests of all of them together"

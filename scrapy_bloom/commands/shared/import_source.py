@@ -91,6 +91,8 @@ def open_source(options: argparse.Namespace, project: Project, stack: ExitStack)
     """Open the source that SOURCE names; the stack closes it."""
     if is_redis(options.source):
         return _set_in_redis(options, project, stack)
+    if options.source_key:
+        raise UsageError("--source-key names a set in Redis, and SOURCE is not the URL of a server")
     if options.source == "-":
         if options.format == "seen":
             raise UsageError("the standard input is read as URLs; give a requests.seen as a file")
@@ -100,6 +102,7 @@ def open_source(options: argparse.Namespace, project: Project, stack: ExitStack)
         path = path / jobdir.SEEN
         if not path.exists():
             raise BloomError(f"{options.source} holds neither a filter nor a requests.seen")
+        jobdir.check_file(path)
     is_pipe = path.exists() and not path.is_file()  # it can be read once only
     if options.format in FORMATS or (options.format is None and (is_pipe or _is_list(path))):
         return url_list(str(path), project, options)
@@ -119,7 +122,7 @@ def _is_list(path: Path) -> bool:
     except UNREADABLE as error:
         raise BloomError(f"{path} cannot be read: {reason(error)}") from error
     first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
-    if is_table or not beginning or begins_with_scheme(first.decode(errors="replace")):
+    if is_table or first[:1] in {b"", b"#"} or begins_with_scheme(first.decode(errors="replace")):
         return True
     if beginning[:1] == b"\0" or (first and not first.strip(_HEX_DIGITS)):
         if is_packed:

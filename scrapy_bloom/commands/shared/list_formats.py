@@ -1,7 +1,6 @@
-"""Formats of lists: plain text, JSON lines, CSV; each also packed by gzip."""
+"""Formats of lists: plain text, JSON lines, a JSON array, CSV; each also packed by gzip."""
 
 import codecs
-import csv
 import gzip
 import io
 import json
@@ -11,25 +10,31 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scrapy_bloom.commands.shared.list_records import (
+    CHUNK_BYTES,
+    MAX_LINE_BYTES,
+    Array,
+    Entry,
+    Table,
+    too_long,
+    url_in,
+)
 from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.exceptions import StorageError
 
-FORMATS = ("urls", "jl", "csv")
+FORMATS = ("urls", "jl", "json", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
 
 _GZIP = b"\x1f\x8b"
 _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
-_MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
-_CHUNK_BYTES = 1 << 18
-_CHUNK_ROWS = 1000
+_BEGINNINGS = {b"{": "jl", b"[": "json"}
 _BEGINNING_SECS = 1.0  # of a pipe: what gives no whole chunk by then needs no processes
 
 Chunk = Any  # a part of a list, which can be pickled; what it is depends on the format
-Entry = tuple[int, Any]  # a line or record, behind its number
 
 
 class Source(NamedTuple):
@@ -50,12 +55,16 @@ def opened_list(path: Path | None, form: str | None, field: str) -> Iterator[Sou
         with opened(path) as file:
             form = form or format_of(path, file)
             first, is_over = _beginning(file)
-            is_large = len(first) == _CHUNK_BYTES
-            blocks = _blocks(name, first, bytes if is_over else partial(file.read1, _CHUNK_BYTES))
+            is_large = len(first) == CHUNK_BYTES
+            read = bytes if is_over else partial(file.read1, CHUNK_BYTES)
+            if form == "json":
+                array = Array(name, field, chain([first], iter(read, b"")))
+                yield Source(file, is_large, array.chunks(), iter, array.url)
+                return
+            blocks = _blocks(name, first, read)
             if form == "csv":
-                rows, in_row = _table(name, field, blocks)
-                chunks = iter(lambda: list(islice(rows, _CHUNK_ROWS)), [])
-                yield Source(file, is_large, chunks, iter, in_row)
+                table = Table(name, field, blocks)
+                yield Source(file, is_large, table.chunks(), iter, table.url)
             else:
                 url = partial(_url_in_object, field) if form == "jl" else _decoded
                 yield Source(file, is_large, blocks, _full_lines, url)
@@ -85,19 +94,19 @@ def opened(path: Path | None) -> Iterator[io.BufferedReader]:
 def format_of(path: Path | None, file: io.BufferedReader) -> str:
     """Return the format of a list, by the ending of its name or else by its beginning."""
     ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
-    begins_with_object = file.peek(1).lstrip().startswith(b"{")
-    return _ENDINGS.get(ending) or ("jl" if begins_with_object else "urls")
+    beginning = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    return _ENDINGS.get(ending) or _BEGINNINGS.get(beginning, "urls")
 
 
 def _beginning(file: io.BufferedReader) -> tuple[bytes, bool]:
     """Return the first chunk, or what a pipe gives in a second; and whether that is all."""
     is_ready = readiness(file)
-    data = file.read1(_CHUNK_BYTES)
+    data = file.read1(CHUNK_BYTES)
     deadline = time.monotonic() + _BEGINNING_SECS
-    while 0 < len(data) < _CHUNK_BYTES:
+    while 0 < len(data) < CHUNK_BYTES:
         if not is_ready(max(0.0, deadline - time.monotonic())):
             return data, False
-        more = file.read1(_CHUNK_BYTES - len(data))
+        more = file.read1(CHUNK_BYTES - len(data))
         if not more:
             return data, True
         data += more
@@ -109,11 +118,8 @@ def _blocks(name: str, first: bytes, read: Callable[[], bytes]) -> Iterator[tupl
     number, data, more = 1, first.removeprefix(codecs.BOM_UTF8), first
     while more:
         # Of all lines, only the first one may have begun in an earlier block.
-        if len(data) >= _MAX_LINE_BYTES and not 0 <= data.find(b"\n") < _MAX_LINE_BYTES - 1:
-            raise StorageError(
-                f"{name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give "
-                "a list with a URL, or an object with one, on each line"
-            )
+        if len(data) >= MAX_LINE_BYTES and not 0 <= data.find(b"\n") < MAX_LINE_BYTES - 1:
+            raise too_long(name, number)
         if end := data.rfind(b"\n") + 1:
             yield number, data[:end]
             number += data.count(b"\n")
@@ -133,50 +139,13 @@ def _full_lines(block: tuple[int, bytes]) -> Iterator[Entry]:
         number += 1
 
 
-def _table(
-    name: str, field: str, blocks: Iterable[tuple[int, bytes]]
-) -> tuple[Iterator[Entry], Callable[[list[str]], str]]:
-    names: list[str] = []
-    lines = (line for _, block in blocks for line in io.BytesIO(block))
-    reader = csv.reader(line.decode(errors="surrogateescape") for line in lines)
-
-    def rows() -> Iterator[Entry]:
-        try:
-            for row in reader:
-                if row and row != names:  # Scrapy appends a table to a table, with its names
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
-
-    entries = rows()
-    _, names = next(entries, (0, [field]))
-    if field not in names:
-        columns = ", ".join(map(repr, names[:20]))[:200]
-        raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
-    column = names.index(field)
-
-    def url(cells: list[str]) -> str:
-        if not cells:
-            raise ValueError(f"it has no column {field!r}")
-        return cells[0]
-
-    # A thousand rows with a page in each would fill the memory.
-    return ((number, row[column : column + 1]) for number, row in entries), url
-
-
 def _url_in_object(field: str, line: bytes) -> str:
     try:
-        found = json.loads(_decoded(line))
+        return url_in(field, json.loads(_decoded(line)))
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON: {error.msg}") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
-    url = found.get(field) if isinstance(found, dict) else None
-    if not isinstance(url, str):
-        fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
-        message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
-        raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
-    return url
 
 
 def _decoded(line: bytes) -> str:

@@ -12,10 +12,10 @@ from scrapy_bloom.commands.shared.list_formats import Chunk, Source, opened_list
 from scrapy_bloom.commands.shared.workers import can_fork, workers
 from scrapy_bloom.exceptions import BloomError, StorageError
 
-_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # what Scrapy takes for absolute
 _WHAT_IS_READ = (
-    "a list has a URL on each line, or is JSON lines (.jl) or a table (.csv) with one in the field "
-    "that --field names; --format says which"
+    "a list has a URL on each line, or is JSON lines (.jl), a JSON array (.json) or a table (.csv) "
+    "with one in the field that --field names; --format says which"
 )
 
 
@@ -39,8 +39,8 @@ class _Result(NamedTuple):
 class UrlList:
     """The URLs in a list, and their fingerprints; in constant memory.
 
-    A URL begins with a scheme and "://". Other lines are left out and counted; if the first line is
-    one of them, this is no list of URLs. White space around a URL does not count.
+    A URL begins with a scheme and "://", or with "data:". Other lines are left out and counted; if
+    the first line is one of them, this is no list of URLs. White space around a URL does not count.
     """
 
     path: Path | None  # None: the standard input
@@ -67,13 +67,13 @@ class UrlList:
         for result in self._results():
             yield from result.fingerprints
 
-    def pairs(self) -> Generator[tuple[bytes, bytes], None, None]:
-        """Yield each URL and its fingerprint.
+    def batches(self) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
+        """Yield URLs and their fingerprints: those of each part of the list, as it comes.
 
         Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
         for result in self._results(with_urls=True):
-            yield from zip(result.urls, result.fingerprints, strict=True)
+            yield result.urls, result.fingerprints
 
     def _results(self, *, with_urls: bool = False) -> Iterator[_Result]:
         is_first = True
@@ -109,7 +109,8 @@ class UrlList:
                 except ValueError as why:
                     begins_badly = begins_badly or not (fingerprints or skipped)
                     skipped += 1
-                    first_skipped = first_skipped or f"line {number:,}: {why}"
+                    # Some of Python's messages repeat the whole URL.
+                    first_skipped = first_skipped or f"line {number:,}: {str(why)[:200]}"
                 else:
                     fingerprints.append(fingerprint)
                     if with_urls:
@@ -119,12 +120,12 @@ class UrlList:
         return _Result(urls, fingerprints, skipped, first_skipped, begins_badly, error)
 
     def check_skipped(self) -> None:
-        """Raise a BloomError if lines were left out, since they are no URLs."""
+        """Raise a BloomError if lines were left out, since they are not URLs."""
         if self.skipped:
-            raise BloomError(
-                f"{self.skipped:,} lines are no URLs and were left out; the first: "
-                f"{self.first_skipped}"
+            what = (
+                "line is not a URL and was" if self.skipped == 1 else "lines are not URLs and were"
             )
+            raise BloomError(f"{self.skipped:,} {what} left out; the first: {self.first_skipped}")
 
     def _fingerprint_of(self, url: str, number: int) -> bytes:
         try:

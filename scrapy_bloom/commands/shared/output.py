@@ -6,7 +6,6 @@ fixed places, nothing cut off, no colour.
 
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -17,26 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.text import escaped, masked
 
-# Scheme, login, place, options. Taken for a path, a URL loses one of its slashes.
-_URL = re.compile(r"([a-z][\w+.-]*:/{1,2})([^/?#@\s]*@)?([^?#\s]*)([?#]\S*)?", re.IGNORECASE)
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
-
-
-def masked(text: str) -> str:
-    """Return a text whose URLs show neither user, password nor options.
-
-    >>> masked("redis://me:secret@host/0?password=secret is away")
-    'redis://***@host/0?*** is away'
-    """
-    return _URL.sub(_without_secrets, text)
-
-
-def _without_secrets(url: re.Match[str]) -> str:
-    scheme, login, place, options = url.groups(default="")
-    if "@" in place + options:  # a part of a password, perhaps
-        return f"{scheme}***"
-    return scheme + ("***@" if login else "") + place + ("?***" if options else "")
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
@@ -54,6 +36,7 @@ def print_json(figures: Any) -> None:
 
 def say(text: str) -> None:
     """Print a line of the result; at a terminal, it is broken between words."""
+    text = escaped(text)
     if len(text) > (room := _room()):
         hanging = "  " if text.startswith(" ") else ""
         text = textwrap.fill(
@@ -64,7 +47,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a line about the result, beside it."""
-    sys.stderr.write(f"{masked(text)}\n")
+    sys.stderr.write(f"{escaped(masked(text))}\n")
 
 
 def _room() -> int:
@@ -92,8 +75,8 @@ def print_table(
         keys: that many of the first columns begin each table: they say what a row is about.
     """
     room = _room()
-    if title:
-        say(title)
+    for line in title.splitlines():
+        say(line)
     aligned = [_aligned(name, [text(row[key]) for row in rows]) for name, key, text in columns]
     left = aligned[keys:]
     while True:
@@ -111,7 +94,7 @@ def print_table(
 
 def _aligned(name: str, cells: list[str]) -> list[str]:
     align = str.ljust if name.endswith(":") else str.rjust
-    texts = [name.removesuffix(":"), *cells]
+    texts = [name.removesuffix(":"), *map(escaped, cells)]
     width = max(map(len, texts))
     return [align(text, width) for text in texts]
 

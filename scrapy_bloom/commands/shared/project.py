@@ -1,7 +1,8 @@
 """Project of a command line: its settings, its filter in files or Redis, a list of its URLs."""
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,13 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.commands.shared.arguments import is_redis
+from scrapy_bloom.commands.shared.arguments import (
+    PROJECTS_SERVER,
+    check_filter_name,
+    is_redis,
+)
 from scrapy_bloom.commands.shared.lists import UrlList
+from scrapy_bloom.commands.shared.queues import recent_changes
 from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.fingerprinting import (
@@ -28,7 +34,7 @@ from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.redis.reader import RedisReader
-from scrapy_bloom.settings.scrapy_redis import redis_params
+from scrapy_bloom.settings.scrapy_redis import completed
 from scrapy_bloom.settings.settings import BloomSettings
 
 Reader = FilterReader | RedisReader
@@ -63,18 +69,20 @@ def load_project(
     Args:
         settings: as the command got them.
         spider: the spider's name; in a project it must be one of its spiders.
-        place: of a filter; if it is the URL of a server, the crawl uses that one. As in a crawl,
-            REDIS_PARAMS then counts unless there is a BLOOM_REDIS_URL.
+        place: of a filter; if it is the URL of a server, the crawl uses that one, with the login
+            that the settings, or REDISCLI_AUTH, have for it.
         more: settings that the command sets itself.
     """
-    has_url = is_redis(place)
-    if has_url:
-        more |= {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": place}
+    in_redis = is_redis(place)
+    if in_redis:
+        more["BLOOM_BACKEND"] = "redis"
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
         # Some fingerprinters ask for them.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
-        has_own_url = bool(crawler.settings.get("BLOOM_REDIS_URL"))
+        params: Mapping[str, Any] | None = None
+        if in_redis and place != PROJECTS_SERVER:
+            more["BLOOM_REDIS_URL"], params = completed(place, crawler.settings)
         # No command schedules anything; what it fills may be for a crawl that does it otherwise.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
@@ -93,8 +101,10 @@ def load_project(
         ) from error
     fingerprint = fingerprint_function(fingerprinter)
     bloom = BloomSettings.from_settings(crawler.settings)
-    if has_url and not has_own_url:
-        bloom = replace(bloom, redis_params=redis_params(crawler.settings))
+    if params is not None:
+        bloom = replace(bloom, redis_params=params)
+    if in_redis and (password := os.environ.get("REDISCLI_AUTH")):
+        bloom = replace(bloom, redis_params={"password": password, **bloom.redis_params})
     if only_crawled:  # the other half of the rate is that of the filter in memory
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
@@ -176,8 +186,12 @@ def opened_filter(
     The project is that of its crawls, loaded with the place, if the command needs it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
+    is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
+    check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
-        with closing(FilterReader(Path(options.place), window=window)) as reader:
+        path = Path(options.place)
+        recent = recent_changes(path)  # first: what is moved meanwhile is found there or here
+        with closing(FilterReader(path, window=window, recent=recent)) as reader:
             yield reader
         return
     store = connect(options, project or load_project(settings, options.spider, options.place))

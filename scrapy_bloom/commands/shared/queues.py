@@ -6,13 +6,21 @@ from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_table, say
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.shared_state import QueueState, read_state
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_recent
 from scrapy_bloom.redis.keys.store import RedisStore
 
 _RATE_SECS = 1.0
+_MOST_DEAD = 10  # whose URLs are shown
 
 _Figures = dict[str, Any]
+
+# Of both kinds of queue; a job's has None for what nobody counts there.
+_KEYS = (
+    *("pending", "in_flight", "set_aside", "done", "done_per_second", "started", "ended_at"),
+    "workers",
+)
 
 _COLUMNS = (
     ("worker:", "name", str),
@@ -21,14 +29,30 @@ _COLUMNS = (
 )
 
 
-def job_queue(path: Path) -> _Figures | None:
-    """Count the requests that wait in CrashSafeScheduler's database; None if there is none."""
+def job_database(path: Path) -> Path | None:
+    """Return CrashSafeScheduler's database of a job, or of the job of a filter; None if none."""
     # A filter's directory may be in its job's. Any other path below a job says nothing about it.
     for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
-        if (database := job_dir / jobdir.DATABASE).exists():
-            pending, in_flight = read_counts(database)
-            return {"pending": pending, "in_flight": in_flight}
+        if jobdir.is_database(database := job_dir / jobdir.DATABASE):
+            return database
     return None
+
+
+def job_queue(path: Path) -> _Figures | None:
+    """Count the requests in CrashSafeScheduler's database; None if there is none."""
+    if (database := job_database(path)) is None:
+        return None
+    pending, in_flight = read_counts(database)
+    dead = [url_of(data) for data in read_dead(database)]
+    return {"pending": pending, "in_flight": in_flight, "dead": dead}
+
+
+def recent_changes(path: Path) -> dict[bytes, bool]:
+    """Return what a job's log has and its filter lacks: whether fingerprints are forgotten."""
+    database = None if path.is_file() else job_database(path)
+    if database is None:
+        return {}
+    return {fingerprint: forgets for forgets, fingerprint in read_recent(database)}
 
 
 def shared_queue(store: RedisStore) -> _Figures | None:
@@ -72,13 +96,15 @@ def live_workers(state: QueueState | None) -> int:
 def queue_text(queue: _Figures) -> str:
     """Return the figures of a queue in one line."""
     texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
-    if queue.get("set_aside"):
+    if queue["dead"]:
+        texts.append(f"{len(queue['dead']):,} dead: {', '.join(queue['dead'][:_MOST_DEAD])}")
+    if queue["set_aside"]:
         texts.append(f"{queue['set_aside']:,} set aside, which no worker can make again")
-    if "done" in queue:
+    if queue["done"] is not None:
         texts.append(f"{queue['done']:,} done")
-    if queue.get("done_per_second") is not None:
+    if queue["done_per_second"] is not None:
         texts.append(f"{queue['done_per_second']:,.1f} a second")
-    if queue.get("ended_at"):
+    if queue["ended_at"]:
         ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
         texts.append(f"the crawl ended at {ended}")
     return ", ".join(texts)
@@ -86,7 +112,7 @@ def queue_text(queue: _Figures) -> str:
 
 def print_workers(queue: _Figures | None) -> None:
     """Print who shares a queue, if anybody does."""
-    if queue and queue.get("workers"):
+    if queue and queue["workers"]:
         say("")
         print_table(_COLUMNS, queue["workers"])
 

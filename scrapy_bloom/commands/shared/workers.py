@@ -123,7 +123,7 @@ class _Worker:
         not_theirs = [*(each.connection for each in others), self.connection]
         self._process = context.Process(target=_serve, args=(work, theirs, not_theirs), daemon=True)
         # Ctrl-C reaches all processes at a terminal: this one ends the others.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
         try:
             self._process.start()
         finally:

@@ -12,6 +12,7 @@ from scrapy_bloom.crawl.outcomes.observer import Outcome, OutcomeObserver, exten
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.text import counted
 
 
 class OutcomeActions:
@@ -26,9 +27,15 @@ class OutcomeActions:
     """
 
     def __init__(
-        self, crawler: Crawler, backend: Backend, settings: BloomSettings, telemetry: Telemetry
+        self,
+        crawler: Crawler,
+        backend: Backend,
+        settings: BloomSettings,
+        telemetry: Telemetry,
+        fingerprint: Callable[[Request], bytes],
     ) -> None:
         self._crawler = crawler
+        self._fingerprint = fingerprint
         self._forgotten = backend.forgotten
         self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
@@ -50,7 +57,13 @@ class OutcomeActions:
 
     def _watch(self) -> None:
         self._is_watching = True
-        OutcomeObserver(self._crawler, self.ended, self._done_statuses)  # the engine keeps it
+        OutcomeObserver(  # the engine keeps it
+            self._crawler,
+            self.ended,
+            self._done_statuses,
+            self._fingerprint,
+            adopts=self._recorder is None,  # else all that is to be recorded has a trail
+        )
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it was recorded, if anything is to be done at its end."""
@@ -90,17 +103,17 @@ class OutcomeActions:
         if self._forgetting and (number := self._forgetting.close(is_finished=is_finished)):
             self._failures.number += 1
             self._logger.error(
-                "%s failed requests could not be forgotten, since the filter is out of reach: they "
-                "look seen, and later runs will not crawl them",
-                f"{number:,}",
+                "%s could not be forgotten, since the filter is out of reach: what failed looks "
+                "seen, and later runs will not crawl it",
+                counted(number, "failed request"),
             )
         if self._recorder:
             self._logger.info(
-                "%s of %s new requests were crawled without an error, and are recorded. The others "
+                "%s of %s crawled without an error, and so recorded. The others "
                 "are crawled by the next run that finds a link to them: list pages should be "
                 'requested with meta={"bloom_filter": "run"}',
                 f"{self._telemetry.added:,}",
-                f"{self._recorder.scheduled:,}",
+                counted(self._recorder.scheduled, "new request was", "new requests were"),
             )
 
     def _forget(self, fingerprints: Sequence[bytes]) -> None:

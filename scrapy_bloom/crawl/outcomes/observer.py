@@ -3,9 +3,11 @@
 The request that fails is not always the one that was recorded: that may have been redirected,
 replaced by a downloader middleware, and retried. Scrapy copies the meta to each request that is
 made of another, and into its disk queue. So the trail is in the meta: the recorded fingerprints.
-Spiders copy it, too, to new requests. These are told apart when they are scheduled.
+Spiders copy it, too, to new requests, and make the same request once more without it. These are
+told apart when they are scheduled.
 """
 
+import contextlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from enum import Enum
@@ -64,8 +66,14 @@ class _Handling:
 class OutcomeObserver:
     """Watches a crawl from before its first request, and tells how each request ended.
 
-    `ended` is called after the last retry or redirect, and must not raise. The constructor raises
-    a SettingError if this version of Scrapy works in another way.
+    The constructor raises a SettingError if this version of Scrapy works in another way.
+
+    Args:
+        ended: called after the last retry or redirect; must not raise.
+        done_statuses: of responses that are answers, whether they are allowed or not.
+        fingerprint: of a request; may raise anything.
+        adopts: a request that comes without its trail from the queue, where an earlier run or a
+            subclass of the filter has left it so, stands for its own fingerprint.
     """
 
     def __init__(
@@ -73,16 +81,23 @@ class OutcomeObserver:
         crawler: Crawler,
         ended: Callable[[Request, Outcome], None],
         done_statuses: Container[int],
+        fingerprint: Callable[[Request], bytes],
+        *,
+        adopts: bool,
     ) -> None:
         self._ended = ended
         self._done_statuses = done_statuses
+        self._fingerprint = fingerprint
+        self._adopts = adopts
         self._under_way: dict[int, _Handling] = {}
+        self._replacement: Request | None = None  # the last one from the downloader
         listen(
             crawler.engine,
             "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
             "do without these settings",
             scraping=self._scraping,
             error=self._error,
+            fetching=self._fetching,
         )
         crawler.signals.connect(self._item_error, signals.item_error)
         crawler.signals.connect(self._scheduled, signals.request_scheduled)
@@ -112,22 +127,55 @@ class OutcomeObserver:
             if handling.result is response and handling.outcome is Outcome.CRAWLED:
                 handling.outcome = Outcome.OTHER
 
-    def _scheduled(self, request: Request) -> None:
-        """Take the trail from a request that does not go on with the one that was recorded.
+    def _fetching(self, request: Request) -> Callable[[Any], None]:
+        # Now, since middlewares may change what is fingerprinted.
+        if self._adopts and not request.dont_filter and request.meta.get("bloom_record", True):
+            fingerprint = self._fingerprint_of(request)
+            if fingerprint is not None and fingerprint not in trail_of(request):
+                extend_trail(request, fingerprint)
+        return partial(self._fetched, request)
 
-        A request from the downloader (a retry, a redirect, what a middleware made of a request)
-        goes on with it. One from a callback is a request of its own, even if it has the meta of the
-        response. But the same request once more counts in place of this one.
+    def _fetched(self, request: Request, result: Any) -> None:
+        """Let a request from the downloader (a retry, a redirect, one that is all new) go on."""
+        if isinstance(result, Request):
+            self._replacement = result
+            if TRAIL in request.meta:
+                result.meta.setdefault(TRAIL, request.meta[TRAIL])
+
+    def _fingerprint_of(self, request: Request) -> bytes | None:
+        fingerprint: object = None
+        with contextlib.suppress(Exception):  # told of by the filter
+            fingerprint = self._fingerprint(request)
+        return fingerprint if isinstance(fingerprint, bytes) else None
+
+    def _scheduled(self, request: Request) -> None:
+        """Give the trail to a request that goes on with the one that was recorded, or take it.
+
+        A request from a callback or errback is one of its own, even if it has the meta of the
+        response. But the same one once more, even without that meta, counts in place of this one.
         """
-        trail = request.meta.get(TRAIL)
-        if trail is None and not request.dont_filter:
+        if request is self._replacement:
             return
-        for handling in self._under_way.values():
-            if _is_the_same(request, handling.request):
-                handling.again = handling.again or request.dont_filter
-            elif trail is not None and trail == handling.request.meta.get(TRAIL):
+        trail = request.meta.get(TRAIL)
+        again = self._handlings_of(request) if request.dont_filter else []
+        for handling in again:
+            handling.again = True
+            if TRAIL in handling.request.meta:
+                request.meta[TRAIL] = handling.request.meta[TRAIL]
+        if trail is not None and not again:
+            under_way = self._under_way.values()
+            if any(trail == handling.request.meta.get(TRAIL) for handling in under_way):
                 del request.meta[TRAIL]
-                return
+
+    def _handlings_of(self, request: Request) -> list[_Handling]:
+        """Return those of the same request, or of what it was redirected to."""
+        under_way = self._under_way.values()
+        fingerprint = self._fingerprint_of(request) if under_way else None
+        return [
+            each
+            for each in under_way
+            if _is_the_same(request, each.request) or fingerprint in trail_of(each.request)
+        ]
 
 
 def _is_the_same(one: Request, other: Request) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from scrapy_bloom.crawl.engine import listen
@@ -78,18 +77,17 @@ class InFlight:
             self._flights.pop(id(request), None)
         return lambda _: self._ended(request)
 
-    def _fetching(self, request: Request, fetched: Deferred[Any]) -> None:
+    def _fetching(self, request: Request) -> Callable[[Any], None]:
         # A callback may fetch its own request once more: that is not this one's end.
-        if id(request) in self._not_fetched:
-            self._not_fetched.discard(id(request))
-            fetched.addCallback(self._perhaps_replaced, request)
+        is_first = id(request) in self._not_fetched
+        self._not_fetched.discard(id(request))
+        return lambda result: self._fetched(request, result) if is_first else None
 
-    def _perhaps_replaced(self, result: Any, request: Request) -> Any:
+    def _fetched(self, request: Request, result: Any) -> None:
         if isinstance(result, Request):
             # Not now: the engine schedules the other one right after this.
             self._replaced.append(request)
             CallLaterOnce(self.settle).schedule()
-        return result
 
     def __len__(self) -> int:
         return len(self._flights)

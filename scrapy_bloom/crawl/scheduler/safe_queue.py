@@ -24,7 +24,15 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import OutageError, RefusedError, SettingError, StorageError
 from scrapy_bloom.files.overlay import Overlay
-from scrapy_bloom.queues.batch import Batch, Found, RequestStore, Taken, deserialized, serialized
+from scrapy_bloom.queues.batch import (
+    Batch,
+    Found,
+    RequestStore,
+    Taken,
+    deserialized,
+    serialized,
+    url_of,
+)
 from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
 
 _MOST_FOUND = 1000  # requests in a batch
@@ -364,14 +372,10 @@ class JobQueue(SafeQueue):
         return taken
 
     def _log_dead(self, data: bytes) -> None:
-        try:
-            url = self.deserialized(data).url
-        except Exception as error:  # noqa: BLE001 - a class may be gone
-            url = f"a request that cannot be deserialized ({type(error).__name__})"
         self._logger.error(
             "%s was in flight in %d processes that died, the last time alone: it is not crawled "
             "any more. It is kept in %s: `scrapy bloom info` shows it",
-            url,
+            url_of(data),
             MOST_DEATHS + 1,
             self._store.name,
         )

@@ -22,7 +22,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import JobQueue, SafeQueue, order_o
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_file
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
@@ -63,6 +63,7 @@ class CrashSafeScheduler(BaseScheduler):
         self._database: RequestDatabase | None = None
         self._queue: SafeQueue | None = None
         self._held = contextlib.ExitStack()  # what is to be released at the close
+        self._job_lock = contextlib.ExitStack()  # and after that
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
@@ -75,12 +76,16 @@ class CrashSafeScheduler(BaseScheduler):
         path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
         job = Path(path).absolute() if path and is_crawl else None
         is_shared = is_crawl and crawler.settings.get("BLOOM_QUEUE") == "redis"
+        dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
+        is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
+        job_lock = contextlib.ExitStack()
         try:
+            if job is not None and not is_ours:  # else the filter does it
+                job_lock.callback(lock_job(job).release)
             if job is not None:
                 check_no_disk_queue(job)
             order_of(crawler)  # sooner than the filter is made
-            dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
-            if is_shared and not issubclass(dupefilter, BloomDupeFilter):
+            if is_shared and not is_ours:
                 raise SettingError(
                     'BLOOM_QUEUE is "redis", and DUPEFILTER_CLASS is '
                     f"{crawler.settings['DUPEFILTER_CLASS']!r}: the queue is beside a filter of "
@@ -88,13 +93,17 @@ class CrashSafeScheduler(BaseScheduler):
                     'BLOOM_QUEUE = "job"'
                 )
         except BloomError as error:
+            job_lock.close()
             fail_at_the_start(crawler, error, logger)
         # The filter tells of its own errors.
         new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
+        if isinstance(new.df, BloomDupeFilter):
+            job_lock.push(new.df.job_lock.pop_all())  # it is still needed when that is closed
+        new._job_lock = job_lock
         try:
             new._open_database()
         except BloomError as error:
-            new._held.close()
+            new._release()
             fail_at_the_start(crawler, error, logger)
         if is_crawl and job is None and not is_shared:
             logger.warning(
@@ -108,9 +117,8 @@ class CrashSafeScheduler(BaseScheduler):
         """Open the queue of a job directory, and the filter whose log it is."""
         if self._job is None:
             return
-        path = self._job / jobdir.DATABASE
-        self._held.callback(lock_file(Path(f"{path}.lock"), path, "JOBDIR").release)
-        self._database = database = RequestDatabase(path, by_slot=self._by_slot)
+        database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
+        self._database = database
         self._held.callback(database.close)
         if isinstance(self.df, BloomDupeFilter) and has_log(self.crawler, self.df.backend):
             assert isinstance(self.df.backend, LocalBackend)
@@ -189,16 +197,16 @@ class CrashSafeScheduler(BaseScheduler):
         queue = self._queue
         if queue is not None:
             queue.close()
-            if not isinstance(queue, JobQueue):
-                queue.close_store()
-        closed: Deferred[None] | None = None
         if self._database is None:
             self._held.close()
         try:
-            closed = self.df.close(reason)
-        finally:  # the filter's last changes are taken over from the log
+            return self.df.close(reason)
+        finally:  # the filter has taken its last changes over from the log
+            self._release()
+
+    def _release(self) -> None:
+        with self._job_lock:
             self._held.close()
-        return closed
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take."""

@@ -23,6 +23,7 @@ from scrapy_bloom.crawl.scheduler.shared_queue import most_in_flight
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import remove_queue
 from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.text import counted
 
 _POLL_SECS = 0.5
 _LONGEST_PREFETCH = 16
@@ -150,8 +151,8 @@ class SharedCrawl:
             )
         elif self._flush and (number := self.queue.set_aside_for_later):
             self._logger.warning(
-                "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s requests "
-                "are left in it that could not be made again",
+                "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s "
+                "left in it that could not be made again",
                 self.queue.name,
-                f"{number:,}",
+                counted(number, "request is", "requests are"),
             )

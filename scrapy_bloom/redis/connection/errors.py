@@ -1,6 +1,7 @@
 """Errors of a Redis server: whether they may pass, and what to do about them."""
 
 from scrapy_bloom.redis.connection.client import import_redis
+from scrapy_bloom.text import escaped
 
 # Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
 # Redis 6 puts what went wrong in front of the reply that a script has got.
@@ -14,11 +15,15 @@ _HINTS = {
         "the Sentinels have a password of their own: it goes to REDIS_PARAMS (sentinel_kwargs), "
         "beside REDIS_URL in place of BLOOM_REDIS_URL"
     ),
-    _NO_LOGIN: "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS)",
+    _NO_LOGIN: (
+        "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
+        "its URL or REDISCLI_AUTH)"
+    ),
     ("NoPermission", "NOPERM"): (
-        "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and +@read +@write "
-        "+@connection +@transaction +time, with BLOOM_QUEUE = 'redis' also +@scripting, on a "
-        "Cluster also +cluster|slots"
+        "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
+        "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
+        "+time +del +exists +persist +pexpire +pttl +type +unlink, with BLOOM_QUEUE = 'redis' also "
+        "+eval +evalsha, on a Cluster also +cluster|slots"
     ),
     ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
     ("SENTINEL", "unknown command"): (
@@ -82,5 +87,5 @@ def short_text(error: Exception) -> str:
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
     text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
     text, _, _ = text.partition(", with args beginning with")  # which may be a password
-    text = text.rstrip(".") or type(error).__name__
+    text = escaped(text).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

@@ -176,6 +176,13 @@ class RedisServer:
             answers += self.call(partial(_piped, commands=batch, transaction=False))
         return answers
 
+    def unlink(self, keys: Sequence[str]) -> None:
+        """Remove keys, by one command if that is possible: in a Cluster, they have many slots."""
+        if self._cluster:
+            self.batches([("UNLINK", key) for key in keys])
+        else:
+            self.send("UNLINK", *keys)
+
     def was_replaced(self) -> bool:
         """Check whether another server answers than when this was last asked."""
         has_changed, self._identity.has_changed = self._identity.has_changed, False

@@ -19,7 +19,8 @@ from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, RedisGeneration
 LOST, ALIVE, SEALED = 0b00, 0b10, 0b11  # the marks; 0b01: sealed after it was lost
 _IS_ALIVE = 0b10
 
-_DRAFT_SECS = 3600  # that a copy to be OR-ed into a key lives, if we die meanwhile
+DRAFT_SECS = 3600  # that a key lives that is not published yet, if we die meanwhile
+_BATCH = 1000  # keys whose names are made at once
 
 
 class RedisBlocks:
@@ -36,7 +37,10 @@ class RedisBlocks:
         chunks: Sequence[int],
         content: BloomFilter | None = None,
     ) -> None:
-        """Make some of a generation's keys, with all their memory; raises NoRoomError."""
+        """Make some of a generation's keys, with all their memory; raises NoRoomError.
+
+        They expire, unless `expire` is called again, until `persist` is.
+        """
 
         def do(client: Any) -> None:
             pipeline = client.pipeline(transaction=False)
@@ -44,9 +48,10 @@ class RedisBlocks:
                 for chunk in chunks:
                     key = self.chunk_key(generation, chunk)
                     if content is not None:
-                        client.set(key, _content(generation, chunk, content, ALIVE))
+                        client.set(key, _content(generation, chunk, content, ALIVE), ex=DRAFT_SECS)
                     else:
                         pipeline.setbit(key, generation.marks_at(chunk), 1)
+                        pipeline.expire(key, DRAFT_SECS)
                 pipeline.execute()
             except Exception as error:
                 if not _is_full(error):
@@ -60,8 +65,27 @@ class RedisBlocks:
 
     def unlink(self, generation_id: str, num_chunks: int) -> None:
         """Remove all keys of a generation."""
-        keys = [f"{self._key}:{generation_id}:{chunk}" for chunk in range(num_chunks)]
-        self._server.batches([("UNLINK", key) for key in keys])
+        for keys in self._batches(generation_id, num_chunks):
+            self._server.unlink(keys)
+
+    def expire(self, generation: RedisGeneration) -> None:
+        """Have those keys of a generation that are there expire later."""
+        for keys in self._batches(generation.id, generation.num_chunks):
+            self._server.batches([("EXPIRE", key, DRAFT_SECS) for key in keys])
+
+    def persist(self, generation: RedisGeneration) -> bool:
+        """Have the keys of a generation not expire any more; return whether all are there."""
+        is_complete = True
+        for keys in self._batches(generation.id, generation.num_chunks):
+            self._server.batches([("PERSIST", key) for key in keys])
+            is_complete &= all(self._server.batches([("EXISTS", key) for key in keys]))
+        return is_complete
+
+    def _batches(self, generation_id: str, num_chunks: int) -> Iterator[list[str]]:
+        """Yield the names of a generation's keys, which may be too many for the memory."""
+        for start in range(0, num_chunks, _BATCH):
+            chunks = range(start, min(start + _BATCH, num_chunks))
+            yield [f"{self._key}:{generation_id}:{chunk}" for chunk in chunks]
 
     def unlink_strays(self, generation: RedisGeneration) -> None:
         """Remove those keys of a generation that recording has made, and not `make`."""
@@ -176,7 +200,7 @@ class RedisBlocks:
         def do(client: Any) -> None:
             if generation.mirror is not None:
                 content = _content(generation, chunk, generation.mirror, marks)
-                client.set(draft, content, ex=_DRAFT_SECS)
+                client.set(draft, content, ex=DRAFT_SECS)
                 client.bitop("OR", key, key, draft)
                 client.unlink(draft)
             else:

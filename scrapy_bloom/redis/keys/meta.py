@@ -44,6 +44,7 @@ class FilterInfo:
     fingerprinter: str  # import path of what makes the fingerprints
     spider: str  # for information
     created_at: float  # seconds since 1970
+    error_rate: float = 0.0  # as asked for, for information; 0: not said
     epoch: str = field(default_factory=lambda: secrets.token_hex(4))  # another one: another filter
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
@@ -56,6 +57,7 @@ class FilterInfo:
             fingerprinter=origin.fingerprinter,
             spider=origin.spider,
             created_at=created_at,
+            error_rate=origin.error_rate,
         )
 
     @property

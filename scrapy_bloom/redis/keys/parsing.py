@@ -10,7 +10,7 @@ from typing import Any
 from scrapy_bloom.exceptions import WITH_COUNTERS, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import COUNTER_BITS, Geometry
-from scrapy_bloom.generations.plausible import check_generation, check_time
+from scrapy_bloom.generations.plausible import check_asked, check_generation, check_time
 from scrapy_bloom.generations.policy import Generation
 from scrapy_bloom.redis.keys.meta import (
     FIGURE_TYPES,
@@ -103,6 +103,7 @@ def _info(value: bytes) -> FilterInfo:
     if not _SALT.fullmatch(info.salt) or not _ID.fullmatch(info.epoch):
         raise ValueError("salt or epoch is not hexadecimal, or of another length")
     check_time("created_at", info.created_at)
+    check_asked(info.error_rate)
     return info
 
 

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,8 @@ from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer, ReplacedError
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.keys.blocks import RedisBlocks
+from scrapy_bloom.redis.keys.blocks import DRAFT_SECS, RedisBlocks
+from scrapy_bloom.redis.keys.drafts import Drafts
 from scrapy_bloom.redis.keys.lock import RedisLock
 from scrapy_bloom.redis.keys.meta import (
     QUEUE,
@@ -28,7 +30,6 @@ from scrapy_bloom.redis.keys.meta import (
 from scrapy_bloom.redis.keys.parsing import parsed
 
 _RESET_SECS = 3600  # within which a crawler asks again that knew the filter
-_DRAFT_SECS = 3600  # after which nobody is still making it
 _BATCH = 64  # keys made at once, before the lock is prolonged
 
 
@@ -41,6 +42,7 @@ class RedisStore:
         self.name = f"the filter {key!r} in {server.address}"
         self.blocks = RedisBlocks(server, key.partition(SET_ASIDE)[0])  # they keep their keys
         self.lock = RedisLock(server, key)
+        self.drafts = Drafts(server, key, self.blocks)
 
     def read(self, *, patient: bool = True) -> Stored:
         """Return what is there now; raises RefusedError if that is no filter that we can use."""
@@ -90,10 +92,11 @@ class RedisStore:
     def reset(self, *queue: str) -> None:
         """Remove the filter, for all crawlers, and the keys of its queue, all at once.
 
-        Those that knew it begin a new one.
+        Those that knew it begin a new one. In an hour nothing is left.
         """
         self._remove_definition(*([("UNLINK", *queue)] if queue else []))
-        self.remove_left_over(self.read())
+        self.remove_left_over(self.read(), older_than=-math.inf)
+        self.drafts.expire_hash()
 
     def _remove_definition(self, *more: Sequence[object]) -> None:
         # With a note of the purpose: else others write back what looks lost.
@@ -120,21 +123,55 @@ class RedisStore:
             self.blocks.seal(each)  # whoever still records there is told to look for another
         return name
 
-    def publish_filter(self, info: FilterInfo, generations: Sequence[RedisGeneration]) -> None:
-        """Make a copied filter known, all at once; raises StorageError if there is another."""
+    def publish_filter(
+        self,
+        info: FilterInfo,
+        generations: Sequence[RedisGeneration],
+        *beside: Sequence[object],
+        absent: Sequence[str] = (),
+    ) -> None:
+        """Make a copied filter known, all at once.
+
+        Args:
+            info: what it is.
+            generations: all of them, with their keys.
+            *beside: commands that are executed in the same step.
+            absent: more keys that must not be there; all are in one slot of a Cluster.
+
+        Raises:
+            StorageError: there is another filter, or such a key; or parts of the copy are lost.
+        """
+        if not all(self.blocks.persist(each) for each in generations):
+            raise StorageError(
+                f"{self.server.address} has lost parts of the copy before it was complete; it was "
+                "removed: try again"
+            )
         fields, drafts = filter_fields(info, generations), [draft_name(g.id) for g in generations]
+
+        def do(client: Any) -> bool:
+            with client.pipeline(transaction=True) as pipeline:
+                pipeline.watch(self.key, *absent)
+                there = pipeline.hget(self.key, "filter")
+                if there is not None or (absent and pipeline.exists(*absent)):
+                    return bool(there == info.text.encode())  # the reply was lost
+                pipeline.multi()
+                for command in (
+                    ("HSET", self.key, *_words(fields)),
+                    ("PERSIST", self.key),
+                    ("HDEL", self.key, *drafts),
+                    *beside,
+                ):
+                    pipeline.execute_command(*command)
+                pipeline.execute()  # if they changed meanwhile, this fails, and is done again
+            return True
+
         try:
             # A crawler that is about to make its first generation has the lock.
-            if not self.lock.take() or self.server.send("HEXISTS", self.key, "filter"):
+            if not self.lock.take() or not self.server.call(do):
                 raise StorageError(
-                    f"{self.server.address}: another crawler made a filter {self.key!r} meanwhile; "
-                    "the copy was removed"
+                    f"{self.server.address}: another crawl or copy made a filter or queue "
+                    f"{self.key!r} meanwhile; this copy was removed"
                 )
-            self.server.transaction(
-                ("HSET", self.key, *_words(fields)),
-                ("PERSIST", self.key),
-                ("HDEL", self.key, *drafts),
-            )
         finally:
             self.lock.release()
 
@@ -143,12 +180,13 @@ class RedisStore:
 
         If the server's memory is full, what was made is removed, and a NoRoomError raised.
         """
-        self._write_draft(generation, self.server.now())
+        self.drafts.begin(generation)
         try:
             for start in range(0, generation.num_chunks, _BATCH):
                 chunks = range(start, min(start + _BATCH, generation.num_chunks))
                 self.blocks.make(generation, chunks, content)
                 self.lock.renew()
+                self.drafts.renew()
             # Memory is checked before a command, not after it: the last key may have filled it,
             # and from then on nothing could be recorded any more.
             self.blocks.make(generation, chunks)
@@ -185,6 +223,7 @@ class RedisStore:
 
     def publish(self, generation: RedisGeneration) -> bool:
         """Make a generation part of the filter; False if there is another of that number."""
+        self.blocks.persist(generation)  # a crawl mends what is lost
 
         def do(client: Any) -> bool:
             client.hsetnx(self.key, generation.name, generation.text)
@@ -192,12 +231,13 @@ class RedisStore:
             there = client.hget(self.key, generation.name)
             if there is None or json.loads(there)["id"] != generation.id:
                 return False
-            client.hdel(self.key, draft_name(generation.id))
             if generation.count:
                 client.hset(self.key, f"{generation.name}:count", generation.count)
             return True
 
-        return self.server.call(do)
+        if is_published := self.server.call(do):
+            self.drafts.end(generation.id)
+        return is_published
 
     def rewrite(self, generation: RedisGeneration) -> None:
         """Write the figures of a generation that was published before."""
@@ -220,17 +260,22 @@ class RedisStore:
 
     def expire(self, generation: RedisGeneration) -> None:
         """Remove a generation that does not count any more. Any number of crawlers may do it."""
-        self._write_draft(generation, 0)
+        self.drafts.write(generation, 0)
         self._drop(generation.name, f"{generation.name}:count")
         self.discard(generation.id, generation.num_chunks)
 
     def discard(self, generation_id: str, num_chunks: int) -> None:
         """Remove keys that belong to no generation (any more)."""
         self.blocks.unlink(generation_id, num_chunks)
-        self._drop(draft_name(generation_id))
+        self.drafts.end(generation_id)
 
-    def remove_left_over(self, stored: Stored) -> None:
-        """Remove the keys of other epochs, and drafts that nobody works on any more."""
+    def remove_left_over(self, stored: Stored, *, older_than: float = DRAFT_SECS) -> None:
+        """Remove the keys of other epochs, and drafts that nobody works on any more.
+
+        Args:
+            stored: what is there.
+            older_than: the age of such a draft, in seconds.
+        """
         for epoch in {each.epoch for each in stored.left_over}:
             RedisForgotten(self.server, self.key, epoch).remove_all()
         for each in stored.left_over:
@@ -240,13 +285,9 @@ class RedisStore:
         now = self.server.now() if stored.drafts else 0.0
         for generation_id, (num_chunks, since) in stored.drafts.items():
             if generation_id in live:
-                self._drop(draft_name(generation_id))
-            elif now - since > _DRAFT_SECS:
+                self.drafts.end(generation_id)
+            elif now - since > older_than:
                 self.discard(generation_id, num_chunks)
-
-    def _write_draft(self, generation: RedisGeneration, since: float) -> None:
-        draft = json.dumps([generation.num_chunks, since])
-        self.server.send("HSET", self.key, draft_name(generation.id), draft)
 
     def _drop(self, *names: str) -> None:
         self.server.send("HDEL", self.key, *names)

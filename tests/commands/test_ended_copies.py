@@ -1,0 +1,230 @@
+"""`push`, `pull` and `merge` that are ended half-way: nothing stays, and they can be repeated."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import LIMIT, Ran, bloom
+from processes import Scrapy, start_scrapy
+from scrapy_bloom.copying.transfer import upload
+from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.redis.connection.server import RedisServer
+from workspace import fingerprints, make_filter, make_queue, urls
+
+# 70 MiB: the copy of a filter for so many takes a while.
+MANY = 10_000_000
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    return f"{tmp_path.name}:bloom"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A closed job in whose queue two requests wait."""
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(10))), capacity=MANY)
+    fill(tmp_path / "job/requests.sqlite", b"one", b"two")
+    return tmp_path / "job"
+
+
+def fill(database: Path, *requests: bytes) -> None:
+    queue = RequestDatabase(database, by_slot=True)
+    for each in requests:
+        queue.push(each, slot="", priority=0, rank=0, newest_first=False)
+    queue.close()
+
+
+@contextmanager
+def started(*arguments: str, cwd: Path) -> Iterator[Callable[[], Ran]]:
+    """Start a command; the block gets its process, and what waits for its end."""
+    out, err = cwd / "out", cwd / "err"
+    with out.open("wb") as to_out, err.open("wb") as to_err:
+        process = start_scrapy(["bloom", *arguments], cwd=cwd, out=to_out, err=to_err)
+
+    def ended() -> Ran:
+        status = process.wait(LIMIT)
+        assert status is not None
+        return Ran(status, out.read_text(), err.read_text())
+
+    try:
+        yield process, ended
+    finally:
+        process.kill()
+
+
+@contextmanager
+def push_under_way(
+    server: servers.Server, key: str, cwd: Path
+) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
+    """A push that has written some blocks, and waits for the server to take more."""
+    url = f"{server.url}?socket_timeout=60"
+    with started("push", "job", url, "--key", key, cwd=cwd) as (process, ended):
+        try:
+            servers.wait_for(lambda: blocks(server, key), (cwd / "err").read_text)
+            server.client.client_pause(60_000, all=False)  # what writes
+            assert not server.client.hexists(key, "filter")
+            yield process, ended
+        finally:
+            server.client.client_unpause()
+
+
+def blocks(server: servers.Server, key: str) -> list[bytes]:
+    return server.client.keys(f"{key}:*:*")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_push_that_is_ended_leaves_nothing(
+    number: signal.Signals, key: str, server: servers.Server, job: Path, tmp_path: Path
+) -> None:
+    with push_under_way(server, key, tmp_path) as (process, ended):
+        os.kill(process.pid, number)
+        server.client.client_unpause()
+        ran = ended()
+    assert not server.client.keys(f"*{key}*")
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("scrapy bloom: error: ")
+    if number == signal.SIGTERM:
+        assert ran.status == 143
+    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+
+
+def test_a_push_that_is_killed_leaves_nothing_for_good(
+    key: str, server: servers.Server, job: Path, tmp_path: Path
+) -> None:
+    with push_under_way(server, key, tmp_path) as (process, ended):
+        process.kill()
+        ended()
+    assert blocks(server, key)
+    assert not servers.keys_for_good(server.client, f"*{key}*")
+    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+    assert not [each for each in blocks(server, key) if server.client.ttl(each) > 0 and 0]
+    figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
+    assert (figures["recorded"], figures["queue"]["pending"]) == (10, 2)
+
+
+def test_what_a_killed_push_has_left_can_be_deleted(
+    key: str, server: servers.Server, job: Path, tmp_path: Path
+) -> None:
+    with push_under_way(server, key, tmp_path) as (process, ended):
+        process.kill()
+        ended()
+    ran = bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert not blocks(server, key)
+    assert not servers.keys_for_good(server.client, f"*{key}*")
+
+
+def test_nothing_of_a_copy_expires(
+    key: str, server: servers.Server, job: Path, tmp_path: Path
+) -> None:
+    bloom("forget", "job", *urls(range(3)), cwd=tmp_path)
+    assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
+    keys = server.client.keys(f"*{key}*")
+    assert sorted(servers.keys_for_good(server.client, f"*{key}*")) == sorted(keys)
+    queue = keys_of_queue(key)
+    expected = {key, queue[0], queue[3]}
+    assert {each.decode() for each in keys} > expected
+    assert bloom("info", server.url, "--key", key, "--json", cwd=tmp_path).json["forgotten"] == 3
+
+
+def test_the_loser_of_two_pushes_leaves_the_winners_filter_and_queue(
+    key: str, server: servers.Server, job: Path, tmp_path: Path
+) -> None:
+    make_filter(tmp_path / "other/bloom", fingerprints(urls(range(20))))
+    fill(tmp_path / "other/requests.sqlite", b"three", b"four", b"five")
+    with push_under_way(server, key, tmp_path) as (process, ended):
+        os.kill(process.pid, signal.SIGSTOP)
+        server.client.client_unpause()
+        won = bloom("push", "other", server.url, "--key", key, cwd=tmp_path)
+        before = {each: server.client.dump(each) for each in server.client.keys(f"*{key}:queue*")}
+        os.kill(process.pid, signal.SIGCONT)
+        lost = ended()
+    assert won.status == 0, won
+    assert "meanwhile" in lost.error
+    assert {
+        each: server.client.dump(each) for each in server.client.keys(f"*{key}:queue*")
+    } == before
+    assert not [each for each in server.client.keys(f"*{key}*") if server.client.ttl(each) != -1]
+    figures = bloom("info", server.url, "--key", key, "--scan", "--json", cwd=tmp_path).json
+    assert (figures["recorded"], figures["queue"]["pending"]) == (20, 3)
+    copied = bloom("pull", server.url, "back/bloom", "--key", key, "--json", cwd=tmp_path).json
+    assert copied["queue"]["requests"] == 3
+
+
+@contextmanager
+def pull_under_way(
+    server: servers.Server, key: str, cwd: Path
+) -> Iterator[tuple[Scrapy, Callable[[], Ran]]]:
+    """A pull that has reserved the space of a file, and waits for the server."""
+    make_filter(cwd / "big", fingerprints(urls(range(10))), capacity=MANY)
+    upload(cwd / "big", RedisServer(server.url), key)
+    make_queue(server.url, key)
+    url, copy = f"{server.url}?socket_timeout=60", cwd / "copy"
+    with started("pull", url, "copy/bloom", "--key", key, cwd=cwd) as (process, ended):
+        try:
+            servers.wait_for(
+                lambda: any(each.stat().st_size > 1 << 20 for each in copy.rglob("*.bloom*")),
+                (cwd / "err").read_text,
+            )
+            server.pause()
+            assert process.status() is None
+            yield process, ended
+        finally:
+            server.go_on()
+
+
+def test_a_pull_that_is_ended_leaves_nothing(
+    key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    with pull_under_way(server, key, tmp_path) as (process, ended):
+        os.kill(process.pid, signal.SIGTERM)
+        ran = ended()
+    assert ran.status == 143
+    assert not (tmp_path / "copy").exists()
+    assert bloom("pull", server.url, "copy/bloom", "--key", key, cwd=tmp_path).status == 0
+
+
+@pytest.mark.parametrize("removed_first", [False, True], ids=["repeated", "removed"])
+def test_a_pull_that_is_killed_can_be_repeated(
+    removed_first: bool, key: str, server: servers.Server, tmp_path: Path
+) -> None:
+    with pull_under_way(server, key, tmp_path) as (process, ended):
+        process.kill()
+        ended()
+    for place in ("copy", "copy/bloom"):
+        assert "of a copy that was interrupted" in bloom("info", place, cwd=tmp_path).error
+    if removed_first:
+        ran = bloom("reset", "copy", "--yes", cwd=tmp_path)
+        assert ran.status == 0, ran
+        assert not [each for each in (tmp_path / "copy").rglob("*") if each.suffix == ".bloom"]
+        assert "holds no filter; give" in bloom("reset", "copy", "--yes", cwd=tmp_path).error
+    ran = bloom("pull", server.url, "copy/bloom", "--key", key, "--json", cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert ran.json["queue"]["requests"] == 1
+    figures = bloom("info", "copy", "--scan", "--json", cwd=tmp_path).json
+    assert (figures["recorded"], figures["closed"]) == (10, True)
+    assert figures["queue"]["pending"] == 1
+    left = {each.name for each in (tmp_path / "copy").rglob("*") if each.is_file()}
+    locks = {"lock", "requests.sqlite.lock"}
+    assert left - locks == {"generation-0001.bloom", "requests.sqlite"}
+
+
+@pytest.mark.parametrize("command", ["merge", "pull"])
+def test_a_copy_that_fails_leaves_no_directory(
+    command: str, server: servers.Server, tmp_path: Path
+) -> None:
+    if command == "pull":
+        ran = bloom("pull", server.url, "new/job/bloom", "--key", "nothing", cwd=tmp_path)
+    else:
+        make_filter(tmp_path / "a", [b"x"], capacity=100_000)
+        limit = ("prlimit", "--fsize=100000")  # of each file
+        ran = bloom("merge", "a", "a", "-o", "new/both", cwd=tmp_path, under=limit)
+    assert ran.status == 1
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,107 @@
+"""Texts from files, lists and Redis cannot steer the terminal, or forge lines of the log."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import at_a_terminal, bloom
+from scrapy_bloom.text import is_control
+from shared_crawls import SharedCrawl, wide_site
+from workspace import fingerprints, make_filter, shared_filter, urls, write_urls
+
+# A line of its own, ESC, C1's CSI, an override of the direction, a separator of lines.
+EVIL = "a\nERROR: forged\x1b[2J\x9b31m\u202e\u2028\rz"
+ESCAPED = r"a\nERROR: forged\x1b[2J\x9b31m\u202e\u2028\rz"
+PLAIN = "éש中🕷"  # as it is
+
+
+def controls(text: str) -> set[str]:
+    return {char for char in text if is_control(char)} - {"\n"}
+
+
+@pytest.mark.parametrize("where", ["file", "redis"])
+def test_spider_and_fingerprinter(where: str, server: servers.Server, tmp_path: Path) -> None:
+    place: tuple[str, ...] = ("filter",)
+    made_by = {"spider": EVIL + PLAIN, "fingerprinter": EVIL}
+    if where == "file":
+        make_filter(tmp_path / "filter", fingerprints(urls(range(3))), spider=made_by["spider"])
+        place = ("filter",)
+    else:
+        shared_filter(server, "key", fingerprints(urls(range(3))), **made_by)
+        place = (server.url, "--key", "key")
+    ran = bloom("info", *place, cwd=tmp_path)
+    assert ran.status == 0
+    assert not controls(ran.out + ran.err)
+    assert f"spider:        {ESCAPED}{PLAIN}\n" in ran.out
+    as_json = bloom("info", *place, "--json", cwd=tmp_path)
+    assert not controls(as_json.out)
+    assert as_json.json["spider"] == EVIL + PLAIN  # a program gets it as it is
+    if where == "redis":
+        error = bloom("forget", *place, urls([1])[0], cwd=tmp_path).error
+        assert not controls(error)
+        assert f"REQUEST_FINGERPRINTER_CLASS={ESCAPED}" in error
+
+
+def test_names_of_workers(tmp_path: Path) -> None:
+    """In `info`, and in the log of a crawl that finds the worker dead."""
+    site = wide_site()
+    crawl = SharedCrawl(site, tmp_path)
+    (worker,) = crawl.hold(20, workers=1)
+    dead = "dead".ljust(16, "0")
+    crawl.server.client.hset(crawl.keys[2], mapping={dead: 1, f"{dead}:name": EVIL + PLAIN})
+    ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
+    assert not controls(ran.out)
+    assert f"\n{ESCAPED}{PLAIN} " in ran.out
+    crawl.server.client.hdel(crawl.keys[3], "look")
+    crawl.finish()
+    assert not controls(worker.output)
+    (line,) = crawl.told("gives no sign of life")
+    assert f"The worker {ESCAPED}{PLAIN} gives" in line
+    site.end()
+
+
+def test_a_spiders_name_in_the_log(tmp_path: Path) -> None:
+    site = wide_site()
+    settings = {"BLOOM_REDIS_KEY": f"%(spider)s{tmp_path}"}
+    crawl = SharedCrawl(site, tmp_path, code=f"\nLinkSpider.name = {EVIL + PLAIN!r}", **settings)
+    crawl.start()
+    crawl.finish()
+    ours = [line for each in crawl.workers for line in each.told("INFO")]
+    assert any(f"key {ESCAPED}{PLAIN}{tmp_path}: " in line for line in ours)
+    assert not any(map(controls, ours))
+    site.end()
+
+
+@pytest.mark.parametrize("name", ["list.txt", "list.jl"])
+def test_the_first_line_of_a_list(name: str, tmp_path: Path) -> None:
+    """What Python says of it quotes it as it is."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    url = "http://shop.example:\x1bc\x9b31m\u202e\u2028/"
+    (tmp_path / name).write_text(json.dumps({"url": url}) if name == "list.jl" else f"{url}\n")
+    error = bloom("check", "filter", name, cwd=tmp_path).error
+    assert not controls(error)
+    assert r"as \x1bc\x9b31m\u202e\u2028; " in error
+
+
+def test_a_name_of_a_file(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    assert not controls(bloom("info", EVIL, cwd=tmp_path).error)
+    ran = bloom("import", "urls.txt", EVIL, cwd=tmp_path)
+    assert ran.status == 0
+    assert not controls(ran.out + ran.err)
+    ran = bloom("info", "--" + EVIL, "x", cwd=tmp_path)
+    assert ran.status == 2
+    assert not controls(ran.err)
+    shown = at_a_terminal("reset", EVIL, cwd=tmp_path, answer=b"n\n")
+    assert not controls(shown.out) - {"\r"}
+
+
+def test_urls_are_printed_as_they_are_but_at_a_terminal(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    url = f"https://shop.example/\x1b[2J\u202e{PLAIN}"
+    (tmp_path / "list.txt").write_text(f"{url}\n")
+    assert bloom("check", "filter", "list.txt", cwd=tmp_path).out == f"{url}\n"
+    shown = at_a_terminal("check", "filter", "list.txt", cwd=tmp_path)
+    assert rf"https://shop.example/\x1b[2J\u202e{PLAIN}" in shown.out

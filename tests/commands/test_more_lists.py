@@ -1,0 +1,487 @@
+"""Lists of URLs as people and Scrapy have them: JSON arrays, comments, long cells, pipes."""
+
+import csv
+import gzip
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_import_trouble import peak_bytes
+
+import servers
+from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
+from scrapy_bloom.commands.shared.list_formats import opened_list
+from scrapy_bloom.commands.shared.list_records import Array
+from scrapy_bloom.exceptions import StorageError
+from workspace import fingerprints, make_filter, urls, write_urls
+
+FEED_SPIDER = """
+import scrapy
+class Feed(scrapy.Spider):
+    name = "feed"
+    start_urls = ["data:,x"]
+    custom_settings = {"FEED_EXPORT_INDENT": INDENT}
+    def parse(self, response):
+        for number in range(300):
+            yield {"title": 'a "ü", [\\n]{}', "url": f"https://shop.example/{number}"}
+"""
+
+
+def feed(directory: Path, indent: str) -> Path:
+    """A feed that Scrapy itself has written."""
+    (directory / "feed.py").write_text(FEED_SPIDER.replace("INDENT}", f"{indent}}}"))
+    path = directory / "items.json"
+    command = [SCRAPY, "runspider", "feed.py", "-o", path.name, "-s", "LOG_ENABLED=0"]
+    subprocess.run(command, cwd=directory, check=True, timeout=60)
+    return path
+
+
+@pytest.mark.parametrize("indent", ["0", "2", "None"])
+def test_the_json_feed_of_a_crawl(indent: str, tmp_path: Path) -> None:
+    """Also packed, on the standard input, appended to by a second run, and of several processes."""
+    path = feed(tmp_path, indent)
+    assert path.read_bytes().lstrip().startswith(b"[")
+    (tmp_path / "items.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    for number, arguments in enumerate(
+        (["items.json"], ["items.json.gz"], ["-"], ["-", "--format", "json"])
+    ):
+        stdin = path.read_text()
+        ran = bloom("import", *arguments, f"new{number}", "--json", cwd=tmp_path, stdin=stdin)
+        assert (ran.status, ran.err) == (0, ""), arguments
+        assert [ran.json[name] for name in ("read", "recorded", "skipped")] == [300, 300, 0]
+    expected = bloom("check", "new0", "items.json", "--seen", cwd=tmp_path).out
+    assert expected.split() == urls(range(300))
+    path.write_bytes(40 * path.read_bytes())
+    for jobs in ("1", "2"):
+        check = ("check", "new0", "items.json", "--seen", "--jobs", jobs)
+        assert bloom(*check, cwd=tmp_path).out == 40 * expected
+
+
+def write_json(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_elements_of_an_array_without_a_url(tmp_path: Path) -> None:
+    good = json.dumps({"url": "https://shop.example/1"})
+    bad = ["{}", "null", "17", '"https://shop.example/"', "[[]]", '{"url": "/2"}', '{"url": 1e999}']
+    bad += ['{"id": ' + 9_999 * "9" + "}", '{"url": "https://shop.example/\\ud800"}']
+    path = write_json(tmp_path / "a.json", "\n[" + f"{good},\n" + ",".join([*bad, good]) + "]")
+    make_filter(tmp_path / "filter", [])
+    ran = bloom("check", "filter", path, cwd=tmp_path)
+    assert ran.out.split() == 2 * urls([1])
+    assert f"{len(bad)} lines are not URLs and were left out; the first: line 3: it " in ran.error
+    path.write_text(f"[{{}},{good}]")
+    assert (
+        "a.json, line 1: it has no text in 'url' (--field)"
+        in bloom("import", path, "new", cwd=tmp_path).error
+    )
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"url": "https://shop.example/1"},\n{"url": "https', "line 2"),
+        ('[{"url": "https://shop.example/1"}\n', "line 2"),
+        ('[{"url": "https://shop.example/1"},\n]', "line 2"),
+        ('[{"url": "https://shop.example/1"}\n{"url": "https://shop.example/2"}]', "line 2"),
+        ('[{"url": "https://shop.example/1"}]\nx', "line 2"),
+        ("[" * 100_000, "line 1"),
+        ("[\x1b]0;x\x07", "line 1"),
+    ],
+    ids=range(7),
+)
+def test_arrays_that_are_damaged(text: str, told: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", text)
+    ran = bloom("import", "a.json", "new", cwd=tmp_path)
+    assert f"a.json: {told}: " in ran.error
+    assert ran.error.isprintable()
+    assert not (tmp_path / "new").exists()
+
+
+def write_hostile(path: Path, begin: bytes, block: bytes, times: int, end: bytes = b"") -> Path:
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        file.write(begin)
+        for _ in range(times):
+            file.write(block)
+        file.write(end)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "block"),
+    [
+        ("x.csv", b'url\nhttps://shop.example/1\n"', 1000 * b"x\n"),
+        ("x.csv", b"url,b\nhttps://shop.example/1,\n", 1000 * b'"\n",'),
+        ("x.json", b'[{"url": "https://shop.example/1"}, {"x": "', 1000 * b"xx"),
+        ("x.json", b'[{"url": "https://shop.example/1"}, [', 1000 * b"17,"),
+    ],
+    ids=range(4),
+)
+def test_a_record_over_many_lines_takes_little_memory(
+    name: str, begin: bytes, block: bytes, tmp_path: Path
+) -> None:
+    """150 MB in 150 KB: it is refused once it is longer than any line may be."""
+    write_hostile(tmp_path / f"{name}.gz", begin, block, 150_000_000 // len(block))
+    ran = bloom("import", f"{name}.gz", "new", cwd=tmp_path)
+    assert "is longer than 16,777,216 bytes" in ran.error
+    assert not (tmp_path / "new").exists()
+    peak = peak_bytes("import", f"{name}.gz", "new", cwd=tmp_path, status=1)
+    assert peak < 400_000_000
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.csv", "x.json"])
+def test_long_urls_take_little_memory(name: str, tmp_path: Path) -> None:
+    """A hundred URLs of 8 MB each."""
+    url = b"https://shop.example/" + 8_000_000 * b"x"
+    begin, line, end = {
+        "x.txt": (b"", url + b"\n", b""),
+        "x.csv": (b"url\n", url + b"\n", b""),
+        "x.json": (b"[\n", b'{"url": "' + url + b'"},\n', b"{}]"),
+    }[name]
+    write_hostile(tmp_path / f"{name}.gz", begin, line, 100, end)
+    make_filter(tmp_path / "filter", [])
+    options = ("check", "filter", f"{name}.gz", "--jobs", "1", "--seen")
+    assert peak_bytes(*options, cwd=tmp_path, status=int(bool(end))) < 400_000_000
+
+
+def test_a_list_that_begins_with_a_comment(tmp_path: Path) -> None:
+    for number, begin in enumerate(("# my list\n", "\n  # my list\n#\n", f"#{20_000 * 'x'}\n")):
+        (tmp_path / "list").write_text(f"{begin}https://shop.example/1\n")
+        ran = bloom("import", "list", f"new{number}", "--json", cwd=tmp_path)
+        assert (ran.status, ran.json["read"]) == (0, 1)
+    (tmp_path / "script").write_text("#!/bin/sh\nset -eu\n")
+    assert "script, line 2: Missing scheme" in bloom("import", "script", "x", cwd=tmp_path).error
+
+
+def test_a_byte_order_mark_before_json_lines(tmp_path: Path) -> None:
+    line = '{"url": "https://shop.example/1"}\n'
+    (tmp_path / "lines").write_text(line, "utf-8-sig")
+    (tmp_path / "array").write_text(f"[{line}]", "utf-8-sig")
+    for name in ("lines", "array"):
+        ran = bloom("import", name, f"from-{name}", "--json", cwd=tmp_path)
+        assert (ran.status, ran.json["read"]) == (0, 1)
+        text = (tmp_path / name).read_text()
+        assert bloom("check", f"from-{name}", "-", cwd=tmp_path, stdin=text).status == 0
+
+
+def test_a_table_with_long_cells(tmp_path: Path) -> None:
+    with (tmp_path / "pages.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["page", "url"])
+        writer.writerows([300_000 * "x\n", url] for url in urls(range(5)))
+    ran = bloom("import", "pages.csv", "new", "--json", cwd=tmp_path)
+    assert (ran.status, ran.json["read"], ran.err) == (0, 5, "")
+
+
+@pytest.mark.parametrize("name", ["x.txt", "x.jl", "x.csv", "x.json"])
+def test_what_is_handed_on_at_once_is_little(name: str, tmp_path: Path) -> None:
+    """Wherever blocks end, within a record too."""
+    objects = [json.dumps({"page": "x\n" * 9, "url": url}) for url in urls(range(100_000))]
+    text = {
+        "x.txt": "\n".join(urls(range(100_000))),
+        "x.jl": "\n".join(objects),
+        "x.csv": "page,url\n" + "\n".join(f'"x\n\n",{url}' for url in urls(range(100_000))),
+        "x.json": "[" + ",".join(objects) + "]",
+    }[name]
+    (tmp_path / name).write_text(text)
+    with opened_list(tmp_path / name, None, "url") as source:
+        sizes = [sum(1 for _ in source.entries(chunk)) for chunk in source.chunks]
+    assert sum(sizes) == 100_000
+    assert max(sizes) < 12_000
+
+
+DATA_SPIDER = """
+import scrapy
+class Data(scrapy.Spider):
+    name = "data"
+    start_urls = ["data:,x"]
+    custom_settings = {
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "BLOOM_DIR": "kept",
+        "LOG_ENABLED": False,
+    }
+    def parse(self, response):
+        for url in ("data:text/html,one", "data:text/html,two"):
+            yield scrapy.Request(url, self.note)
+    def note(self, response):
+        print(response.url)
+"""
+
+
+def test_data_urls(tmp_path: Path) -> None:
+    """Scrapy crawls them."""
+    (tmp_path / "data.py").write_text(DATA_SPIDER)
+    (tmp_path / "urls.txt").write_text("data:text/html,one\n")
+    ran = bloom("import", "urls.txt", "kept", "--json", cwd=tmp_path)
+    assert (ran.status, ran.json["read"]) == (0, 1)
+    command = [SCRAPY, "runspider", "data.py"]
+    crawl = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, capture_output=True)
+    assert crawl.stdout == b"data:text/html,two\n"
+    three = "data:text/html,one\ndata:text/html,two\ndata:text/html,three\n"
+    ran = bloom("check", "kept", "-", cwd=tmp_path, stdin=three)
+    assert ran.out.split() == ["data:text/html,three"]
+    ran = bloom("forget", "kept", "data:text/html,two", "--json", cwd=tmp_path)
+    assert ran.json["forgotten"] == 1
+
+
+FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "urls": ("", "{}\n".format),
+    "jl": ("", lambda url: json.dumps({"url": url}) + "\n"),
+    "csv": ("n,url\n", "1,{}\n".format),
+    "json": ("[\n", lambda url: json.dumps({"url": url}) + ",\n"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_line_is_answered_when_it_comes(form: str, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(5))))
+    begin, written = FORMS[form]
+    with subprocess.Popen(
+        [SCRAPY, "bloom", "check", "filter", "-", "--format", form],
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(begin.encode())
+        try:
+            for url in urls(range(3, 9)):
+                process.stdin.write(written(url).encode())
+                process.stdin.flush()
+                if url in urls(range(5, 9)):
+                    assert select.select([process.stdout], [], [], 60)[0]
+                    assert process.stdout.readline().decode() == f"{url}\n"
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+def test_the_summary_comes_behind_the_urls_at_a_terminal(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", [])
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    ran = at_a_terminal("check", "filter", "urls.txt", cwd=tmp_path)
+    assert ran.out.split("\r\n")[:-1] == [*urls(range(3)), "3 URLs: 3 new, 0 seen"]
+
+
+def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    (tmp_path / "comments").write_text("# nothing yet\n\n")
+    (tmp_path / "array.json").write_text("[]")
+    (tmp_path / "table.csv").write_text("url\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/requests.seen").touch()
+    make_filter(tmp_path / "filter", [b"x"])
+    for source in ("-", "empty", "comments", "array.json", "table.csv", "job"):
+        for target in ("new", "filter"):
+            ran = bloom("import", source, target, cwd=tmp_path)
+            assert "holds nothing to import; nothing was changed" in ran.error
+            assert not ran.out
+            assert not (tmp_path / "new").exists()
+
+
+def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
+    """Whether it fails when the filter is made, or before anything is recorded in it."""
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress("\n".join(urls(range(10))).encode())[:-9])
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    for target in ("new/filter", "there", "there/bloom"):
+        for source, options, limit in (
+            ("urls.txt", ("-n", "1M"), "--fsize=100000"),
+            ("cut.gz", (), "--fsize=100000000"),
+        ):
+            command = ("import", source, target, *options)
+            ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
+            assert ran.error
+            assert sorted(tmp_path.rglob("*")) == before
+
+
+def importing(source: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [SCRAPY, "bloom", "import", source, "new"],
+        cwd=cwd,
+        env=UNMEASURED,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts us in the background lets us ignore it, and so would it.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    servers.wait_for(condition, lambda: "it does not happen")
+
+
+def test_an_interrupted_import_leaves_nothing_before_it_has_recorded(tmp_path: Path) -> None:
+    """Its pipe gives one URL, and no batch ends."""
+    os.mkfifo(tmp_path / "fifo")
+    with importing("fifo", tmp_path) as process, (tmp_path / "fifo").open("w") as file:
+        file.write("https://shop.example/1\n")
+        file.flush()
+        until(lambda: any((tmp_path / "new").glob("*.bloom")))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert "interrupted" in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
+    """Repeated, a command goes on; what it cannot do any more is an error."""
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    command = ("import", "urls.txt", "filter")
+    size = ("-n", "5k", "-p", "1e-4")
+    assert bloom(*command, *size, cwd=tmp_path).status == 0
+    assert bloom(*command, *size, cwd=tmp_path).status == 0
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    for option, told in (
+        (("-n", "1M"), "--expected-requests"),
+        (("-p", "1e-6"), "--error-rate"),
+    ):
+        for source in ("urls.txt", "filter"):
+            ran = bloom("import", source, "filter", *option, cwd=tmp_path)
+            assert ran.status == 2, ran
+            assert told in ran.err
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_the_key_of_a_source_that_is_a_file(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", urls(range(10)))
+    ran = bloom("import", "urls.txt", "new", "--source-key", "shop:dupefilter", cwd=tmp_path)
+    assert ran.status == 2
+    assert "--source-key names a set in Redis" in ran.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_long_url_is_not_repeated_in_the_error(tmp_path: Path) -> None:
+    write_urls(tmp_path / "urls.txt", [*urls([1]), f"https://\u2100{100_000 * 'x'}/"])
+    ran = bloom("import", "urls.txt", "new", cwd=tmp_path)
+    assert "the first: line 2: " in ran.error
+    assert len(ran.error) < 500
+
+
+def test_one_and_many(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("https://shop.example/1\nno url\n")
+    ran = bloom("import", "one", "filter", cwd=tmp_path)
+    assert "Read 1 request in" in ran.out
+    assert "1 line is not a URL and was left out; the first: line 2" in ran.error
+    ran = bloom("check", "filter", "one", cwd=tmp_path)
+    assert "1 URL: 0 new, 1 seen" in ran.err
+    (tmp_path / "two").write_text("https://shop.example/1\nno url\nno url\nhttps://x.example/\n")
+    ran = bloom("check", "filter", "two", cwd=tmp_path)
+    assert "2 URLs: 1 new, 1 seen" in ran.err
+    assert "2 lines are not URLs and were left out; the first: line 2" in ran.error
+
+
+def test_one_shape_of_figures(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("https://shop.example/1\nno url\nhttps://shop.example/2\n")
+    imported = bloom("import", "list", "filter", "--json", cwd=tmp_path).json
+    assert [imported[name] for name in ("read", "new", "skipped")] == [2, 2, 1]
+    checked = bloom("check", "filter", "list", "--json", cwd=tmp_path).json
+    assert checked == {"read": 2, "new": 0, "seen": 2, "skipped": 1}
+    forgotten = bloom("forget", "filter", "--file", "list", "--json", cwd=tmp_path).json
+    assert forgotten == {"read": 2, "new": 0, "forgotten": 2, "skipped": 1}
+
+
+# Pipes.
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bloom/generation-0001.bloom",
+        "bloom/journal-1",
+        "bloom/forgotten.sqlite",
+        "requests.sqlite",
+        "requests.seen",
+        "bloom.in-use",
+        "bloom.ended",
+    ],
+)
+@pytest.mark.parametrize("command", ["info", "import into", "import from"])
+def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path) -> None:
+    """Nobody writes to it: whoever reads it, waits for ever."""
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(3))))
+    pipe = tmp_path / "job" / name
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe)
+    arguments = {
+        "info": ("info", "job"),
+        "import into": ("import", "urls.txt", "job"),
+        "import from": ("import", "job", "new"),
+    }[command]
+    ran = bloom(*arguments, cwd=tmp_path, limit=30)
+    if ran.status:  # else it has no need of that file
+        assert Path(name).name in ran.error
+    else:
+        assert name not in {"bloom/generation-0001.bloom", "bloom/forgotten.sqlite"}
+    # An import replaces a journal: no crawl has left it.
+    assert pipe.is_fifo() or (name == "bloom/journal-1" and command == "import into")
+
+
+def test_a_job_whose_requests_seen_is_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    os.mkfifo(tmp_path / "job/requests.seen")
+    ran = bloom("import", "job", "new", cwd=tmp_path, limit=30)
+    assert "job/requests.seen is a pipe" in ran.error
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_list_may_be_a_pipe_of_a_shell(tmp_path: Path) -> None:
+    code = f"{SCRAPY} bloom import <(printf '%s\\n' https://shop.example/1) new --json"
+    ran = subprocess.run(
+        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=True
+    )
+    assert json.loads(ran.stdout)["read"] == 1
+
+
+LOADED = """
+from pathlib import Path
+from scrapy.utils.request import RequestFingerprinter
+
+class Own(RequestFingerprinter):
+    def __init__(self, crawler):
+        super().__init__(crawler)
+        Path(__file__).with_name("loaded").touch()
+
+REQUEST_FINGERPRINTER_CLASS = Own
+"""
+
+
+def test_waiting_for_a_pipe_can_be_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = own\n")
+    (tmp_path / "own.py").write_text(LOADED)
+    os.mkfifo(tmp_path / "fifo")
+    with importing("fifo", tmp_path) as process:
+        until((tmp_path / "loaded").exists)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode
+    assert err == "scrapy bloom: error: interrupted\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_blocks_of_an_array(tmp_path: Path) -> None:
+    """Wherever a block ends, the elements are the same."""
+    text = '[{"url": "https://ü.example/\\u00fc"}, 12, "x\\\\",\n true, {"url": "b"}][{"url":"c"}]'
+    path = write_json(tmp_path / "a.json", text)
+    with opened_list(path, "json", "url") as whole:
+        expected = [str(entry) for chunk in whole.chunks for entry in whole.entries(chunk)]
+    assert len(expected) == 6
+    data = text.encode()
+    for size in range(1, len(data)):
+        blocks = [data[at : at + size] for at in range(0, len(data), size)]
+        found = [str(entry) for chunk in Array("a.json", "url", blocks).chunks() for entry in chunk]
+        assert found == expected, size
+    with pytest.raises(StorageError, match="line 2"):
+        list(Array("a.json", "url", [b"[1\n,", b",2]"]).chunks())

@@ -1,0 +1,123 @@
+"""Passwords are in no message, wherever a URL was put, and however it was misspelt."""
+
+from pathlib import Path
+
+import pytest
+
+from cli import bloom, scrapy
+from crawls import Crawl
+from scrapy_bloom.text import masked
+from sites import Site
+from workspace import fingerprints, make_filter, urls, write_urls
+
+SECRET = "hushhush"
+URL = f"redis://:{SECRET}@localhost/0"
+MISSPELT = [
+    f"redis:{SECRET}@localhost",
+    f"redis:/:{SECRET}@localhost",
+    f"rediss//:{SECRET}@localhost",
+    f"REDIS:me:{SECRET}@localhost:6379/0",
+    f"redis:localhost?password={SECRET}",
+    f"unix:{SECRET}@/run/redis.sock",
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BLOOM_BACKEND",
+        "BLOOM_QUEUE",
+        "BLOOM_REDIS_CLUSTER",
+        "BLOOM_REDIS_SENTINEL",
+        "BLOOM_REDIS_KEY",
+        "BLOOM_DIR",
+        "BLOOM_EXPECTED_REQUESTS",
+    ],
+)
+@pytest.mark.parametrize("url", [URL, MISSPELT[0], MISSPELT[2]])
+def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> None:
+    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": "redis://127.0.0.1:1/0", name: url}
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() != 0
+    (line,) = crawl.told("ERROR")
+    assert f"{name} is a URL (it is kept out of the log)" in line
+    assert SECRET not in crawl.output
+    assert not tree.hits
+    assert SECRET not in "".join(str(each) for each in tmp_path.rglob("*"))
+    if name == "BLOOM_BACKEND":  # which the commands set themselves
+        return
+    options = [word for pair in settings.items() for word in ("-s", "=".join(pair))]
+    ran = bloom("info", "redis", "--key", "k", *options, cwd=tmp_path)
+    assert f"{name} is a URL" in ran.error
+    assert SECRET not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("url", [MISSPELT[0], MISSPELT[2]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("info", "URL"),
+        ("import", "urls.txt", "URL"),
+        ("import", "URL", "new"),
+        ("check", "URL", "urls.txt"),
+        ("check", "filter", "URL"),
+        ("forget", "URL", "https://shop.example/1"),
+        ("forget", "filter", "URL"),
+        ("forget", "filter", "--file", "URL"),
+        ("report", "URL", "-o", "page.html"),
+        ("reset", "URL", "--yes"),
+        ("compare", "URL"),
+        ("merge", "filter", "URL", "-o", "new"),
+        ("merge", "filter", "filter", "-o", "URL"),
+        ("push", "filter", "URL"),
+        ("pull", "URL", "new"),
+        ("pull", "redis://localhost", "URL", "--key", "k"),
+        ("URL",),
+        ("info", "filter", "URL"),
+        ("plan", "URL"),
+    ],
+    ids=" ".join,
+)
+def test_a_misspelt_url(arguments: tuple[str, ...], url: str, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    write_urls(tmp_path / "urls.txt", urls(range(3)))
+    before = sorted(tmp_path.rglob("*"))
+    ran = bloom(*[url if each == "URL" else each for each in arguments], cwd=tmp_path)
+    assert ran.status in (1, 2)
+    assert SECRET not in ran.out + ran.err
+    assert "Traceback" not in ran.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("url", MISSPELT)
+def test_however_it_is_misspelt(url: str, tmp_path: Path) -> None:
+    for arguments in (("info", url), ("plan", url), (url,)):
+        ran = bloom(*arguments, cwd=tmp_path)
+        assert ran.status in (1, 2)
+        assert SECRET not in ran.out + ran.err
+
+
+def test_without_a_subcommand(tmp_path: Path) -> None:
+    for command in ((URL,), (f"{URL}?password={SECRET}", "info"), ("-s", "A=1", URL)):
+        ran = scrapy("bloom", *command, cwd=tmp_path)
+        assert ran.status == 2
+        assert "invalid choice: 'redis://***" in ran.err
+        assert SECRET not in ran.out + ran.err
+
+
+def test_the_allowed_form_can_be_read(tmp_path: Path) -> None:
+    ran = bloom("info", f"redis://:{SECRET}@a b", "--key", "k", cwd=tmp_path)
+    assert "allowed is redis://[[user]:password@]host[:port][/database], " in ran.error
+    assert SECRET not in ran.error
+
+
+@pytest.mark.parametrize("piece", ["a", "a:", "a:/", "@", ":", "?", "a@", " ", ":@"])
+def test_masking_takes_a_time_that_grows_with_the_text(piece: str) -> None:
+    """A quadratic one would take hours for this text."""
+    assert masked(f"http://℀{piece * 10**6}").startswith("http://")
+
+
+def test_a_long_line_of_a_list(tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    (tmp_path / "list.txt").write_text("http://℀" + "a" * 10**6 + "\n")
+    assert "line 1: " in bloom("check", "filter", "list.txt", cwd=tmp_path).error

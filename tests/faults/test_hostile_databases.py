@@ -1,0 +1,105 @@
+"""A copied `bloom` directory, or queue, whose databases and journal were made to harm who looks."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli import bloom
+from crawls import Crawl
+from scrapy_bloom.files.forgotten import NAME, ForgottenFile
+from scrapy_bloom.job.disk import write_note
+from scrapy_bloom.job.paths import boot_id
+from scrapy_bloom.queues.sqlite import RequestDatabase
+from workspace import fingerprints, make_filter, urls
+
+NOWHERE = "http://127.0.0.1:9/"
+JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+ENDLESS = """
+    WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers)
+    SELECT n AS id, x'00' AS fingerprint, 0.0 AS forgotten_at, 0 AS in_flight FROM numbers
+"""
+TRIGGER = f"CREATE TRIGGER t AFTER {{}} BEGIN INSERT INTO more {ENDLESS}; END"
+ALTERED = {
+    "a view": ["DROP TABLE {0}", f"CREATE VIEW {{0}} AS {ENDLESS}"],
+    "a view beside it": [f"CREATE VIEW another AS {ENDLESS}"],
+    "a trigger": [
+        "CREATE TABLE more (id, fingerprint, forgotten_at, in_flight)",
+        TRIGGER.format("INSERT ON {0}"),
+    ],
+    "a column": ["ALTER TABLE {0} ADD COLUMN more GENERATED ALWAYS AS (zeroblob(1000000000))"],
+}
+
+
+@pytest.fixture(params=ALTERED)
+def statements(request: pytest.FixtureRequest) -> list[str]:
+    return ALTERED[request.param]
+
+
+def alter(path: Path, table: str, statements: list[str]) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        for each in statements:
+            db.execute(each.format(table))
+        db.commit()
+
+
+def test_what_is_forgotten(statements: list[str], tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    path = tmp_path / "filter" / NAME
+    with closing(ForgottenFile(path)) as file:
+        file.add(fingerprints(urls([1])))
+    alter(path, "forgotten", statements)
+    before = path.read_bytes()
+    for command in (["info", "filter"], ["check", "filter", "-"], ["forget", "filter", *urls([2])]):
+        ran = bloom(*command, cwd=tmp_path, stdin=urls([1])[0])
+        assert "it is a database of something else" in ran.error
+    crawl = Crawl(NOWHERE, tmp_path, {"BLOOM_DIR": "filter"})
+    assert crawl.finish() != 0
+    assert "it is a database of something else" in crawl.told("ERROR")[0]
+    assert path.read_bytes() == before
+
+
+def test_a_queue(statements: list[str], tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
+    path = tmp_path / "job/requests.sqlite"
+    RequestDatabase(path, by_slot=True).close()
+    alter(path, "requests", statements)
+    before = path.read_bytes()
+    for command in (["info", "job"], ["push", "job", "redis://127.0.0.1:9/0", "--key", "k"]):
+        ran = bloom(*command, cwd=tmp_path)
+        assert command[0] == "push" or "is a database of something else" in ran.error
+        assert ran.status == 1
+    for settings in (JOB, {"JOBDIR": "job"}):
+        crawl = Crawl(NOWHERE, tmp_path, settings)
+        assert crawl.finish() != 0
+        assert "is a database of something else" in crawl.told("ERROR")[0]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [700 << 20, 30 << 20])
+def test_a_sparse_journal(size: int, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    path = tmp_path / "filter/journal-1"
+    with path.open("wb") as file:
+        file.truncate(size)
+    limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
+    ran = bloom("info", "filter", "--json", cwd=tmp_path, under=limit)
+    if size > 32 << 20:
+        assert "journal-1 is no journal of scrapy_bloom" in ran.error
+    else:
+        assert ran.json["recorded"] == 50
+    assert path.stat().st_size == size
+
+
+def test_a_crawl_with_a_sparse_journal(tmp_path: Path) -> None:
+    make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
+    path = tmp_path / "job/bloom/journal-1"
+    with path.open("wb") as file:
+        file.truncate(700 << 20)
+    write_note(tmp_path / "job/bloom.in-use", f"A crawl\n\n{boot_id()}\n")
+    crawl = Crawl(NOWHERE, tmp_path, JOB)
+    assert crawl.finish() != 0
+    assert "journal-1 is no journal of scrapy_bloom" in crawl.told("ERROR")[0]
+    assert path.stat().st_size == 700 << 20

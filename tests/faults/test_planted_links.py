@@ -1,0 +1,137 @@
+"""Files that are made where somebody else has put a symbolic link: what it leads to is not touched.
+
+What a killed process left under that name stops nobody, either.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from crawls import Crawl
+from sites import Site
+from workspace import fingerprints, make_filter, shared_filter, urls
+
+PAGES = 150
+JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+TEXT = "of somebody else\n"
+
+
+@pytest.fixture(params=["a link", "a link to nothing", "a leftover"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def victim(kind: str, tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "victim"
+    if kind != "a link to nothing":
+        path.write_text(TEXT)
+    yield path
+    if kind == "a link to nothing":
+        assert not path.exists()
+    else:
+        assert path.read_text() == TEXT
+
+
+def plant(path: Path, victim: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "a leftover":
+        path.write_bytes(b"x" * 100_000)
+    else:
+        path.symlink_to(victim)
+
+
+def test_a_crawl_that_grows(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.held(tree, 10, tmp_path, {**JOB, "BLOOM_EXPECTED_REQUESTS": 40})
+    plant(tmp_path / "job/bloom/generation-0002.bloom.tmp", victim, kind)
+    tree.release()
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert (tmp_path / "job/bloom/generation-0002.bloom").is_file()
+    assert len(tree.hits) == PAGES
+
+
+def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    crawl.kill()
+    (tmp_path / "job/requests.seen").touch()
+    (tmp_path / "job/bloom.in-use").unlink()
+    for name in ("bloom.in-use", "bloom.in-use.tmp", "bloom.ended", "bloom.ended.tmp"):
+        plant(tmp_path / "job" / name, victim, kind)
+    for name in ("journal-1", "journal-2"):
+        (tmp_path / "job/bloom" / name).unlink()
+        plant(tmp_path / "job/bloom" / name, victim, "a link" if "link" in kind else kind)
+    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    note = tmp_path / "job/bloom.in-use"
+    assert note.is_file()
+    assert not note.is_symlink()
+    tree.release()
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("ERROR")
+    assert (tmp_path / "job/bloom.ended").read_text().startswith("0\nbytes were in")
+    assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
+
+
+def test_a_copy_out_of_redis(kind: str, victim: Path, tmp_path: Path) -> None:
+    server, key = servers.shared("valkey"), tmp_path.name
+    shared_filter(server, key, fingerprints(urls(range(50))))
+    plant(tmp_path / "copy/generation-0001.bloom.tmp", victim, kind)
+    ran = bloom("pull", server.url, "copy", "--key", key, cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 50
+
+
+def test_a_report(kind: str, victim: Path, tmp_path: Path) -> None:
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    make = "head -c 100000 /dev/zero >" if kind == "a leftover" else f"ln -s {victim}"
+    script = f'{make} .page.html.$$.tmp && exec "$@"'
+    ran = bloom(
+        "report", "filter", "-o", "page.html", cwd=tmp_path, under=("sh", "-c", script, "sh")
+    )
+    assert ran.status == 0, ran
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert not (tmp_path / "page.html").is_symlink()
+    assert not list(tmp_path.glob(".page*"))
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
+@pytest.mark.parametrize("part", ["", "-wal", "-shm"])
+def test_what_is_forgotten(kind: str, part: str, victim: Path, tmp_path: Path) -> None:
+    """A database is a file that lasts: what is in its place is not removed."""
+    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
+    plant(tmp_path / f"filter/forgotten.sqlite{part}", victim, kind)
+    ran = bloom("forget", "filter", *urls([7]), cwd=tmp_path)
+    assert f"forgotten.sqlite{part} is a symbolic link" in ran.error
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
+@pytest.mark.parametrize("part", ["", "-wal"])
+def test_a_queue_that_survives(
+    kind: str, part: str, victim: Path, tree: Site, tmp_path: Path
+) -> None:
+    plant(tmp_path / f"job/requests.sqlite{part}", victim, kind)
+    crawl = Crawl(tree.url, tmp_path, JOB)
+    assert crawl.finish() != 0, crawl.output
+    (line,) = crawl.told("ERROR")
+    assert f"requests.sqlite{part} is a symbolic link" in line
+
+
+@pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
+def test_a_lock(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+    plant(tmp_path / "job/bloom/lock", victim, kind)
+    crawl = Crawl(tree.url, tmp_path, JOB)
+    assert crawl.finish() != 0, crawl.output
+    (line,) = crawl.told("ERROR")
+    assert "job/bloom cannot be written to" in line
+
+
+def test_nobody_else_can_lock_a_job(tree: Site, tmp_path: Path) -> None:
+    """Whoever can open a lock file for reading can take the lock."""
+    crawl = Crawl.held(tree, 10, tmp_path, {**JOB, "BLOOM_DIR": "kept"})
+    for directory in ("job/bloom", "kept"):
+        assert (tmp_path / directory / "lock").stat().st_mode & 0o777 == 0o600
+    tree.release()
+    assert crawl.finish() == 0

@@ -1,0 +1,178 @@
+"""The documented ACL: enough for crawls and commands, and for nothing beyond the filter's keys."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+import servers
+from cli import bloom
+from connections import PROGRAMS, SECRET, refusal
+from crawls import Crawl
+from documents import page
+from sites import Site
+from workspace import fingerprints, make_filter, urls, write_urls
+
+KEY, FOREIGN = "shop:bloom", "foreign"
+# The words of one server or another, in scripts, too.
+DENIED = r"(?i)permission|NOPERM|ACL failure|can't run this"
+_RULE = re.compile(r"[+~%-][@\w|{]\S*")
+
+# What another user of the server would miss, or would not want to be read.
+HARMFUL = [
+    ["FLUSHALL"],
+    ["FLUSHDB"],
+    ["SWAPDB", 0, 1],
+    ["KEYS", "*"],
+    ["SCAN", 0],
+    ["RANDOMKEY"],
+    ["CLIENT", "KILL", "TYPE", "pubsub"],
+    ["CLIENT", "LIST"],
+    ["CONFIG", "GET", "*"],
+    ["CONFIG", "SET", "requirepass", SECRET],
+    ["ACL", "LIST"],
+    ["FUNCTION", "FLUSH"],
+    ["SCRIPT", "FLUSH"],
+    ["GET", FOREIGN],
+    ["SET", FOREIGN, "x"],
+    ["UNLINK", FOREIGN],
+    ["BITOP", "OR", KEY, FOREIGN],
+    ["SORT", KEY, "BY", "nosort", "GET", FOREIGN],
+    ["EVAL", "return redis.call('FLUSHALL')", 0],
+    ["EVAL", "return redis.call('GET', KEYS[1])", 1, FOREIGN],
+]
+
+
+def documented() -> list[str]:
+    """The rules in docs/redis.md, for the filter KEY, in order."""
+    text = page("redis.md").partition("- **Rights.**")[2].partition("This user can")[0]
+    return rules_in(" ".join(re.findall(r"`([^`]*)`", text)))
+
+
+def rules_in(text: str) -> list[str]:
+    found = [word.rstrip(",;.") for word in text.split() if _RULE.match(word)]
+    return [word.replace("KEY", KEY) for word in found]
+
+
+@pytest.fixture(params=[*PROGRAMS, "cluster"])
+def place(request: pytest.FixtureRequest) -> Iterator[list[servers.Server]]:
+    """The nodes of a server of this test alone, or of a Cluster that it may do harm to."""
+    if request.param == "cluster":
+        yield request.getfixturevalue("own_cluster").nodes
+        return
+    server = servers.Server(request.param)
+    yield [server]
+    server.end()
+
+
+def let_in(nodes: list[servers.Server], rules: list[str]) -> str:
+    """Give a user these rights; the URL to log in with."""
+    is_cluster = len(nodes) > 1
+    password = SECRET
+    for node in nodes:
+        known = [each for each in rules if is_cluster or "|" not in each]
+        node.client.execute_command("ACL SETUSER", "me", "reset", "on", f">{password}", *known)
+        node.client.flushall()
+        node.client.acl_log_reset()
+    return f"redis://me:{password}@127.0.0.1:{nodes[0].port}/0"
+
+
+def settings_of(url: str, nodes: list[servers.Server], **more: Any) -> dict[str, Any]:
+    return {
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": url,
+        "BLOOM_REDIS_KEY": KEY,
+        "BLOOM_REDIS_CLUSTER": len(nodes) > 1,
+        **more,
+    }
+
+
+@pytest.mark.parametrize("queue", ["job", "redis"])
+def test_a_crawl_works(queue: str, place: list[servers.Server], tree: Site, tmp_path: Path) -> None:
+    """With growth, and forgotten requests."""
+    url = let_in(place, documented())
+    shared = {"BLOOM_QUEUE": "redis", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+    more = {"BLOOM_EXPECTED_REQUESTS": 40, "BLOOM_FORGET_FAILED": True, "LOG_LEVEL": "DEBUG"}
+    more |= shared if queue == "redis" else {}
+    crawl = Crawl(tree.url, tmp_path, settings_of(url, place, **more))
+    assert crawl.finish() == 0
+    assert not crawl.told("WARNING") + crawl.told("ERROR"), crawl.output
+    assert "NoPermission" not in crawl.output
+    assert "'finish_reason': 'finished'" in crawl.output
+    assert len(tree.hits) == 150
+    for node in place:
+        denied = node.client.acl_log()
+        assert not denied, denied
+
+
+def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None:
+    url = let_in(place, documented())
+    if len(place) > 1:
+        url = url.removesuffix("/0")
+    at = (url, "--key", KEY, "-s", f"BLOOM_REDIS_CLUSTER={len(place) > 1}")
+    write_urls(tmp_path / "urls.txt", urls(range(500)))
+    make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
+    commands: list[tuple[str | os.PathLike[str], ...]] = [
+        ("import", "urls.txt", *at, "-n", "100"),
+        ("info", *at),
+        ("info", *at, "--scan"),
+        ("check", at[0], "urls.txt", *at[1:]),
+        ("forget", at[0], *urls([1, 2]), *at[1:]),
+        ("report", *at, "-o", "page.html"),
+        ("pull", at[0], "pulled", *at[1:]),
+        ("reset", *at, "--yes"),
+        ("push", "filter", *at),
+        ("reset", *at, "--yes"),
+    ]
+    for command in commands:
+        ran = bloom(*command, cwd=tmp_path)
+        assert ran.status == 0, (command, ran)
+    for node in place:
+        denied = node.client.acl_log()
+        assert not denied, denied
+
+
+def test_a_job_is_moved_to_workers_and_back(
+    place: list[servers.Server], tree: Site, tmp_path: Path
+) -> None:
+    url = let_in(place, documented())
+    if len(place) > 1:
+        url = url.removesuffix("/0")
+    at = (url, "--key", KEY, "-s", f"BLOOM_REDIS_CLUSTER={len(place) > 1}")
+    settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+    crawl = Crawl.held(tree, 20, tmp_path, settings)
+    assert crawl.interrupt() == 0
+    for command in (
+        ("push", "job", *at),
+        ("pull", at[0], "back/bloom", *at[1:]),
+        ("reset", *at, "--queue", "--yes"),
+    ):
+        ran = bloom(*command, cwd=tmp_path)
+        assert ran.status == 0, (command, ran)
+    crawl = Crawl(tree.url, tmp_path, {**settings, "JOBDIR": "back"})
+    assert crawl.finish() == 0
+    assert len(tree.hits) == 150
+
+
+def test_nothing_else_is_allowed(place: list[servers.Server]) -> None:
+    let_in(place, documented())
+    admins = [redis.Redis(port=node.port) for node in place]
+    for node, admin in zip(place, admins, strict=True):
+        client = redis.Redis(port=node.port, username="me", password=SECRET)
+        with_scripts = admin.script_load("return 1")
+        for command in HARMFUL:
+            with pytest.raises(redis.ResponseError, match=DENIED):
+                client.execute_command(*command)
+        assert admin.script_exists(with_scripts) == [True]
+
+
+def test_the_error_names_the_documented_rights(place: list[servers.Server]) -> None:
+    url = let_in(place, ["~*", "-@all"])
+    if len(place) > 1:
+        url = url.removesuffix("/0")
+    hint = refusal(url, cluster=len(place) > 1).partition("; ")[2]
+    assert rules_in(hint) == documented()
