@@ -112,7 +112,7 @@ class RequestDatabase:
         self._log: BinaryIO | None = None
         check_no_links(path)
         was_there = path.exists()
-        has_log = self._log_path.exists()
+        has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
         try:
             self._db = sqlite3.connect(
                 path, _PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
@@ -120,6 +120,10 @@ class RequestDatabase:
             try:
                 self._open(path, has_log=has_log)
             except BaseException:
+                with contextlib.ExitStack() as held, contextlib.suppress(sqlite3.Error, OSError):
+                    if has_log:  # as long as somebody reads it, SQLite leaves it as it is
+                        held.enter_context(contextlib.closing(connect_readonly(path)))
+                    self._db.close()
                 self._db.close()
                 if not was_there:  # an empty one would look like a queue that was emptied
                     for part in (path, *beside(path)):
@@ -161,7 +165,7 @@ class RequestDatabase:
 
     def _name_of_file(self) -> str:
         """Return what a copy of the file has otherwise."""
-        return f"{self.path} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
+        return f"{self.path!a} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
 
     def begin(self) -> None:
         """Begin a run: what was in flight is pending, suspect, or dead; raises StorageError."""
@@ -357,8 +361,9 @@ class RequestDatabase:
     @property
     def left(self) -> int:
         """See `FilterLog`."""
-        number: int = self._pushed - self._done
-        return number
+        done: int = self._done  # first: a batch may be stored meanwhile, by another thread
+        pushed: int = self._pushed
+        return pushed - done
 
     def sync(self) -> None:
         """See `FilterLog`."""

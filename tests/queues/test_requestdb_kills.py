@@ -69,7 +69,8 @@ def test_a_kill_at_each_operation_of_a_file(tmp_path: Path) -> None:
         database.close()
 
         path = without_log / path.name
-        beside(path)[0].unlink(missing_ok=True)
+        if (log := beside(path)[0]).exists():
+            log.unlink() if len(seqs) % 2 else os.truncate(log, 0)
         try:
             database = RequestDatabase(path, by_slot=False)
         except StorageError as error:

@@ -242,8 +242,11 @@ class TestCopies:
         push(database, "last")
         killed(database)
         path.write_bytes(backup)
+        log = beside(path)[0].read_bytes()
         with pytest.raises(StorageError, match="cannot be used"):
             RequestDatabase(path, by_slot=False)
+        assert path.read_bytes() == backup  # the log is not written into it
+        assert beside(path)[0].read_bytes() == log
 
     def test_made_with_the_means_of_sqlite(self, path: Path, tmp_path: Path) -> None:
         """Such a backup has no write-ahead log of its own."""
@@ -292,6 +295,18 @@ class TestLinks:
             RequestDatabase(path, by_slot=False)
         assert path.is_symlink()
         assert target.read_bytes() == before
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"job\xff")
+    directory.mkdir()
+    database = begun(directory / "requests.sqlite")
+    push(database, "a")
+    database.checkpointed(1)
+    killed(database)
+    database = begun(directory / "requests.sqlite")
+    assert (database.was_killed, database.is_copy, database.pending) == (True, False, 1)
+    database.close()
 
 
 def test_starting_over_sets_it_aside(path: Path) -> None:
