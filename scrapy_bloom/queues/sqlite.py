@@ -24,12 +24,12 @@ _LARGEST = 2**63 - 1  # an integer of SQLite
 _PATIENCE_MS = 5000  # with others that have the file open
 _LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
 
-# States of a request. What is set aside cannot be deserialized in this run.
+# States of a request. It is set aside if it cannot be deserialized in this run.
 _PENDING, _IN_FLIGHT, _SUSPECT, DEAD, _SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
-# `position`. `filter_log` has one row; `applied` is the last batch that was deleted from `ops`,
-# `pushed` less `done` the number of requests, and `checksum` that of `_checksum_of`.
+# `position`. `filter_log` has one row: `applied` is the last batch that was deleted from `ops`,
+# `pushed` less `done` is the number of requests, and `checksum` is what `_checksum_of` returns.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -80,7 +80,7 @@ _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 
 
 class RequestDatabase:
-    """The store of a job: see `RequestStore`, and `FilterLog` for its filter.
+    """Stores a job's requests, and the changes of its filter: a `RequestStore` and a `FilterLog`.
 
     Args:
         path: the file; made if missing. No other process may have it open.
@@ -164,11 +164,14 @@ class RequestDatabase:
         self.pending = self.suspects = 0
 
     def _name_of_file(self) -> str:
-        """Return what a copy of the file has otherwise."""
+        """Return the path and the inode number of the file: a copy has others."""
         return f"{self.path!a} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
 
     def begin(self) -> None:
-        """Begin a run: what was in flight is pending, suspect, or dead; raises StorageError."""
+        """Begin a run: requests that were in flight become pending, suspect or dead.
+
+        Raises StorageError.
+        """
         run = self._db.execute
         try:
             run("BEGIN IMMEDIATE")
@@ -202,7 +205,7 @@ class RequestDatabase:
         return str(aside)
 
     def _check_contents(self, *, is_suspicious: bool) -> None:
-        """Raise a ValueError unless it is whole: a part of it may be missing, or be older."""
+        """Raise a ValueError if a part of the file is missing, or older than the rest."""
         run = self._db.execute
         if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise ValueError(found.splitlines()[-1])
@@ -214,7 +217,7 @@ class RequestDatabase:
             raise ValueError("a part of it is older than the rest")
 
     def _judge_deaths(self) -> list[bytes]:
-        """Blame the death of the last process on what was in flight; return the dead requests."""
+        """Count the last process's death against what was in flight; return what is dead now."""
         run = self._db.execute
         count = run("SELECT count(*) FROM requests WHERE state = ?", (_IN_FLIGHT,)).fetchone()
         (self.were_in_flight,) = count
@@ -299,7 +302,7 @@ class RequestDatabase:
         self._bound_log()
 
     def _bound_log(self) -> None:
-        """Truncate a long write-ahead log, unless somebody reads it just now."""
+        """Truncate the write-ahead log if it is long, unless it is being read just now."""
         if self._log is None or os.fstat(self._log.fileno()).st_size <= _LOG_BYTES:
             return
         with contextlib.suppress(sqlite3.Error):  # the batch is stored; `sync` finds out
@@ -336,17 +339,17 @@ class RequestDatabase:
         self.pending -= 1
 
     def set_aside(self, row: int) -> None:
-        """See `RequestStore`; raises sqlite3.Error."""
+        """Keep a request in flight for a later run; raises sqlite3.Error."""
         self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (_SET_ASIDE, row))
 
     # The log of the filter.
 
     def has_run(self, run: str) -> bool:
-        """See `FilterLog`."""
+        """Return whether that opening is one of this database's."""
         return bool(self._db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone())
 
     def changes(self) -> Iterator[tuple[int, Sequence[Change]]]:
-        """See `FilterLog`; raises StorageError if they are damaged."""
+        """Return the batches that the filter may lack, in order; raises StorageError if damaged."""
         try:
             for seq, data in self._db.execute("SELECT seq, changes FROM ops ORDER BY seq"):
                 yield seq, unpack_changes(data)
@@ -354,27 +357,30 @@ class RequestDatabase:
             raise unusable(Path(self.name), error) from error
 
     def unfinished(self) -> Iterator[bytes]:
-        """See `FilterLog`."""
+        """Return the fingerprints of all requests that are not done."""
         query = "SELECT fingerprint FROM requests WHERE fingerprint IS NOT NULL"
         return (fingerprint for (fingerprint,) in self._db.execute(query))
 
     @property
     def left(self) -> int:
-        """See `FilterLog`."""
+        """Return how many requests are not done, the dead ones included."""
         done: int = self._done  # first: a batch may be stored meanwhile, by another thread
         pushed: int = self._pushed
         return pushed - done
 
     def sync(self) -> None:
-        """See `FilterLog`."""
+        """Write all batches so far to the disk; in any thread; raises OSError."""
         assert self._log is not None
         os.fsync(self._log.fileno())
 
     def checkpointed(self, seq: int) -> None:
-        """See `FilterLog`. The changes are deleted with the next batch."""
+        """Note that the filter has all changes up to that batch; in any thread.
+
+        They are deleted with the next batch.
+        """
         self._checkpointed = seq
-        # A connection of its own, since this may be another thread. It is the one that syncs.
-        there = f"{Path(self.path).as_uri()}?mode=rw"  # makes none
+        # This may be another thread, which needs its own connection. A missing file is not created.
+        there = f"{Path(self.path).as_uri()}?mode=rw"
         with (
             contextlib.suppress(sqlite3.Error),
             contextlib.closing(sqlite3.connect(there, uri=True)) as db,
@@ -382,7 +388,10 @@ class RequestDatabase:
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
-        """Close the file; what is in flight is pending in the next run. It may fail unharmed."""
+        """Close the file: what is in flight is pending in the next run.
+
+        If that fails, the next run treats this one as killed, and no request is lost.
+        """
         if self._log is not None:
             with contextlib.suppress(sqlite3.Error):
                 with self._stored(Batch()):
@@ -431,7 +440,10 @@ def _read(path: Path, query: str, *values: object) -> list[Any]:
 
 
 def _checksum_of(ids: int, numbers: int) -> int:
-    """Return a checksum of the sum of all ids of requests, and that of the numbers in `ops`."""
+    """Return a checksum of the requests' ids and the numbers in `ops`, from the sum of each.
+
+    Ids only grow during a run, so a part of the file that is older than the rest changes it.
+    """
     return (ids + 1_000_003 * numbers) % 2**62
 
 
