@@ -21,7 +21,8 @@ def filter_directory(path: Path) -> Path:
     """Return where a filter's files are, or go: the `bloom` of a job directory, or the path."""
     inner = path / "bloom"
     if not filter_files(inner):
-        return inner if is_job(path) and not filter_files(path) else path
+        has_inner = is_job(path) or draft_directory(inner).exists()
+        return inner if has_inner and not filter_files(path) else path
     if filter_files(path):
         raise StorageError(
             f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "
@@ -58,7 +59,7 @@ def found_files(path: Path) -> list[FileGeneration]:
         except StorageError:
             if is_last:
                 raise
-    if any(draft_directory(each).exists() for each in (directory, path / "bloom")):
+    if draft_directory(directory).exists():
         raise StorageError(
             f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
             "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"

@@ -46,7 +46,9 @@ def started(*arguments: str, cwd: Path) -> Iterator[Callable[[], Ran]]:
     """Start a command; the block gets its process, and what waits for its end."""
     out, err = cwd / "out", cwd / "err"
     with out.open("wb") as to_out, err.open("wb") as to_err:
-        process = start_scrapy(["bloom", *arguments], cwd=cwd, out=to_out, err=to_err)
+        # By way of a command: a fork of the tests would tell of its end in its own way.
+        command = ["bloom", *arguments]
+        process = start_scrapy(command, cwd=cwd, out=to_out, err=to_err, prefix=["env"])
 
     def ended() -> Ran:
         status = process.wait(LIMIT)

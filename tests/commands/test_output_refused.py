@@ -32,10 +32,9 @@ def filled(tmp_path: Path) -> Path:
 def test_a_full_disk(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; scrapy bloom {command} > /dev/full", filled)
     assert ran.returncode == 1
-    *others, told = ran.stderr.splitlines()
+    (told,) = ran.stderr.splitlines()
     assert told.startswith("scrapy bloom: error: ")
-    assert ("1 line" if "bad" in command else "No space left on device") in told
-    assert len(others) == command.startswith("check")  # how many URLs are new
+    assert "No space left on device" in told
 
 
 def test_a_full_disk_and_no_buffer(filled: Path) -> None:
@@ -52,7 +51,7 @@ def test_nobody_reads(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; {code}", filled)
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr
-    assert ran.stderr.count("error: ") == int("bad" in command)
+    assert not ran.stderr  # whoever read the output has enough of it
 
 
 def test_nobody_can_be_told(filled: Path) -> None:

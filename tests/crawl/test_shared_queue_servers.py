@@ -170,7 +170,7 @@ def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     database.close()
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))
     error = refusal(crawl)
-    assert f"1 requests of the job wait in {path}" in error
+    assert f"1 request of the job waits in {path}" in error
     assert "scrapy bloom push" in error
 
 

@@ -51,7 +51,8 @@ from redis_faults import (
 RIGHTS = (
     "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
     "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
-    "+time +del +exists +persist +pexpire +pttl +type +unlink, with BLOOM_QUEUE = 'redis' also "
+    "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, with "
+    "BLOOM_QUEUE = 'redis' also "
     "+eval +evalsha, on a Cluster also +cluster|slots"
 )
 LOGIN = (

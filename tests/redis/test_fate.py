@@ -59,7 +59,7 @@ def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path:
     server.client.flushall()
     site.release()
     assert crawl.finish() == 0, crawl.output
-    assert "scheduled again" in crawl.output
+    assert "Scheduled again" in crawl.output
     assert "should the queue alone be lost" not in crawl.output
     assert set(site.hits) == {"/", "/a", "/b", "/c", "/d"}
     assert len(crawl.told("WARNING")) == 1

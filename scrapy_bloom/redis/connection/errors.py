@@ -22,7 +22,8 @@ _HINTS = {
     ("NoPermission", "NOPERM"): (
         "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
         "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
-        "+time +del +exists +persist +pexpire +pttl +type +unlink, with BLOOM_QUEUE = 'redis' also "
+        "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, with "
+        "BLOOM_QUEUE = 'redis' also "
         "+eval +evalsha, on a Cluster also +cluster|slots"
     ),
     ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",

@@ -108,7 +108,7 @@ class TestRefusals:
         assert refusal(url, cluster=cluster).partition("; ")[2] == message.partition("; ")[2]
         assert "; the user needs ~KEY* and ~{KEY*" in message
         categories = re.findall(r"[+-][@\w|]+", message.partition("in this order")[2])
-        assert len(categories) == 20
+        assert len(categories) == 22
         rules = [each for each in categories if cluster or "|" not in each]
         allow(f"~{key}*", f"~{{{key}*", *rules)
         server = RedisServer(url, cluster=cluster)
