@@ -10,7 +10,7 @@ import scrapy
 
 import servers
 from cli import bloom
-from crawls import FAILING_SPIDER, Crawl
+from crawls import FAILING_SPIDER, Crawl, spider_with
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from sites import ScriptedSite
 
@@ -161,4 +161,38 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
     run = Crawl(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
     assert site.hits["/dead"] == 2
+    site.end()
+
+
+def test_what_was_redirected_to_a_page_that_waits_is_forgotten_at_a_pause(tmp_path: Path) -> None:
+    """That page may fail in the next run, which does not know what was redirected to it."""
+    site = ScriptedSite({"/": [("/waits", "/held", "/moved")], "/moved": ["/waits"]})
+    options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
+    options |= {"RETRY_ENABLED": False, "ROBOTSTXT_OBEY": False, "CONCURRENT_REQUESTS": 1}
+    # The newest first: /moved, /held, and /waits is left.
+    run = Crawl.held(site, 2, tmp_path, options, spider=FAILING_SPIDER)
+    assert run.interrupt() == 0, run.output
+    assert dict(site.hits) == {"/": 1, "/moved": 1, "/held": 1}
+    assert forgotten({"JOBDIR": tmp_path / "job"}, tmp_path) == 1
+    site.answers["/waits"] = [500]
+    second = finished(site, tmp_path, options)
+    assert second["/moved"] == 1
+    site.end()
+
+
+def test_a_failed_request_that_cannot_be_serialized_is_forgotten(tmp_path: Path) -> None:
+    site = ScriptedSite({"/": [("/dead",)], "/dead": [500]})
+    spider = spider_with(
+        tmp_path,
+        "def parse(self, response):\n"
+        "    for link in response.css('a::attr(href)').getall():\n"
+        "        yield response.follow(link, lambda response: None)\n"
+        "LinkSpider.parse = parse\n",
+    )
+    options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
+    options["RETRY_ENABLED"] = False
+    for times in (1, 2):
+        run = Crawl(site.url, tmp_path, options, spider=spider)
+        assert run.finish() == 0, run.output
+        assert site.hits["/dead"] == times
     site.end()
