@@ -220,7 +220,10 @@ def _save(server: RedisServer, key: str, path: Path) -> CopiedQueue:
                 each = _parsed(member, name, is_leased=name == leased)
                 if _insert(db, each):
                     copied.add(each.packed)
-        db.execute("UPDATE filter_log SET pushed = (SELECT count(*) FROM requests)")
+        db.execute(
+            "UPDATE filter_log SET (pushed, checksum) = "
+            "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
+        )
         db.execute("COMMIT")
         found = CopiedQueue.of(_rows(db))
     _compare(copied, found, str(path.parent))

@@ -21,15 +21,15 @@ from scrapy_bloom.queues.batch import Batch, Found, Taken
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # processes that died with a request in flight; then it is a suspect
 _LARGEST = 2**63 - 1  # an integer of SQLite
+_PATIENCE_MS = 5000  # with others that have the file open
 _LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
-_LOOK_AT_LOG = 256  # batches between two looks at its length
 
 # States of a request. What is set aside cannot be deserialized in this run.
 _PENDING, _IN_FLIGHT, _SUSPECT, _DEAD, _SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. `filter_log` has one row; `applied` is the last batch that was deleted from `ops`,
-# and `pushed` less `done` the number of requests.
+# `pushed` less `done` the number of requests, and `checksum` that of `_checksum_of`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -53,6 +53,7 @@ _TABLES = (
         applied INTEGER NOT NULL,
         pushed INTEGER NOT NULL,
         done INTEGER NOT NULL,
+        checksum INTEGER NOT NULL,
         suspect INTEGER NOT NULL,
         opened_as TEXT NOT NULL
     )
@@ -69,10 +70,12 @@ _NEXT = """
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
 _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
-_RELEASE = "UPDATE requests SET state = 0 WHERE state = 1 OR state = 4"
+_RELEASE = f"UPDATE requests SET state = 2 * (deaths >= {MOST_DEATHS}) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE_LOG = "UPDATE filter_log SET seq = ?, applied = ?, pushed = ?, done = ?, suspect = ?"
+_UPDATE_LOG = (
+    "UPDATE filter_log SET seq = ?, applied = ?, pushed = ?, done = ?, checksum = ?, suspect = ?"
+)
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 
 
@@ -96,28 +99,30 @@ class RequestDatabase:
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
         self.name = str(path)
-        self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
         self._connect()
 
     def _connect(self) -> None:
         path = Path(self.name)
+        self.path = os.path.realpath(path)  # SQLite keeps its log there
         self._last_slot = ""
-        self._checkpointed = self._batches = self.were_in_flight = 0
+        self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
         self._log: BinaryIO | None = None
         check_no_links(path)
         was_there = path.exists()
         has_log = self._log_path.exists()
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                path, _PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
+            )
             try:
                 self._open(path, has_log=has_log)
             except BaseException:
                 self._db.close()
                 if not was_there:  # an empty one would look like a queue that was emptied
-                    for part in (path, *beside(path)):
+                    for part in (Path(self.path), *beside(Path(self.path))):
                         with contextlib.suppress(OSError):
                             part.unlink()
                 raise
@@ -131,10 +136,9 @@ class RequestDatabase:
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if is_new:
-            run("PRAGMA journal_mode = WAL")
-        else:
+        if not is_new:
             _check(self._db, path)
+        run("PRAGMA journal_mode = WAL")  # a backup that SQLite made has none
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA wal_autocheckpoint = 0")  # it would sync in the event loop
         if is_new:
@@ -143,14 +147,15 @@ class RequestDatabase:
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             for table in _TABLES:
                 run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
             run("COMMIT")
         row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self._pushed, self._done, self._suspect, last = row
+        self.id, self.seq, self.applied, self._pushed, self._done, *row = row
+        self._checksum, self._suspect, last = row
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
-        if self.was_killed and (self.is_copy or not has_log):
-            self._check_contents()
+        if self.was_killed:
+            self._check_contents(is_suspicious=self.is_copy or not has_log)
         self._last_id = run("SELECT max(id) FROM requests").fetchone()[0] or 0
         self.pending = self.suspects = 0
 
@@ -192,19 +197,20 @@ class RequestDatabase:
         self._connect()
         return str(aside)
 
-    def _check_contents(self) -> None:
+    def _check_contents(self, *, is_suspicious: bool) -> None:
         """Raise a ValueError unless it is whole: a part of it may be missing, or be older."""
-        (found,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-        if found != "ok":
+        run = self._db.execute
+        if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise ValueError(found)
-        (number,) = self._db.execute("SELECT count(*) FROM requests").fetchone()
-        if number != self._pushed - self._done:
-            raise ValueError(
-                f"it holds {number:,} requests where there should be {self._pushed - self._done:,}"
-            )
+        number, ids = run("SELECT count(*), ifnull(sum(id), 0) FROM requests").fetchone()
+        if number != self.left:
+            raise ValueError(f"it holds {number:,} requests where there should be {self.left:,}")
+        (numbers,) = run("SELECT ifnull(sum(seq), 0) FROM ops").fetchone()
+        if _checksum_of(ids, numbers) != self._checksum:
+            raise ValueError("a part of it is older than the rest")
 
     def _judge_deaths(self) -> list[bytes]:
-        """Find out what the last process died of; return the requests that are dead now."""
+        """Blame the death of the last process on what was in flight; return the dead requests."""
         run = self._db.execute
         count = run("SELECT count(*) FROM requests WHERE state = ?", (_IN_FLIGHT,)).fetchone()
         (self.were_in_flight,) = count
@@ -214,10 +220,6 @@ class RequestDatabase:
             run("UPDATE requests SET state = ? WHERE id = ?", (_DEAD, self._suspect))
             return list(died)
         run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (_IN_FLIGHT,))
-        run(
-            "UPDATE requests SET state = ? WHERE state = ? AND deaths >= ?",
-            (_SUSPECT, _IN_FLIGHT, MOST_DEATHS),
-        )
         return []
 
     # The requests.
@@ -263,17 +265,23 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
-            done = self._done
+            number, done, numbers = len(batch.found), self._done, 0
+            ids = number * self._last_id + number * (number + 1) // 2
             for row in batch.done:
-                done += run("DELETE FROM requests WHERE id = ?", (row,)).rowcount
+                if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
+                    done, ids = done + 1, ids - row
             suspect = 0 if self._suspect in batch.done else self._suspect
-            pushed, seq = self._pushed + len(batch.found), self.seq + bool(batch)
+            pushed, seq = self._pushed + number, self.seq + bool(batch)
             if batch.changes:
                 run("INSERT INTO ops VALUES (?, ?)", (seq, pack_changes(batch.changes)))
+                numbers = seq
             if applied > self.applied:
+                gone = run("SELECT ifnull(sum(seq), 0) FROM ops WHERE seq <= ?", (applied,))
+                numbers -= gone.fetchone()[0]
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
+            checksum = _checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, pushed, done, suspect))
+                run(_UPDATE_LOG, (seq, applied, pushed, done, checksum, suspect))
             yield
             run("COMMIT")
         except BaseException:
@@ -281,12 +289,19 @@ class RequestDatabase:
                 run("ROLLBACK")
             raise
         self.seq, self.applied, self._pushed, self._done = seq, applied, pushed, done
-        self._suspect = suspect
-        self._last_id += len(batch.found)
-        self.pending += len(batch.found)
-        self._batches += 1
-        if self._batches % _LOOK_AT_LOG == 0 and self._log_path.stat().st_size > _LOG_BYTES:
-            run("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._checksum, self._suspect = checksum, suspect
+        self._last_id += number
+        self.pending += number
+        self._bound_log()
+
+    def _bound_log(self) -> None:
+        """Truncate a long write-ahead log, unless somebody reads it just now."""
+        if self._log is None or os.fstat(self._log.fileno()).st_size <= _LOG_BYTES:
+            return
+        with contextlib.suppress(sqlite3.Error):  # the batch is stored; `sync` finds out
+            self._db.execute("PRAGMA busy_timeout = 0")  # do not block the event loop
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
 
     def _next(self, active: Callable[[str], int]) -> Any:
         if not self._by_slot:
@@ -354,17 +369,21 @@ class RequestDatabase:
         """See `FilterLog`. The changes are deleted with the next batch."""
         self._checkpointed = seq
         # A connection of its own, since this may be another thread. It is the one that syncs.
+        there = f"{Path(self.path).as_uri()}?mode=rw"  # makes none
         with (
             contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(self.path)) as db,
+            contextlib.closing(sqlite3.connect(there, uri=True)) as db,
         ):
             db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close(self) -> None:
         """Close the file; what is in flight is pending in the next run. It may fail unharmed."""
         if self._log is not None:
-            with contextlib.suppress(sqlite3.Error), self._stored(Batch()):
-                self._db.execute(_RELEASE)
+            with contextlib.suppress(sqlite3.Error):
+                with self._stored(Batch()):
+                    self._db.execute(_RELEASE)
+                # It counts as closed once all else is in the file itself.
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
             self._log.close()
             self._log = None
@@ -404,6 +423,11 @@ def _read(path: Path, query: str, *values: object) -> list[Any]:
             return db.execute(query, values).fetchall()
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
+
+
+def _checksum_of(ids: int, numbers: int) -> int:
+    """Return a checksum of the sum of all ids of requests, and that of the numbers in `ops`."""
+    return (ids + 1_000_003 * numbers) % 2**62
 
 
 def _row(number: int, found: Found) -> tuple[Any, ...]:

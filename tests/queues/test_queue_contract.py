@@ -36,7 +36,7 @@ from request_queues import (
     take,
     withdraw,
 )
-from scrapy_bloom.queues.batch import Batch, Found
+from scrapy_bloom.queues.batch import Batch, Found, serialized
 
 Store = InFile | InRedis
 
@@ -279,6 +279,36 @@ def test_what_is_taken_back_was_never_there(store: Store) -> None:
     push(queue, "c")
     assert queue.pending == 2
     assert names(queue, 3) == ["c", "a"]
+
+
+def test_a_batch_is_stored_and_taken_from_in_one_step(store: Store) -> None:
+    queue = store.open_store()
+    batch = Batch([Found(serialized({"name": name}), newest_first=False) for name in "abc"])
+    first = queue.take(batch, lambda _: 0)
+    assert first
+    assert name_of(first) == "a"
+    assert store.counts() == (2, 1)
+    batch = Batch([Found(serialized({"name": "urgent"}), priority=1)], done=[first.id])
+    second = queue.take(batch, lambda _: 0)
+    assert second
+    assert name_of(second) == "urgent"
+    assert queue.pending == 2
+    assert store.counts() == (2, 1)
+    queue.apply(Batch(done=[second.id]))
+    assert names(queue, 3) == ["b", "c"]
+    assert store.counts() == (0, 2)
+
+
+def test_a_batch_of_many(store: Store) -> None:
+    queue = store.open_store()
+    found = [Found(serialized({"name": str(n)}), newest_first=False) for n in range(1000)]
+    queue.apply(Batch(found))
+    assert queue.pending == 1000
+    taken = [take(queue) for _ in range(300)]
+    assert [name_of(each) for each in taken] == [str(n) for n in range(300)]
+    done(queue, *taken)
+    assert names(queue, 1) == ["300"]
+    assert store.counts() == (699, 1)
 
 
 def test_what_is_set_aside_waits_for_a_later_run(store: Store) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clock import Clock
-from request_queues import name_of, push
+from request_queues import begun, name_of, push, take
 from scrapy_bloom import StorageError
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.queues import lease, recent
@@ -24,7 +24,6 @@ from scrapy_bloom.queues.members import (
 )
 from scrapy_bloom.queues.recent import Push, RecentPushes
 from scrapy_bloom.queues.shared_state import QueueState, Worker
-from scrapy_bloom.queues.sqlite import RequestDatabase
 
 WAIT = 60.0  # seconds that any single wait may take
 
@@ -190,14 +189,14 @@ class TestConflicts:
         assert not has_waiting(tmp_path)
 
     def test_requests_wait_in_the_database(self, tmp_path: Path) -> None:
-        queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
+        queue = begun(tmp_path / "requests.sqlite", by_slot=False)
         check_no_database(tmp_path)
         assert not has_waiting(tmp_path)
         push(queue, "a")
         assert has_waiting(tmp_path)
         for name in "bc":
             push(queue, name)
-        assert queue.take()
+        assert take(queue)
         with pytest.raises(StorageError, match="3 requests .* not know of them"):
             check_no_database(tmp_path)
         for in_redis, said in ((False, "3 requests .* not know of them"), (True, "BLOOM_QUEUE is")):
@@ -243,7 +242,7 @@ class TestConflicts:
 
 
 def test_the_slot_with_the_fewest_downloads_is_next(tmp_path: Path) -> None:
-    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
+    queue = begun(tmp_path / "requests.sqlite", by_slot=True)
     for slot in "abc" * 3:
         push(queue, slot, slot=slot)
     for counts, slot in (
@@ -253,37 +252,26 @@ def test_the_slot_with_the_fewest_downloads_is_next(tmp_path: Path) -> None:
         ({"a": 2, "b": 1, "c": 1}, "b"),
         ({"a": 3, "b": 3, "c": 3}, "c"),
     ):
-        assert name_of(queue.take(counts.__getitem__)) == slot
+        assert name_of(take(queue, counts.__getitem__)) == slot
     queue.close()
 
 
 def test_the_first_slot_is_that_of_the_first_name(tmp_path: Path) -> None:
-    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
+    queue = begun(tmp_path / "requests.sqlite", by_slot=True)
     for slot in ("b", "A"):
         push(queue, slot, slot=slot)
-    assert name_of(queue.take()) == "A"
+    assert name_of(take(queue)) == "A"
     queue.close()
 
 
 def test_a_database_is_used_in_another_place_than_it_was_opened_in(tmp_path: Path) -> None:
     """A shell opens it in one thread and uses it in another."""
-    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
+    queue = begun(tmp_path / "requests.sqlite", by_slot=False)
     thread = threading.Thread(target=lambda: push(queue, "a"))
     thread.start()
     thread.join(WAIT)
-    assert name_of(queue.take()) == "a"
+    assert name_of(take(queue)) == "a"
     queue.close()
-
-
-def test_the_newest_request_of_a_database(tmp_path: Path) -> None:
-    queue = RequestDatabase(tmp_path / "requests.sqlite", by_slot=False)
-    assert queue.newest() is None
-    rows = [push(queue, name, newest_first=False) for name in "abc"]
-    assert deserialized(queue.newest()) == {"name": "c"}
-    queue.done(rows[2])
-    assert deserialized(queue.newest()) == {"name": "b"}
-    queue.close()
-    queue.close()  # again is no harm
 
 
 def test_a_request_is_read_as_it_was_written() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import resource
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -10,11 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from request_queues import names, push
+from request_queues import begun, done, killed, names, push, take, withdraw
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.queues.batch import deserialized, serialized
@@ -28,60 +24,66 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_million_hosts_take_no_time(path: Path) -> None:
     """The next slot is looked up, not searched for."""
-    database = RequestDatabase(path, by_slot=True)
+    database = begun(path, by_slot=True)
     for number in range(2000):
         push(database, str(number), slot=f"host-{number:04}")
     steps = []
     database._db.set_progress_handler(lambda: steps.append(1), 10)
     for _ in range(100):
-        database.take(lambda _: 0)
+        take(database)
     assert len(steps) < 100 * 20
     database.close()
 
 
 def test_what_was_in_flight_is_pending_again(path: Path) -> None:
-    database = RequestDatabase(path, by_slot=False)
-    rows = {name: push(database, name) for name in "abc"}
-    taken = database.take()
+    database = begun(path)
+    for name in "abc":
+        push(database, name)
+    taken = take(database)
     assert taken
-    assert (taken.id, deserialized(taken.data)) == (rows["c"], {"name": "c"})
+    assert (taken.id, deserialized(taken.data)) == (3, {"name": "c"})
     assert read_counts(path) == (2, 1)
     push(database, "d")
-    database.take_back()
-    database.done(rows["a"])
-    database.close()
+    withdraw(database)
+    other = take(database)
+    assert other
+    done(database, other)
+    killed(database)
     again = RequestDatabase(path, by_slot=True)  # the order may change between runs
+    again.begin()
     assert (again.pending, again.resumed, again.were_in_flight) == (2, 2, 1)
-    assert names(again, 3) == ["c", "b"]
+    assert names(again, 3) == ["c", "a"]
     again.close()
+    again.close()  # again is no harm
 
 
 def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
-    """Each change is in the file before the call returns."""
+    """Each batch is in the file before the call returns."""
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from scrapy_bloom.queues.batch import serialized\n"
+        "from scrapy_bloom.queues.batch import Batch, Found, serialized\n"
         "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
         "database = RequestDatabase(Path(sys.argv[1]), by_slot=True)\n"
-        "rows = [database.push(serialized({'n': n}), slot='', priority=0, rank=0, newest_first=False)\n"
-        "        for n in range(1000)]\n"
-        "taken = [database.take() for _ in range(10)]\n"
-        "database.done(taken[0].id)\n"
+        "database.begin()\n"
+        "for n in range(1000):\n"
+        "    database.apply(Batch([Found(serialized({'n': n}), newest_first=False)]))\n"
+        "taken = [database.take(Batch()) for _ in range(10)]\n"
+        "database.apply(Batch(done=[taken[0].id]))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", script, path], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert read_counts(path) == (990, 9)
-    database = RequestDatabase(path, by_slot=True)
+    database = begun(path, by_slot=True)
     assert (database.pending, database.were_in_flight) == (999, 9)
-    assert [deserialized(database.take().data)["n"] for _ in range(999)] == list(range(1, 1000))
+    assert [deserialized(take(database).data)["n"] for _ in range(999)] == list(range(1, 1000))
     database.close()
 
 
 def test_a_kill_while_it_is_made(path: Path) -> None:
     path.touch()
-    database = RequestDatabase(path, by_slot=True)
+    database = begun(path, by_slot=True)
     push(database, "a")
     database.close()
     assert read_counts(path) == (1, 0)
@@ -91,7 +93,7 @@ def test_it_is_known_by_its_first_bytes(path: Path) -> None:
     assert not is_database(path)
     path.touch()
     assert not is_database(path)
-    database = RequestDatabase(path, by_slot=True)
+    database = begun(path, by_slot=True)
     assert is_database(path)
     push(database, "a")
     assert is_database(path)
@@ -124,7 +126,7 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
             other.execute("CREATE TABLE requests (id INTEGER)")
         other.close()
     else:
-        database = RequestDatabase(path, by_slot=True)
+        database = begun(path, by_slot=True)
         for number in range(500):
             push(database, str(number) * 50)
         database.close()
@@ -144,84 +146,3 @@ def test_what_cannot_be_used_is_left_as_it_was(damage: str, path: Path) -> None:
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert {each.name: each.read_bytes() for each in path.parent.glob(f"{path.name}*")} == before
-
-
-class Jobs(RuleBasedStateMachine):
-    """Against a plain list, with kills in between: what is in flight is pending again after one."""
-
-    @initialize(by_slot=st.booleans())
-    def begin(self, by_slot: bool) -> None:
-        import tempfile
-
-        self.directory = Path(tempfile.mkdtemp())
-        self.path = self.directory / "requests.sqlite"
-        self.by_slot = by_slot
-        self.database = RequestDatabase(self.path, by_slot=by_slot)
-        self.pending: dict[int, tuple] = {}
-        self.in_flight: dict[int, tuple] = {}
-
-    @rule(
-        slot=st.sampled_from("ab"),
-        priority=st.integers(-2, 2),
-        is_start=st.booleans(),
-        newest_first=st.booleans(),
-    )
-    def push(self, slot: str, priority: int, is_start: bool, newest_first: bool) -> None:
-        row = push(
-            self.database,
-            "x",
-            slot=slot,
-            priority=priority,
-            rank=int(is_start),
-            newest_first=newest_first,
-        )
-        assert row not in self.pending
-        assert row not in self.in_flight
-        position = -row if newest_first else row
-        self.pending[row] = (slot, (-priority, is_start, position))
-
-    @rule()
-    def take(self) -> None:
-        taken = self.database.take()
-        if not self.pending:
-            assert taken is None
-            return
-        assert taken
-        slot, order = self.pending.pop(taken.id)
-        rivals = [
-            each for there, each in self.pending.values() if there == slot or not self.by_slot
-        ]
-        assert all(order < each for each in rivals)
-        self.in_flight[taken.id] = (slot, order)
-
-    @rule(data=st.data())
-    def done(self, data: st.DataObject) -> None:
-        if self.in_flight:
-            row = data.draw(st.sampled_from(sorted(self.in_flight)))
-            self.database.done(row)
-            del self.in_flight[row]
-
-    @rule()
-    def killed(self) -> None:
-        copy = Path(f"{self.directory}-copy")  # as the files are at this instant
-        shutil.copytree(self.directory, copy)
-        self.database.close()
-        shutil.rmtree(self.directory)
-        copy.rename(self.directory)
-        self.database = RequestDatabase(self.path, by_slot=self.by_slot)
-        assert self.database.were_in_flight == len(self.in_flight)
-        self.pending |= self.in_flight
-        self.in_flight.clear()
-
-    @invariant()
-    def counts(self) -> None:
-        assert self.database.pending == len(self.pending)
-        assert read_counts(self.path) == (len(self.pending), len(self.in_flight))
-
-    def teardown(self) -> None:
-        self.database.close()
-        shutil.rmtree(self.directory)
-
-
-TestJobs = Jobs.TestCase
-TestJobs.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

@@ -1,11 +1,13 @@
 """The two stores of CrashSafeScheduler's requests: in a file, and on the servers of all tests."""
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from redis_filters import url_of
-from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.crawl.scheduler.shared_queue import SharedStore
+from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.queues.shared_state import QueueState, read_state
@@ -16,8 +18,28 @@ LONG = 600.0  # seconds: a lease that only `lapse` ends
 
 
 def push(queue: Any, name: str, **options: Any) -> Any:
+    """Put a request into a store, as a batch of its own, or into a shared queue."""
     values = {"slot": "", "priority": 0, "rank": 0, "newest_first": True, **options}
-    return queue.push(serialized({"name": name}), **values)
+    data = serialized({"name": name})
+    if isinstance(queue, SharedRequests):
+        return queue.push(data, **values)
+    return queue.apply(Batch([Found(data, **values)]))
+
+
+def take(queue: Any, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
+    return queue.take(active) if isinstance(queue, SharedRequests) else queue.take(Batch(), active)
+
+
+def done(store: Any, *requests: Taken) -> None:
+    store.apply(Batch(done=[each.id for each in requests]))
+
+
+def withdraw(store: Any) -> None:
+    """Remove the request that was queued last."""
+    if isinstance(store, SharedStore):
+        store.requests.take_back()
+    else:
+        store.withdraw_last()
 
 
 def name_of(taken: Any) -> str:
@@ -26,7 +48,22 @@ def name_of(taken: Any) -> str:
 
 def names(queue: Any, number: int) -> list[str]:
     """Take so many requests, if there are; their names."""
-    return [name_of(taken) for _ in range(number) if (taken := queue.take())]
+    return [name_of(taken) for _ in range(number) if (taken := take(queue))]
+
+
+def begun(path: Path, *, by_slot: bool = False) -> RequestDatabase:
+    database = RequestDatabase(path, by_slot=by_slot)
+    database.begin()
+    return database
+
+
+def killed(database: RequestDatabase) -> None:
+    """Close a database, and leave its files as a kill does at this instant."""
+    path = Path(database.path)
+    parts = {part: part.read_bytes() for part in (path, beside(path)[0])}
+    database.close()
+    for part, data in parts.items():
+        part.write_bytes(data)  # the file is still the same one
 
 
 class InFile:
@@ -40,16 +77,14 @@ class InFile:
     def open(self, *, by_slot: bool = False) -> RequestDatabase:
         queue = RequestDatabase(self.path, by_slot=by_slot)
         self._opened.append(queue)
+        queue.begin()
         return queue
+
+    open_store = open
 
     def die(self, queue: RequestDatabase) -> None:
         """End it as a kill does: the files are as they were at that instant."""
-        directory = self.path.parent
-        copy = directory.with_name("copy")
-        shutil.copytree(directory, copy)
-        queue.close()
-        shutil.rmtree(directory)
-        copy.rename(directory)
+        killed(queue)
 
     def bury(self) -> None:
         """Nobody has to wait for what has died."""
@@ -108,8 +143,13 @@ class InRedis:
         self._opened.append(queue)
         return queue
 
-    def die(self, queue: SharedRequests) -> None:
+    def open_store(self, *, by_slot: bool = False) -> SharedStore:
+        return SharedStore(self.open(by_slot=by_slot))
+
+    def die(self, queue: SharedRequests | SharedStore) -> None:
         """End a worker as a kill does; its lease goes on until `bury`, or `lapse`."""
+        if isinstance(queue, SharedStore):
+            queue = queue.requests
         queue._lease.end()
         self._opened.remove(queue)
 

@@ -1,0 +1,273 @@
+"""The database of a job: each batch is stored whole or not at all, whatever comes in between."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from batches import BATCHES, killed_at_each_operation, run_batches, snapshot, snapshots
+from crawls import SUPPORT
+from request_queues import begun, done, killed, names, push, take
+from scrapy_bloom import StorageError
+from scrapy_bloom.files.log import Change
+from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.queues import sqlite
+from scrapy_bloom.queues.batch import Batch, Found
+from scrapy_bloom.queues.sqlite import RequestDatabase
+
+WAIT = 60.0  # seconds that any single wait may take
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "requests.sqlite"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
+def test_a_kill_at_each_operation_of_a_file(tmp_path: Path) -> None:
+    """Also if somebody removes the write-ahead log afterwards: it may be older, and not torn."""
+    (tmp_path / "whole").mkdir()
+    expected = snapshots(tmp_path / "whole")
+    left = killed_at_each_operation(tmp_path / "killed")
+    assert len(left) > 10 * BATCHES
+    seqs, refused = set(), 0
+    for directory in left:
+        path = directory / "requests.sqlite"
+        without_log = tmp_path / "without" / directory.name
+        shutil.copytree(directory, without_log)
+        database = RequestDatabase(path, by_slot=False)
+        assert snapshot(path) in expected, directory
+        database.begin()
+        assert database.died == []
+        seqs.add(database.seq)
+        push(database, "one more")
+        assert take(database)
+        database.close()
+
+        path = without_log / path.name
+        beside(path)[0].unlink(missing_ok=True)
+        try:
+            database = RequestDatabase(path, by_slot=False)
+        except StorageError:
+            refused += 1
+        else:
+            assert snapshot(path) in expected, without_log
+            database.close()
+    assert seqs == set(range(BATCHES + 1))
+    assert 0 < refused < len(left) // 2
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.soak)])
+def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_path: Path) -> None:
+    whole = begun(tmp_path / "whole.sqlite")
+    steps = run_batches(whole)
+    expected = [snapshot(tmp_path / "whole.sqlite")]
+    script = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from batches import *\n"
+        "database = begun(Path(sys.argv[1]))\n"
+        "def checkpoint():\n"
+        "    while True:\n"
+        "        seq = database.seq\n"
+        "        database.sync()\n"
+        "        database.checkpointed(seq)\n"
+        "threading.Thread(target=checkpoint, daemon=True).start()\n"
+        "for number, _ in enumerate(run_batches(database)):\n"
+        "    if number == 10:\n"
+        "        print('ready', flush=True)\n"
+    )
+    for kill in range(kills):
+        path = tmp_path / f"{kill}.sqlite"
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, path],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.fspath(SUPPORT)},
+        )
+        assert process.stdout
+        with process, process.stdout as said:
+            assert said.readline() == b"ready\n"
+            time.sleep(random.random() / 2)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+        database = RequestDatabase(path, by_slot=False)
+        while len(expected) <= database.seq:
+            next(steps)
+            expected.append(snapshot(tmp_path / "whole.sqlite"))
+        counts, requests, ops = snapshot(path)
+        of_whole, requests_of_whole, ops_of_whole = expected[database.seq]
+        assert (counts._replace(applied=0), requests) == (of_whole, requests_of_whole)
+        assert ops == tuple(row for row in ops_of_whole if row[0] > counts.applied)
+        database.begin()
+        database.close()
+    whole.close()
+
+
+class TestFullDisk:
+    def test_a_batch_is_rolled_back(self, path: Path) -> None:
+        database = begun(path)
+        push(database, "a")
+        taken = take(database)
+        assert taken
+        push(database, "b")
+        before = snapshot(path)
+        found = [Found(bytes(10_000), b"page %d" % number) for number in range(50)]
+        batch = Batch(found, [Change(False, each.fingerprint or b"") for each in found], [taken.id])
+        with largest_file(beside(path)[0].stat().st_size + 50_000):
+            for store in (database.apply, database.take):
+                for _ in range(2):
+                    with pytest.raises(sqlite3.Error):
+                        store(batch)
+                    assert snapshot(path) == before
+                    assert (database.seq, database.pending, database.left) == (2, 1, 2)
+        database.apply(batch)
+        assert (database.seq, database.pending, database.left) == (3, 51, 51)
+        killed(database)
+        database = RequestDatabase(path, by_slot=False)
+        assert list(database.changes()) == [(3, batch.changes)]
+        database.close()
+
+    def test_a_batch_that_is_stored_does_not_fail(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though its log cannot be truncated, since the file itself cannot grow."""
+        database = begun(path)
+        found = [Found(bytes(1000)) for _ in range(100)]
+        database.apply(Batch(found))
+        database.checkpointed(0)
+        size = path.stat().st_size
+        assert size > 100_000
+        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1)
+        with largest_file(size):
+            for _ in range(2):
+                database.apply(Batch(found[:10]))
+        assert (database.seq, database.pending) == (3, 120)
+        assert path.stat().st_size == size
+        database.apply(Batch(found[:10]))
+        assert beside(path)[0].stat().st_size == 0
+        assert path.stat().st_size > size
+        database.close()
+
+    def test_a_close_harms_nothing(self, path: Path) -> None:
+        database = begun(path)
+        for number in range(200):
+            push(database, str(number), slot="x" * 500, newest_first=False)
+        assert names(database, 1) == ["0"]
+        with largest_file(path.stat().st_size):
+            database.close()
+        database = begun(path)
+        assert database.pending == 200
+        assert names(database, 1) == ["0"]
+        database.close()
+
+
+class TestLengthOfTheLog:
+    def test_it_is_truncated_while_a_thread_checkpoints(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SQLite itself begins the log anew only if nobody writes during a checkpoint."""
+        assert sqlite._LOG_BYTES == 64 << 20
+        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
+        database = begun(path)
+        is_over = threading.Event()
+
+        def checkpoint() -> None:
+            while not is_over.is_set():
+                seq = database.seq
+                database.sync()
+                database.checkpointed(seq)
+
+        thread = threading.Thread(target=checkpoint)
+        thread.start()
+        batches = truncations = size = 0
+        try:
+            while truncations < 3 and batches < 5000:
+                batches += 1
+                found = [Found(bytes(1000), b"page") for _ in range(100)]
+                database.apply(Batch(found, [Change(False, b"%d" % batches)]))
+                size, before = beside(path)[0].stat().st_size, size
+                truncations += size < before
+        finally:
+            is_over.set()
+            thread.join(WAIT)
+        assert truncations == 3
+        assert not thread.is_alive()
+        assert database.seq == database.pending // 100 == batches
+        database.close()
+        database = RequestDatabase(path, by_slot=False)
+        assert not database.was_killed
+        assert database.left == 100 * batches
+        database.close()
+
+    def test_it_is_bounded_without_one(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
+        database = begun(path)
+        for _ in range(100):
+            database.apply(Batch([Found(bytes(1000)) for _ in range(100)]))
+            assert beside(path)[0].stat().st_size < 2 << 20
+        database.close()
+
+    def test_somebody_who_reads_does_not_block_it(
+        self, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sqlite, "_LOG_BYTES", 1 << 20)
+        monkeypatch.setattr(sqlite, "_PATIENCE_MS", 2**31 - 1)  # it would wait for ever
+        database = begun(path)
+        push(database, "a")
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
+        for _ in range(30):
+            database.apply(Batch([Found(bytes(1000)) for _ in range(100)]))
+        assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
+        reader.close()
+        push(database, "b")
+        assert beside(path)[0].stat().st_size == 0
+        assert database.pending == 3002
+        database.close()
+
+
+def test_a_file_that_was_removed_is_not_made_again(path: Path) -> None:
+    """An empty one would look like a queue that somebody emptied."""
+    database = begun(path)
+    push(database, "a")
+    path.unlink()
+    database.checkpointed(1)
+    assert not path.exists()
+    database.close()
+
+
+def test_what_is_done_twice_counts_once(path: Path) -> None:
+    database = begun(path)
+    push(database, "a")
+    taken = take(database)
+    assert taken
+    for _ in range(2):
+        done(database, taken, taken)
+    assert database.left == 0
+    killed(database)
+    database = begun(path)
+    assert database.left == 0
+    database.close()

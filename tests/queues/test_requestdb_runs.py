@@ -1,0 +1,334 @@
+"""The database of a job over several runs: deaths, changes of the filter, copies, links."""
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from request_queues import begun, done, killed, name_of, names, push, take
+from scrapy_bloom import StorageError
+from scrapy_bloom.files.log import Change
+from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.queues.batch import Batch, deserialized
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "requests.sqlite"
+
+
+def record(*pages: str) -> list[Change]:
+    return [Change(forgets=False, fingerprint=page.encode()) for page in pages]
+
+
+def dead(path: Path) -> list[str]:
+    return [deserialized(data)["name"] for data in read_dead(path)]
+
+
+class TestDeaths:
+    @staticmethod
+    def die(path: Path, number: int) -> list[str]:
+        """Have a process take so many requests, and die; return them."""
+        database = begun(path)
+        found = names(database, number)
+        killed(database)
+        return found
+
+    def test_a_request_in_three_processes_that_died_is_a_suspect(self, path: Path) -> None:
+        database = begun(path)
+        for name in ("innocent", "guilty"):
+            push(database, name)
+        database.close()
+        for _ in range(3):
+            assert self.die(path, 1) == ["guilty"]
+        database = begun(path)
+        assert (database.pending, database.suspects, database.resumed) == (1, 1, 2)
+        assert database.died == []
+        assert read_counts(path) == (2, 0)
+        assert names(database, 2) == ["innocent"]
+        assert take(database) is None
+        suspect = database.take_suspect()
+        assert suspect
+        assert name_of(suspect) == "guilty"
+        assert database.take_suspect() is None
+        killed(database)
+        database = begun(path)
+        assert [deserialized(data)["name"] for data in database.died] == ["guilty"]
+        assert names(database, 2) == ["innocent"]
+        assert (database.pending, database.suspects, database.left) == (0, 0, 2)
+        killed(database)
+        assert dead(path) == ["guilty"]
+        database = begun(path)
+        assert database.died == []  # it was reported
+        assert names(database, 1) == ["innocent"]
+        database.close()
+
+    def test_only_the_suspect_that_was_taken_last_is_dead(self, path: Path) -> None:
+        """The one before has not ended either: it stays a suspect, and is taken alone again."""
+        database = begun(path)
+        for name in ("third", "second", "first"):
+            push(database, name)
+        database.close()
+        for _ in range(3):
+            assert self.die(path, 3) == ["first", "second", "third"]
+        database = begun(path)
+        for name in ("first", "second"):
+            taken = database.take_suspect()
+            assert taken
+            assert name_of(taken) == name
+        push(database, "found meanwhile")
+        assert names(database, 1) == ["found meanwhile"]
+        killed(database)
+        database = begun(path)
+        assert [deserialized(data)["name"] for data in database.died] == ["second"]
+        assert (database.suspects, database.pending) == (2, 1)
+        database.close()
+        for _ in range(2):
+            assert self.die(path, 2) == ["found meanwhile"]
+        database = begun(path)  # the suspect's death was not blamed on that one
+        assert (database.suspects, database.pending) == (2, 1)
+        database.close()
+
+    def test_a_suspect_that_is_done_leaves_no_blame(self, path: Path) -> None:
+        database = begun(path)
+        push(database, "suspect")
+        database.close()
+        for _ in range(3):
+            self.die(path, 1)
+        database = begun(path)
+        suspect = database.take_suspect()
+        assert suspect
+        push(database, "other")
+        done(database, suspect)
+        assert names(database, 1) == ["other"]
+        killed(database)
+        database = begun(path)
+        assert (database.died, database.pending, database.suspects) == ([], 1, 0)
+        database.close()
+
+    def test_a_clean_close_blames_nobody_and_withdraws_no_blame(self, path: Path) -> None:
+        database = begun(path)
+        push(database, "page")
+        database.close()
+        for _ in range(4):
+            database = begun(path)
+            assert names(database, 1) == ["page"]
+            database.close()
+        for _ in range(2):
+            assert self.die(path, 1) == ["page"]
+        database = begun(path)
+        assert names(database, 1) == ["page"]
+        database.close()
+        assert self.die(path, 1) == ["page"]
+        for _ in range(2):  # a suspect that was in flight at a close is still one
+            database = begun(path)
+            assert (database.pending, database.suspects) == (0, 1)
+            assert database.take_suspect()
+            database.close()
+        assert dead(path) == []
+
+    def test_what_is_set_aside_is_pending_in_the_next_run_without_blame(self, path: Path) -> None:
+        database = begun(path)
+        push(database, "of a class that is gone")
+        database.close()
+        for _ in range(4):
+            database = begun(path)
+            taken = take(database)
+            assert taken
+            database.set_aside(taken.id)
+            assert (database.pending, take(database)) == (0, None)
+            assert read_counts(path) == (1, 0)
+            killed(database)
+        database = begun(path)
+        assert (database.pending, database.suspects) == (1, 0)
+        database.close()
+
+
+class TestChanges:
+    def test_what_was_not_checkpointed_is_returned_in_order(self, path: Path) -> None:
+        database = begun(path)
+        batches = [
+            record("a"),
+            [*record("b"), Change(forgets=True, fingerprint=b"a")],
+            record("c", "d"),
+        ]
+        for changes in batches:
+            database.apply(Batch(changes=changes))
+            push(database, "page")  # a batch without a change
+        killed(database)
+        expected = [(1, batches[0]), (3, batches[1]), (5, batches[2])]
+        database = RequestDatabase(path, by_slot=False)
+        assert (database.seq, database.applied, database.was_killed) == (6, 0, True)
+        assert list(database.changes()) == expected
+        database.begin()
+        assert list(database.changes()) == expected
+        assert read_recent(path) == [each for changes in batches for each in changes]
+        database.checkpointed(3)
+        assert list(database.changes()) == expected  # until the next batch
+        database.apply(Batch())
+        assert list(database.changes()) == expected[2:]
+        assert database.applied == 3
+        database.checkpointed(5)
+        database.close()
+        database = RequestDatabase(path, by_slot=False)
+        assert (database.seq, database.applied, database.was_killed) == (6, 5, False)
+        assert not list(database.changes())
+        database.close()
+
+    def test_the_runs_of_a_log_are_its_own(self, path: Path, tmp_path: Path) -> None:
+        database = begun(path)
+        other = begun(tmp_path / "other.sqlite")
+        assert database.id != other.id
+        assert database.has_run(database.run)
+        assert not database.has_run(other.run)
+        killed(database)
+        other.close()
+        again = begun(path)
+        assert again.id == database.id
+        assert again.has_run(database.run)
+        assert again.run != database.run
+        again.close()
+
+    def test_fingerprints_of_all_that_is_not_done(self, path: Path) -> None:
+        database = begun(path)
+        for name in ("queued", "in flight", "done"):
+            push(database, name, fingerprint=name.encode())
+        push(database, "dont_filter")
+        take(database)
+        finished = take(database)
+        assert finished
+        done(database, finished)
+        assert take(database)
+        assert sorted(database.unfinished()) == [b"in flight", b"queued"]
+        assert database.left == 3
+        database.close()
+
+
+class TestCopies:
+    @pytest.mark.parametrize("beside_it", [("-wal",), ("-wal", "-shm"), ()])
+    def test_made_while_it_was_open(
+        self, beside_it: tuple[str, ...], path: Path, tmp_path: Path
+    ) -> None:
+        database = begun(path)
+        push(database, "a")
+        copy = tmp_path / "copy" / path.name
+        copy.parent.mkdir()
+        for more in ("", *beside_it):
+            shutil.copy(f"{path}{more}", f"{copy}{more}")
+        push(database, "b")
+        copied = RequestDatabase(copy, by_slot=False)
+        assert (copied.is_copy, copied.was_killed) == (True, True)
+        copied.begin()
+        assert names(copied, 2) == (["a"] if beside_it else [])
+        copied.close()
+        database.close()
+        database = RequestDatabase(path, by_slot=False)
+        assert (database.is_copy, database.was_killed) == (False, False)
+        database.close()
+
+    def test_put_back_in_place_of_the_original(self, path: Path, tmp_path: Path) -> None:
+        """By its content alone, with a log beside it that belongs to another content."""
+        database = begun(path)
+        for number in range(200):
+            push(database, str(number), slot=f"host{number}.example" * 5)
+        database.close()
+        backup = path.read_bytes()
+        database = begun(path)
+        done(database, *[taken for _ in range(150) if (taken := take(database))])
+        database.checkpointed(0)
+        push(database, "last")
+        killed(database)
+        path.write_bytes(backup)
+        with pytest.raises(StorageError, match="cannot be used"):
+            RequestDatabase(path, by_slot=False)
+
+    def test_made_with_the_means_of_sqlite(self, path: Path, tmp_path: Path) -> None:
+        """Such a backup has no write-ahead log of its own."""
+        database = begun(path)
+        push(database, "a")
+        database.close()
+        backup = tmp_path / "backup.sqlite"
+        with sqlite3.connect(path) as db:
+            db.execute("VACUUM INTO ?", (str(backup),))
+        db.close()
+        with sqlite3.connect(backup) as db:
+            db.execute("PRAGMA journal_mode = DELETE")
+        db.close()
+        backup.replace(path)
+        database = begun(path)
+        database.sync()
+        assert names(database, 1) == ["a"]
+        database.close()
+
+
+class TestLinks:
+    @pytest.fixture
+    def target(self, path: Path, tmp_path: Path) -> Path:
+        target = tmp_path / "disk" / "queue.sqlite"
+        target.parent.mkdir()
+        path.symlink_to(target)
+        return target
+
+    def test_the_log_of_its_target_is_synced(self, path: Path, target: Path) -> None:
+        for _ in range(2):  # the target is missing at first
+            database = begun(path)
+            push(database, "a")
+            assert database._log
+            assert os.path.samestat(os.fstat(database._log.fileno()), beside(target)[0].stat())
+            assert os.fstat(database._log.fileno()).st_size > 0
+            assert not beside(path)[0].exists()
+            database.sync()
+            database.checkpointed(1)
+            database.close()
+        assert read_counts(path) == (2, 0)
+        assert path.is_symlink()
+
+    def test_starting_over_sets_the_link_aside(self, path: Path, target: Path) -> None:
+        database = begun(path)
+        push(database, "a")
+        killed(database)
+        database = RequestDatabase(path, by_slot=False)
+        aside = Path(database.start_over())
+        assert aside.is_symlink()
+        assert read_counts(aside) == (1, 0)
+        database.begin()
+        push(database, "b")
+        database.sync()
+        assert not path.is_symlink()
+        assert database._log
+        assert os.path.samestat(os.fstat(database._log.fileno()), beside(path)[0].stat())
+        database.checkpointed(1)
+        killed(database)
+        database = RequestDatabase(path, by_slot=False)
+        assert (database.was_killed, database.is_copy) == (True, False)
+        database.close()
+
+    def test_a_target_that_cannot_be_made(self, path: Path, tmp_path: Path) -> None:
+        path.symlink_to(tmp_path / "not mounted" / "queue.sqlite")
+        with pytest.raises(StorageError, match="cannot be used"):
+            RequestDatabase(path, by_slot=False)
+        assert path.is_symlink()
+
+
+def test_starting_over_sets_it_aside(path: Path) -> None:
+    database = begun(path)
+    database.apply(Batch(changes=record("a")))
+    push(database, "a")
+    database.checkpointed(1)
+    killed(database)
+    database = RequestDatabase(path, by_slot=False)
+    before = database.id
+    aside = Path(database.start_over())
+    assert aside.parent == path.parent
+    assert aside.name.startswith("requests.sqlite.set-aside-")
+    assert read_counts(aside) == (1, 0)
+    assert (database.was_killed, database.seq, database.applied) == (False, 0, 0)
+    assert database.id != before
+    database.begin()
+    assert (database.resumed, database.pending, list(database.changes())) == (0, 0, [])
+    push(database, "b")
+    database.close()
+    assert read_counts(path) == (1, 0)

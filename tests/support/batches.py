@@ -1,0 +1,130 @@
+"""Batches of a job's store, the same ones in each run, and processes that die while they apply them."""
+
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from request_queues import begun
+from scrapy_bloom.files.log import Change
+from scrapy_bloom.queues.batch import Batch, Found
+from scrapy_bloom.queues.sqlite import RequestDatabase
+
+BATCHES = 14
+_OPERATIONS = "pwrite64,fsync,fdatasync,ftruncate,unlink"
+_MOST_OPERATIONS = 300
+
+
+class Counts(NamedTuple):
+    seq: int
+    applied: int
+    pushed: int
+    done: int
+    suspect: int
+
+
+Snapshot = tuple[Counts, tuple[Any, ...], tuple[Any, ...]]
+
+
+def run_batches(database: RequestDatabase) -> Iterator[None]:
+    """Apply batches without an end: at first a mixture, then as many found as done."""
+    rng = random.Random(27)
+    taken: list[int] = []
+    for number in itertools.count():
+        is_steady = number >= BATCHES // 2
+        found = [
+            Found(
+                b"request %d of batch %d" % (each, number) + bytes(rng.choice((0, 300, 600))),
+                fingerprint=b"page %d of batch %d" % (each, number),
+                priority=rng.randrange(3),
+                newest_first=False,
+            )
+            for each in range(1 if is_steady else rng.randrange(8))
+        ]
+        changes = [Change(False, each.fingerprint or b"") for each in found]
+        changes += [Change(True, b"page %d" % number)] * (number % 3 == 0)
+        done = [taken.pop(0)] if is_steady else taken[::2]
+        taken = taken if is_steady else taken[1::2]
+        if one := database.take(Batch(found, changes, list(done))):
+            taken.append(one.id)
+        yield
+
+
+def _run_a_few(database: RequestDatabase) -> Iterator[None]:
+    for number, _ in enumerate(itertools.islice(run_batches(database), BATCHES)):
+        yield
+        if number % 4 == 3:
+            database.checkpointed(database.seq)  # what the thread that syncs does
+
+
+def snapshot(path: Path) -> Snapshot:
+    """All that a database holds, without what each run has of its own."""
+    database = sqlite3.connect(path)
+    try:
+        run = database.execute
+        counts = Counts(*run(f"SELECT {', '.join(Counts._fields)} FROM filter_log").fetchone())
+        number = run("SELECT count(*) FROM requests").fetchone()[0]
+        assert number == counts.pushed - counts.done
+        return (
+            counts,
+            tuple(run("SELECT * FROM requests ORDER BY id")),
+            tuple(run("SELECT * FROM ops ORDER BY seq")),
+        )
+    finally:
+        database.close()
+
+
+def snapshots(directory: Path) -> list[Snapshot]:
+    """What a database holds at the beginning, after each batch, and once it is closed."""
+    path = directory / "requests.sqlite"
+    database = begun(path)
+    found = [snapshot(path)]
+    found += [snapshot(path) for _ in _run_a_few(database)]
+    database.close()
+    return [*found, snapshot(path)]
+
+
+def killed_at_each_operation(directory: Path) -> list[Path]:
+    """Have processes apply the batches, and kill each one at a later operation of a file.
+
+    Returns:
+        The directories that they left, in that order.
+    """
+    directory.mkdir()
+    operations = f"inject={_OPERATIONS}:signal=SIGKILL:when={_MOST_OPERATIONS}"
+    strace = shutil.which("strace")
+    assert strace
+    subprocess.run(
+        [strace, "-f", "-qq", "-o", os.devnull, "-e", f"trace={_OPERATIONS}", "-e", operations]
+        + [sys.executable, "-c", "import batches; batches._die_again_and_again()", directory],
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)},
+        timeout=300,
+        check=True,
+    )
+    return sorted(directory.iterdir())
+
+
+def _die_again_and_again() -> None:
+    """Fork processes. The tracer counts their operations, and kills each at the same number."""
+    with Path(os.devnull).open("wb") as nothing:
+        for number in range(1, _MOST_OPERATIONS):
+            directory = Path(sys.argv[1], f"{number:03}")
+            directory.mkdir()
+            if pid := os.fork():
+                if os.waitpid(pid, 0)[1] == 0:  # it had no operation of that number
+                    return
+                continue
+            for _ in range(_MOST_OPERATIONS - number):
+                os.pwrite(nothing.fileno(), b"", 0)
+            database = begun(directory / "requests.sqlite")
+            for _ in _run_a_few(database):
+                pass
+            database.close()
+            os._exit(0)
+    raise RuntimeError("there are more operations than that")
