@@ -228,13 +228,6 @@ class SafeQueue:
             self.flush()
         self.has_failed = True
 
-    def close_store(self) -> None:
-        """Close the store, after the filter."""
-        try:
-            self._store.close()
-        except StorageError as error:
-            self._logger.error("%s", error)  # noqa: TRY400 - one line
-
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
         if self.has_failed:
