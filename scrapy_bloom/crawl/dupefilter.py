@@ -96,8 +96,7 @@ class BloomDupeFilter(BaseDupeFilter):
             )
         self._add = backend.add
         self._may_be_over = settings.forget_failed or self._this_run.has_window
-        self._any_passed = False
-        self._logged_duplicate = False
+        self._any_passed = self._logged_duplicate = False
         self._settled = self._closed = False
         self.job_lock = contextlib.ExitStack()
 
