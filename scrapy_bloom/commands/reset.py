@@ -30,7 +30,7 @@ from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.commands.shared.queues import live_workers
 from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
-from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import parts_beside
 from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
@@ -81,7 +81,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
         _confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
-        for file in [*reversed(files), *forgotten_file.files(directory)]:
+        for file in [*reversed(files), *parts_beside(directory)]:
             file.unlink()
         if drafts.exists():
             drafts.rmdir()

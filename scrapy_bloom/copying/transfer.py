@@ -12,7 +12,7 @@ from bitarray import bitarray
 
 from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import open_files
+from scrapy_bloom.files.directory import check_closed, open_files
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import draft_directory, forgotten_beside
@@ -97,6 +97,7 @@ def upload(
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
+        check_closed(directory, files)
         return _uploaded(files, store, queue)
 
 

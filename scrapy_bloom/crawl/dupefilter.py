@@ -96,9 +96,8 @@ class BloomDupeFilter(BaseDupeFilter):
             )
         self._add = backend.add
         self._may_be_over = settings.forget_failed or self._this_run.has_window
-        self._any_passed = False
-        self._logged_duplicate = False
-        self._closed = False
+        self._any_passed = self._logged_duplicate = False
+        self._settled = self._closed = False
         self.job_lock = contextlib.ExitStack()
 
     @classmethod
@@ -254,6 +253,12 @@ class BloomDupeFilter(BaseDupeFilter):
             any_worked = self._any_passed or self._telemetry.filtered > 0
             self.failures.add_unfingerprinted(any_worked=any_worked)
 
+    def settle(self, reason: str) -> None:
+        """Do what is left to do for the requests of the crawl, before `close`."""
+        if not self._settled:
+            self._settled = True
+            self._actions.close(is_finished=reason == "finished")
+
     def close(self, reason: str) -> None:
         """End the crawl: tell the figures, write the filter out, and close it."""
         if self._closed:
@@ -265,7 +270,7 @@ class BloomDupeFilter(BaseDupeFilter):
     def _close(self, reason: str) -> None:
         is_finished = reason == "finished"
         any_new = self._any_passed or self.failures.number or self._lost
-        self._actions.close(is_finished=is_finished)
+        self.settle(reason)
         try:
             self.backend.close()
         except StorageError as error:

@@ -123,7 +123,7 @@ class LocalBackend:
         """Recover: take over from the log what the filter lacks, and have the log record first."""
         store = self._store
         assert isinstance(store, FileGenerations)
-        store.begin_log(log)
+        store.note_open(log.id)
         log.begin()
         log.sync()
         self._changed()
@@ -145,7 +145,9 @@ class LocalBackend:
         life = self._life
         if self._newest.count >= life.grow_at and fingerprint not in self._lookup:
             life.grow()
-        if self._record(fingerprint):
+        # With a window, one that an older generation has is to be remembered from then on.
+        record = self._keep if self._policy.window else self._record
+        if record(fingerprint):
             self._newest.count += 1
 
     def begin(self) -> None:

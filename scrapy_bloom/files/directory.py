@@ -27,6 +27,13 @@ logger = logging.getLogger(__name__)
 _FILES = "generation-*.bloom"
 
 
+def parts_beside(directory: Path) -> list[Path]:
+    """Return the files that a filter's directory has beside those of its generations."""
+    records = directory / log_records.NAME
+    notes = [each for each in (records, records.with_name(f"{records.name}.tmp")) if each.exists()]
+    return [*forgotten_file.files(directory), *notes]
+
+
 def check_free(directory: Path, *, is_locked: bool = False) -> None:
     """Check that no crawl uses a filter or its job, and none was killed; or raise a StorageError.
 
@@ -46,8 +53,12 @@ def check_free(directory: Path, *, is_locked: bool = False) -> None:
 
 
 def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
-    """Raise an UncleanShutdownError if a crawl uses a filter, or was killed with it."""
-    if any(file.in_use for file in files):
+    """Raise an UncleanShutdownError if a crawl uses a filter, or was killed with it.
+
+    Raises a StorageError if that cannot be known.
+    """
+    # With a log, the header may not be on the disk when the power fails.
+    if any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open:
         raise UncleanShutdownError(
             f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
             "queued then would look crawled. Wait for the crawl to end; or start it once more, "
@@ -106,7 +117,7 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         found = [FileGeneration.at(each) for each in jobdir.filter_files(path)]
         for file in found:
             _check_fingerprinter(file, fingerprinter)
-        records = LogRecords.read(path)
+        records = LogRecords.read(path) if found else LogRecords()
         is_own = job.path is not None and path.parent == job.path
         misfit = records.misfit(log, has_filter=bool(found), is_own=is_own) if log else None
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
@@ -116,27 +127,29 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         is_unclean = any(file.in_use for file in found)
         # With an open log, that is no loss.
         was_killed = (is_unclean and not records.open) or job.was_killed(has_filter=bool(found))
-        if (was_killed and _set_aside_unclean(path, found, job)) or (
+        if log is not None and not is_own:  # no BLOOM_DIR is set aside by itself: others use it
+            job = Job(None, job.on_unclean_shutdown)
+        if was_killed and _set_aside_unclean(path, found, job):
+            found, importable, records = [], None, LogRecords()
+            misfit = records.misfit(log, has_filter=False, is_own=is_own) if log else None
+        elif (
             log is not None
-            and not was_killed
             and (misfit or log.was_killed)
             and _recover_log(log, misfit, job, _aside(path, found), is_own=is_own)
         ):
-            found, importable = [], None
-        if not found:
-            records = LogRecords()
+            found, importable, records = [], None, LogRecords()
         live = live_among(path, found) if found else []
         with contextlib.ExitStack() as stack:
             opened = [
                 stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
             ]
-            for file in (each for each in found if each not in live):
+            for over in (each for each in found if each not in live):
                 with contextlib.suppress(OSError):  # the next run tries again
-                    file.path.unlink()
-            if is_unclean and opened:
-                # Each kill costs a little of the count: left alone, that adds up over many.
-                newest = opened[-1]
-                newest.count = max(newest.count, newest.filter.approximate_count)
+                    over.path.unlink()
+            if is_unclean or records.open:
+                # Each kill costs a little of the counts: left alone, that adds up over many.
+                for file in opened:
+                    file.count = max(file.count, file.filter.approximate_count)
             stack.pop_all()  # they stay open
     except OSError as error:
         raise StorageError(
@@ -174,7 +187,8 @@ def _recover_log(
             "everything again"
         )
     if job.on_unclean_shutdown == "reset":
-        moved = ", ".join([log.start_over(), *set_aside()])
+        # The queue last: if we die in between, the filter is empty, and nothing is lost.
+        moved = ", ".join([*set_aside(), log.start_over()])
         logger.warning(
             "%s. The crawl starts over with an empty queue and an empty filter. Set aside, not "
             "deleted: %s",
@@ -233,7 +247,6 @@ def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) ->
 
 def _aside(path: Path, files: Sequence[FileGeneration]) -> Callable[[], list[str]]:
     """Return what sets the files of a filter aside, and returns where they are then."""
-    # The newest file, which says that it is in use, last.
-    names = (forgotten_file.NAME, log_records.NAME)
-    parts = [*(path / name for name in names), *(file.path for file in files)]
+    # If we die in between, the next run goes on with this: what shows that it has to is moved last.
+    parts = [path / forgotten_file.NAME, *(file.path for file in files), path / log_records.NAME]
     return lambda: [str(jobdir.set_aside(part)) for part in parts if part.exists()]

@@ -93,14 +93,15 @@ class ForgottenFile:
 
     def change(self, changes: Mapping[bytes, bool]) -> None:
         """Add and remove fingerprints in one transaction: those with True are added."""
-        removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
-        if len(removed) == len(changes) and (self._path is None or not self._path.exists()):
-            return
         now = time.time()
-        with self._used() as db, db:
+        added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
+        if not added and (self._path is None or not self._path.exists()):
+            return
+        removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
+        # Without a table, there is nothing to remove.
+        with contextlib.suppress(_NoTableError), self._used(create=bool(added)) as db, db:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(_REMOVE, removed)
-            added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
             db.executemany(_ADD, added)
 
     def take(self, fingerprint: bytes) -> bool:

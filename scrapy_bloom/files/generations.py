@@ -99,7 +99,7 @@ class FileGenerations(MemoryGenerations):
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
         if self.overlay is None:
-            self._note_open("")
+            self.note_open("")
             super().begin()
             self._try_to_sync(self._job.begin)
             self._try_to_sync(self.live[-1].sync_header)
@@ -113,10 +113,16 @@ class FileGenerations(MemoryGenerations):
 
     # The log.
 
-    def begin_log(self, log: FilterLog) -> None:
-        """Note that a crawl uses the filter with this log, before the first change."""
+    def note_open(self, log_id: str) -> None:
+        """Note, before the first change, with which log a crawl uses the filter; "": with none.
+
+        Raises a StorageError if that cannot be written to the disk.
+        """
+        if self._records.open == log_id:
+            return
+        self._records.open = log_id
         try:
-            self._note_open(log.id)
+            self._records.write(self._directory)
         except OSError as error:
             raise self._not_written(self._directory, error) from error
 
@@ -127,6 +133,7 @@ class FileGenerations(MemoryGenerations):
         """
         self.save()
         try:
+            self._sync_forgotten()
             for file in self.live:
                 file.sync()
             self._checkpointed(log, log.seq)
@@ -139,11 +146,6 @@ class FileGenerations(MemoryGenerations):
     def checkpoint_soon(self) -> None:
         """Have the thread take the changes over from the overlay now."""
         self._wake.set()
-
-    def _note_open(self, log_id: str) -> None:
-        if self._records.open != log_id:
-            self._records.open = log_id
-            self._records.write(self._directory)
 
     def _checkpoint(self, overlay: Overlay) -> None:
         """Write the log to the disk, then take the changes over from it into the filter.
@@ -168,7 +170,7 @@ class FileGenerations(MemoryGenerations):
             forgotten = self._directory / forgotten_file.NAME
             with contextlib.closing(ForgottenFile(forgotten)) as file:
                 file.change(latest)
-                sync_log(forgotten)
+                self._sync_forgotten()
             for generation in changed.values():
                 generation.sync()
             self._checkpointed(overlay.log, seq)
@@ -229,6 +231,8 @@ class FileGenerations(MemoryGenerations):
 
     def close(self) -> None:
         """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
+        overlay = self.overlay
+        was_told = overlay is not None and overlay.failure is not None
         self._is_closing = True
         self._wake.set()
         if self._syncer is not None:
@@ -237,8 +241,8 @@ class FileGenerations(MemoryGenerations):
         gone: list[Path] = []
         is_written = False
         try:
-            if self.begun:
-                gone = self._finish_all()
+            if self.begun or overlay is not None:
+                gone = self._finish_all(was_told=was_told)
             is_written = True
         finally:
             self._discarded += self.kept
@@ -262,24 +266,27 @@ class FileGenerations(MemoryGenerations):
             return str(self._directory / file_name(self.live[-1].number))
         return f"{self._directory} ({len(self.live)} generations)"
 
-    def _finish_all(self) -> list[Path]:
-        """Write everything to the disk, and return the files that are not there any more."""
+    def _finish_all(self, *, was_told: bool) -> list[Path]:
+        """Write everything to the disk, and return the files that are not there any more.
+
+        With `was_told`, a checkpoint has failed, and the crawl has ended for it.
+        """
         overlay = self.overlay
-        if overlay is not None and overlay.failure is not None:
-            return []  # it was told, and nobody knows what is on the disk
+        if was_told:
+            return []  # nobody knows what is on the disk
         try:
             if overlay is None:
                 self._sync_forgotten()
             else:
                 self._checkpoint(overlay)
                 overlay.prune()
+            for generation in self.live:  # the newest one last: its word stands for all
+                self._finish(generation)
+            if overlay is not None:
+                self._records.open = ""
+                self._checkpointed(overlay.log, self._applied_seq)
         except OSError as error:
             raise self._not_written(self._directory, error) from error
-        for generation in self.live:  # the newest one last: its word stands for all
-            self._finish(generation)
-        if overlay is not None:
-            self._records.open = ""
-            self._checkpointed(overlay.log, self._applied_seq)
         return [file.path for file in self.live if not file.is_in_place()]
 
     def _finish(self, file: FilterFile) -> None:
@@ -328,9 +335,9 @@ class FileGenerations(MemoryGenerations):
         synced = {file.number: file.count for file in self.live}
         while True:
             self._wake.wait(self._sync_secs or None)
+            self._wake.clear()  # before the question: else it may clear the call to end
             if self._is_closing:
                 return
-            self._wake.clear()
             if self.overlay is not None:
                 with contextlib.suppress(Exception):  # the overlay tells of it
                     self._checkpoint(self.overlay)

@@ -4,17 +4,20 @@ By it a crawl finds out whether filter and log belong together: one of them may 
 or of another job.
 """
 
-import contextlib
 import json
-import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import FilterLog
+from scrapy_bloom.job.disk import write_note
+from scrapy_bloom.job.paths import check_file
 
 NAME = "logs.json"
 _MOST_LOGS = 1000  # the ones that were used last; a nightly crawl has a new one each time
+_MOST_BYTES = 32 << 20  # what 1000 logs never take
 
 
 @dataclass
@@ -50,11 +53,9 @@ class LogRecords:
         """Read the records of the filter in a directory; raises StorageError if damaged."""
         path = directory / NAME
         try:
-            found = json.loads(path.read_bytes())
-            logs = {str(id_): LogRecord(**each) for id_, each in found["logs"].items()}
-            for each in logs.values():
-                each.seq, each.left = int(each.seq), int(each.left)
-            return cls(logs, str(found["open"]))
+            found = json.loads(_contents(path))
+            logs = {id_: _record(each) for id_, each in found["logs"].items()}
+            return cls(logs, _checked(found["open"], str))
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -72,20 +73,7 @@ class LogRecords:
 
     def write(self, directory: Path) -> None:
         """Write the records to the disk, whole or not at all; raises OSError."""
-        path = directory / NAME
-        draft = directory / f"{NAME}.tmp"
-        draft.unlink(missing_ok=True)
-        with draft.open("x", encoding="utf-8") as file:
-            json.dump(asdict(self), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        with contextlib.suppress(OSError):  # not every file system can, Windows never
-            fd = os.open(directory, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        write_note(directory / NAME, json.dumps(asdict(self), indent=1))
 
     def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> "Misfit | None":
         """Return what is wrong with a log and a filter that are to be used together, if anything.
@@ -96,18 +84,14 @@ class LogRecords:
             is_own: the filter is the job's own, so each of its crawls had this log.
         """
         record = self.logs.get(log.id) if has_filter else None
-        before = [id_ for id_, each in self.logs.items() if is_own or each.path == log.path]
+        of_job = [id_ for id_, each in self.logs.items() if is_own or each.path == log.path]
+        last = of_job[-1] if has_filter and of_job else log.id
         log_is_older, why = True, ""
-        if record is None and log.applied:
-            log_is_older, why = False, f"the filter lacks what {log.name} has recorded"
-        elif (
-            record is None
-            and has_filter
-            and any(id_ == self.open or self.logs[id_].left for id_ in before)
-        ):
+        if last != log.id and (last == self.open or self.logs[last].left):
             why = f"{log.name} is not the queue that the filter was used with"
         elif record is None:
-            return None
+            if log.applied:
+                log_is_older, why = False, f"the filter lacks what {log.name} has recorded"
         elif log.is_copy:
             why = f"{log.name} was copied or moved while a crawl used it, or after it was killed"
         elif not log.has_run(record.run) or record.seq > log.seq:
@@ -129,3 +113,27 @@ class Misfit:
 
     why: str
     log_is_older: bool = True
+
+
+def _contents(path: Path) -> bytes:
+    check_file(path)
+    with path.open("rb") as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it is longer than {_MOST_BYTES:,} bytes")
+    return data
+
+
+def _record(found: Mapping[str, Any]) -> LogRecord:
+    new = LogRecord(**found)
+    for name, kind in LogRecord.__annotations__.items():
+        _checked(getattr(new, name), kind)
+    if not new.run.isascii():  # no database can be asked for half a character
+        raise ValueError("there is no such run")
+    return new
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.50} is not of type {kind.__name__}")
+    return value

@@ -113,9 +113,15 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     def sync_header(self) -> None:
         """Write the header alone to the disk, however large the filter is; raises OSError."""
-        self._map.flush(0, HEADER_BYTES)
-        if sys.platform == "win32":  # there, that leaves the disk's own cache
-            os.fsync(self._file.fileno())
+        # With a descriptor of its own: what fails to be written is reported to each descriptor
+        # once, and a checkpoint has to learn of it, too.
+        with (
+            self.path.open("r+b", buffering=0) as file,
+            mmap.mmap(file.fileno(), HEADER_BYTES) as header,
+        ):
+            header.flush()
+            if sys.platform == "win32":  # there, that leaves the disk's own cache
+                os.fsync(file.fileno())
 
     def is_in_place(self) -> bool:
         """Return whether the path still leads to this file: it may have been replaced."""

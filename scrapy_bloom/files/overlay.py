@@ -52,6 +52,10 @@ class Overlay:
         latest = self._latest.get(fingerprint)
         return None if latest is None else latest.change.forgets
 
+    def forgotten(self) -> list[bytes]:
+        """Return the fingerprints whose latest change forgets them."""
+        return [each for each, latest in self._latest.items() if latest.change.forgets]
+
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint, unless it is recorded; True if it was new."""
         if fingerprint in self._latest or fingerprint in self._known:
@@ -142,7 +146,11 @@ class ForgottenOverlay:
     def __init__(self, file: ForgottenFile, overlay: Overlay) -> None:
         self._file = file
         self._overlay = overlay
-        self.news, self.all, self.expire = file.news, file.all, file.expire
+        self.news, self.expire = file.news, file.expire
+
+    def all(self) -> Iterable[bytes]:
+        """See `ForgottenStore`. Those that were just taken out may be among them."""
+        return [*self._file.all(), *self._overlay.forgotten()]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""

@@ -82,7 +82,8 @@ class Forgotten:
     def use(self, store: ForgottenStore) -> None:
         """Keep the set there from now on, and read what is there."""
         self._store = store
-        self.open()
+        self._front = _Front()
+        self._note(store.all())
 
     def take(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is forgotten, and take it out, or claim it."""

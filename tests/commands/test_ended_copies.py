@@ -11,9 +11,9 @@ import pytest
 import servers
 from cli import LIMIT, Ran, bloom
 from processes import Scrapy, start_scrapy
+from request_queues import fill
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.queues.members import keys_of_queue
-from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.redis.connection.server import RedisServer
 from workspace import fingerprints, make_filter, make_queue, urls
 
@@ -32,13 +32,6 @@ def job(tmp_path: Path) -> Path:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(10))), capacity=MANY)
     fill(tmp_path / "job/requests.sqlite", b"one", b"two")
     return tmp_path / "job"
-
-
-def fill(database: Path, *requests: bytes) -> None:
-    queue = RequestDatabase(database, by_slot=True)
-    for each in requests:
-        queue.push(each, slot="", priority=0, rank=0, newest_first=False)
-    queue.close()
 
 
 @contextmanager

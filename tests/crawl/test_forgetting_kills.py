@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,15 +9,15 @@ import scrapy
 
 import servers
 from cli import bloom
-from crawls import FAILING_SPIDER, Crawl
-from scrapy_bloom.files.forgotten import NAME, ForgottenFile
+from crawls import FAILING_SPIDER, Crawl, spider_with
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.sqlite import read_counts, read_recent
 from sites import ScriptedSite
 
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]
 CONCURRENT = 4
-# docs/jobs.md: CrashSafeScheduler has at most max(CONCURRENT_REQUESTS, 8) in flight. With Scrapy's
-# scheduler, as many answers may be with the spider as are downloaded meanwhile.
+# As many answers may be with the spider as are downloaded meanwhile.
 IN_FLIGHT = 2 * CONCURRENT
 # Scrapy 2.13 keeps each answer for 0.1 seconds more, whatever comes in meanwhile.
 SLOWLY = {"DOWNLOAD_DELAY": 0.05} if scrapy.version_info < (2, 14) else {}
@@ -124,26 +123,23 @@ def test_what_is_forgotten_in_memory_is_crawled_by_a_later_link(
     assert site.hits["/2"] == 2
 
 
-def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> None:
-    """Killed in between, the next run must find one or the other."""
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_queue_gives_a_request_up_when_it_is_forgotten(when: str, tmp_path: Path) -> None:
+    """Both in one step: killed before or after it, the next run finds one or the other."""
     site = ScriptedSite({"/": [("/dead",)], "/dead": [500]})
     spy = tmp_path / "spy.py"
     spy.write_text(
-        "import os\n"
-        "from contextlib import closing\n"
-        "from pathlib import Path\n"
+        "import contextlib, os\n"
         "from scrapy_bloom import CrashSafeScheduler\n"
-        "from scrapy_bloom.files.forgotten import NAME, ForgottenFile\n"
         "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
-        "done = RequestDatabase.done\n"
-        "def dying(self, *args, **options):\n"
-        "    path = Path('job/bloom', NAME)\n"
-        "    if path.exists():\n"
-        "        with closing(ForgottenFile(path, readonly=True)) as file:\n"
-        "            if len(file):\n"
-        "                os.kill(os.getpid(), 9)\n"
-        "    done(self, *args, **options)\n"
-        "RequestDatabase.done = dying\n"
+        "stored = RequestDatabase._stored\n"
+        "@contextlib.contextmanager\n"
+        "def dying(self, batch):\n"
+        "    forgets = any(change.forgets for change in batch.changes)\n"
+        f"    if forgets and {when == 'before'}: os.kill(os.getpid(), 9)\n"
+        "    with stored(self, batch): yield\n"
+        "    if forgets: os.kill(os.getpid(), 9)\n"
+        "RequestDatabase._stored = dying\n"
     )
     options = {"JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False}
     options |= {"ROBOTSTXT_OBEY": False}
@@ -155,10 +151,45 @@ def test_the_queue_gives_a_request_up_after_it_is_forgotten(tmp_path: Path) -> N
         prefix=("env", f"PYTHONPATH={tmp_path}"),
     )
     assert run.finish() != 0
-    with closing(ForgottenFile(tmp_path / "job/bloom" / NAME, readonly=True)) as file:
-        assert len(file) == 1
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, when == "before")
+    changes = read_recent(tmp_path / "job" / DATABASE)
+    assert sum(change.forgets for change in changes) == (when == "after")
     site.answers["/dead"] = [()]
     run = Crawl(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output
     assert site.hits["/dead"] == 2
+    site.end()
+
+
+def test_what_was_redirected_to_a_page_that_waits_is_forgotten_at_a_pause(tmp_path: Path) -> None:
+    """That page may fail in the next run, which does not know what was redirected to it."""
+    site = ScriptedSite({"/": [("/waits", "/held", "/moved")], "/moved": ["/waits"]})
+    options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
+    options |= {"RETRY_ENABLED": False, "ROBOTSTXT_OBEY": False, "CONCURRENT_REQUESTS": 1}
+    # The newest first: /moved, /held, and /waits is left.
+    run = Crawl.held(site, 2, tmp_path, options, spider=FAILING_SPIDER)
+    assert run.interrupt() == 0, run.output
+    assert dict(site.hits) == {"/": 1, "/moved": 1, "/held": 1}
+    assert forgotten({"JOBDIR": tmp_path / "job"}, tmp_path) == 1
+    site.answers["/waits"] = [500]
+    second = finished(site, tmp_path, options)
+    assert second["/moved"] == 1
+    site.end()
+
+
+def test_a_failed_request_that_cannot_be_serialized_is_forgotten(tmp_path: Path) -> None:
+    site = ScriptedSite({"/": [("/dead",)], "/dead": [500]})
+    spider = spider_with(
+        tmp_path,
+        "def parse(self, response):\n"
+        "    for link in response.css('a::attr(href)').getall():\n"
+        "        yield response.follow(link, lambda response: None)\n"
+        "LinkSpider.parse = parse\n",
+    )
+    options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
+    options["RETRY_ENABLED"] = False
+    for times in (1, 2):
+        run = Crawl(site.url, tmp_path, options, spider=spider)
+        assert run.finish() == 0, run.output
+        assert site.hits["/dead"] == times
     site.end()

@@ -8,8 +8,8 @@ import pytest
 
 import servers
 from crawls import Crawl
+from request_queues import fill
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import RequestDatabase
 from shared_crawls import PAGES, SharedCrawl, wide_site
 from sites import Site
 from workspace import in_redis
@@ -165,9 +165,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: 
 def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "job" / DATABASE
     path.parent.mkdir()
-    database = RequestDatabase(path, by_slot=True)
-    database.push(b"x", slot="", priority=0, rank=0, newest_first=True)
-    database.close()
+    fill(path, b"x")
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))
     error = refusal(crawl)
     assert f"1 request of the job waits in {path}" in error

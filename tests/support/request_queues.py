@@ -57,6 +57,13 @@ def begun(path: Path, *, by_slot: bool = False) -> RequestDatabase:
     return database
 
 
+def fill(path: Path, *requests: bytes) -> None:
+    """Leave requests in the queue of a job that is not running."""
+    database = begun(path)
+    database.apply(Batch([Found(each, newest_first=False) for each in requests]))
+    database.close()
+
+
 def killed(database: RequestDatabase) -> None:
     """Close a database, and leave its files as a kill does at this instant."""
     path = Path(database.path)

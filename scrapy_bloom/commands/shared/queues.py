@@ -16,10 +16,10 @@ _MOST_DEAD = 10  # whose URLs are shown
 
 _Figures = dict[str, Any]
 
-# Of both kinds of queue; a job's has None for what nobody counts there.
+# Of both kinds of queue; each has None for what nobody counts there.
 _KEYS = (
-    *("pending", "in_flight", "set_aside", "done", "done_per_second", "started", "ended_at"),
-    "workers",
+    *("pending", "in_flight", "dead", "set_aside", "done", "done_per_second"),
+    *("started", "ended_at", "workers"),
 )
 
 _COLUMNS = (
@@ -44,7 +44,8 @@ def job_queue(path: Path) -> _Figures | None:
         return None
     pending, in_flight = read_counts(database)
     dead = [url_of(data) for data in read_dead(database)]
-    return {"pending": pending, "in_flight": in_flight, "dead": dead}
+    known = {"pending": pending, "in_flight": in_flight, "dead": dead}
+    return {**dict.fromkeys(_KEYS), **known}
 
 
 def recent_changes(path: Path) -> dict[bytes, bool]:
@@ -69,6 +70,7 @@ def shared_queue(store: RedisStore) -> _Figures | None:
         state = read_state(store.server, store.key) or before
         rate = max(0, state.done - before.done) / (time.monotonic() - begun)
     return {
+        "dead": None,
         "pending": state.pending,
         "in_flight": state.in_flight,
         "set_aside": state.set_aside,

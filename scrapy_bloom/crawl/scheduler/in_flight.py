@@ -67,6 +67,7 @@ class InFlight:
 
     def add(self, request: Request, done: Callable[[], None] = lambda: None) -> None:
         """Note that a request was taken; for one from memory, `done` is known."""
+        self.settle()  # it may be one that was replaced by itself
         flight = self._in_memory.pop(id(request), None) or _Flight(request, done)
         self._flights[id(request)] = flight
         self._not_fetched.add(id(request))

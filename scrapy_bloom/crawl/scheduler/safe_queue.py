@@ -5,7 +5,6 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -23,7 +22,6 @@ from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import OutageError, RefusedError, SettingError, StorageError
-from scrapy_bloom.files.overlay import Overlay
 from scrapy_bloom.queues.batch import (
     Batch,
     Found,
@@ -31,12 +29,9 @@ from scrapy_bloom.queues.batch import (
     Taken,
     deserialized,
     serialized,
-    url_of,
 )
-from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
 
 _MOST_FOUND = 1000  # requests in a batch
-_STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -120,7 +115,6 @@ class SafeQueue:
         self._flush_soon = CallLaterOnce(self.flush)
 
     def __len__(self) -> int:
-        # What can't be read any more must not keep the spider open.
         return 0 if self.has_failed else self._store.pending + len(self._batch.found)
 
     @property
@@ -217,15 +211,16 @@ class SafeQueue:
 
     def _done(self, row: Any) -> None:
         """Remove a request with the next batch: that has all that it led to, or an earlier one."""
-        self._batch.done.append(row)
-        self._flush_soon.schedule()
+        if not self.has_failed:  # else what it led to may have been refused
+            self._batch.done.append(row)
+            self._flush_soon.schedule()
 
     def close(self) -> None:
         """Store the last batch, and leave the queue to the next run."""
         self._in_flight.settle()
         self._flush_soon.cancel()
         if self.has_failed:  # perhaps there is room again; if not, that was told
-            with contextlib.suppress(sqlite3.Error, StorageError):
+            with contextlib.suppress(sqlite3.Error, OSError, StorageError):
                 self._store.apply(self._collected())
                 self.has_failed = False
                 self._stored()
@@ -233,20 +228,13 @@ class SafeQueue:
             self.flush()
         self.has_failed = True
 
-    def close_store(self) -> None:
-        """Close the store, after the filter."""
-        try:
-            self._store.close()
-        except StorageError as error:
-            self._logger.error("%s", error)  # noqa: TRY400 - one line
-
     def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
         if self.has_failed:
             return None
         try:
             return function(*args, **options)
-        except (sqlite3.Error, StorageError) as error:
+        except (sqlite3.Error, OSError, StorageError) as error:
             self._fail(error)
             return None
 
@@ -279,103 +267,3 @@ class SafeQueue:
             )
         assert self._crawler.stats is not None
         self._crawler.stats.inc_value("scheduler/unserializable")
-
-
-class JobQueue(SafeQueue):
-    """The queue of a job, and the log of its filter; see `SafeQueue`.
-
-    Args:
-        store: the job's database.
-        changes: of the filter, if it is one of ours.
-    """
-
-    def __init__(
-        self,
-        crawler: Crawler,
-        store: RequestDatabase,
-        order: Order,
-        changes: Overlay | None,
-        *,
-        by_slot: bool,
-    ) -> None:
-        super().__init__(crawler, store, order, by_slot=by_slot)
-        self._database = store
-        self._changes = changes
-        self._progress_at = monotonic()
-        for data in store.died:
-            self._log_dead(data)
-
-    def __len__(self) -> int:
-        return super().__len__() + (0 if self.has_failed else self._database.suspects)
-
-    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
-        """See `SafeQueue`."""
-        changes = self._changes
-        if changes is None:
-            return self._enqueue_unlogged(request, df)
-        before, fingerprint = changes.number, None
-        if not request.dont_filter:
-            if df.request_seen(request):
-                return None
-            if changes.number > before:
-                fingerprint = changes.last.fingerprint
-        found = self._serialized(request, fingerprint)
-        if found is None:
-            held = changes.hold(before)
-            self._in_flight.keep_in_memory(request, partial(changes.release, held))
-            return "memory"
-        self._add(found)
-        return self.place
-
-    def _enqueue_unlogged(self, request: Request, df: BaseDupeFilter) -> str | None:
-        """Store a request before another filter is asked, which records it at once."""
-        found = self._serialized(request)
-        if found is None:
-            if not request.dont_filter and df.request_seen(request):
-                return None
-            self._in_flight.keep_in_memory(request, lambda: None)
-            return "memory"
-        self._add(found)
-        if not request.dont_filter:
-            self.flush()
-            if not self.has_failed and df.request_seen(request):
-                self.attempt(self._database.withdraw_last)
-                return None
-        return self.place
-
-    def _collected(self) -> Batch:
-        if self._changes is not None:
-            if self._changes.failure is not None and not self.has_failed:
-                self._fail(self._changes.failure)
-            self._batch.changes = self._changes.collected()
-        return self._batch
-
-    def _stored(self) -> None:
-        super()._stored()
-        if self._changes is not None and not self.has_failed:
-            self._changes.stored(self._database.seq)
-
-    def _done(self, row: Any) -> None:
-        super()._done(row)
-        self._progress_at = monotonic()
-
-    def _take_suspect(self) -> Taken | None:
-        """Take a suspect if it is alone: what the process dies of then is known."""
-        if not self._database.suspects or self.has_failed:
-            return None
-        if self.in_flight and (
-            self._engine.downloader.active or monotonic() < self._progress_at + _STANDSTILL_SECS
-        ):
-            return None
-        self._progress_at = monotonic()
-        taken: Taken | None = self.attempt(self._database.take_suspect)
-        return taken
-
-    def _log_dead(self, data: bytes) -> None:
-        self._logger.error(
-            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
-            "any more. It is kept in %s: `scrapy bloom info` shows it",
-            url_of(data),
-            MOST_DEATHS + 1,
-            self._store.name,
-        )

@@ -18,7 +18,8 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom.crawl.backends import has_log
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
-from scrapy_bloom.crawl.scheduler.safe_queue import JobQueue, SafeQueue, order_of
+from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
@@ -194,9 +195,10 @@ class CrashSafeScheduler(BaseScheduler):
 
     def close(self, reason: str) -> Deferred[None] | None:
         """Store what is collected, close the duplicate filter, and leave the queue as it is."""
-        queue = self._queue
-        if queue is not None:
-            queue.close()
+        if isinstance(self.df, BloomDupeFilter):
+            self.df.settle(reason)  # which may forget requests: that is in the last batch
+        if self._queue is not None:
+            self._queue.close()
         if self._database is None:
             self._held.close()
         try:
@@ -209,8 +211,11 @@ class CrashSafeScheduler(BaseScheduler):
             self._held.close()
 
     def has_pending_requests(self) -> bool:
-        """Return whether there is a request to take."""
-        return len(self) > 0
+        """Return whether there is a request to take, or the queue has failed.
+
+        Then the spider is being closed for that. It must not look idle, and so finished.
+        """
+        return len(self) > 0 or (self._queue is not None and self._queue.has_failed)
 
     def __len__(self) -> int:
         return len(self._memory) + (len(self._queue) if self._queue is not None else 0)

@@ -11,6 +11,7 @@ from scrapy.settings import BaseSettings
 
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.queues.batch import Batch, Taken
 from scrapy_bloom.queues.redis import SharedRequests
 from scrapy_bloom.redis.backend import RedisBackend
@@ -128,6 +129,18 @@ class SharedQueue(SafeQueue):
             if not request.dont_filter:
                 df.request_seen(request)
         self._backend.collected = collected
+
+    def close(self) -> None:
+        """See `SafeQueue`; leave the queue to the other workers."""
+        had_failed = self.has_failed
+        if had_failed:  # a server that is away is not waited for again
+            self._batch = Batch()
+        super().close()
+        try:
+            self._store.close()
+        except StorageError as error:
+            if not had_failed:
+                self._fail(error)
 
     def take(self) -> Request | None:
         """See `SafeQueue`."""

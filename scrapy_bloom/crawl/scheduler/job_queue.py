@@ -1,0 +1,126 @@
+"""The queue of a job, which is the log of its filter, too."""
+
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, cast
+
+from scrapy import Request
+from scrapy.crawler import Crawler
+from scrapy.dupefilters import BaseDupeFilter
+
+from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue
+from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.queues.batch import Batch, Taken, url_of
+from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
+
+_STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
+
+
+class JobQueue(SafeQueue):
+    """The queue of a job, and the log of its filter; see `SafeQueue`.
+
+    Args:
+        store: the job's database.
+        changes: of the filter, if it is one of ours.
+    """
+
+    def __init__(
+        self,
+        crawler: Crawler,
+        store: RequestDatabase,
+        order: Order,
+        changes: Overlay | None,
+        *,
+        by_slot: bool,
+    ) -> None:
+        super().__init__(crawler, store, order, by_slot=by_slot)
+        self._database = store
+        self._changes = changes
+        self._progress_at = monotonic()
+        for data in store.died:
+            self._log_dead(data)
+
+    def __len__(self) -> int:
+        return super().__len__() + (0 if self.has_failed else self._database.suspects)
+
+    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
+        """See `SafeQueue`."""
+        changes = self._changes
+        if changes is None:
+            return self._enqueue_unlogged(request, df)
+        before, fingerprint = changes.number, None
+        if not request.dont_filter:
+            if df.request_seen(request):
+                return None
+            if changes.number > before:
+                fingerprint = changes.last.fingerprint
+        found = self._serialized(request, fingerprint)
+        if found is None:
+            record = partial(self._record, changes.hold(before), cast("BloomDupeFilter", df))
+            self._in_flight.keep_in_memory(request, record)
+            return "memory"
+        self._add(found)
+        return self.place
+
+    def _record(self, held: Sequence[Any], df: BloomDupeFilter) -> None:
+        """Record a request that is done, and was kept in memory, unless it has failed."""
+        if self._changes is not None and not self.has_failed:
+            forgotten = df.backend.forgotten
+            new = [each for each in held if each.change.fingerprint not in forgotten]
+            self._changes.release(new)
+            self._flush_soon.schedule()
+
+    def _enqueue_unlogged(self, request: Request, df: BaseDupeFilter) -> str | None:
+        """Store a request before another filter is asked, which records it at once."""
+        found = self._serialized(request)
+        if found is None:
+            if not request.dont_filter and df.request_seen(request):
+                return None
+            self._in_flight.keep_in_memory(request, lambda: None)
+            return "memory"
+        self._add(found)
+        if not request.dont_filter:
+            self.flush()
+            if not self.has_failed and df.request_seen(request):
+                self.attempt(self._database.withdraw_last)
+                return None
+        return self.place
+
+    def _collected(self) -> Batch:
+        if self._changes is not None:
+            if self._changes.failure is not None and not self.has_failed:
+                self._fail(self._changes.failure)
+            self._batch.changes = self._changes.collected()
+        return self._batch
+
+    def _stored(self) -> None:
+        super()._stored()
+        if self._changes is not None and not self.has_failed:
+            self._changes.stored(self._database.seq)
+
+    def _done(self, row: Any) -> None:
+        super()._done(row)
+        self._progress_at = monotonic()
+
+    def _take_suspect(self) -> Taken | None:
+        """Take a suspect if it is alone: what the process dies of then is known."""
+        if not self._database.suspects or self.has_failed:
+            return None
+        if self.in_flight and (
+            self._engine.downloader.active or monotonic() < self._progress_at + _STANDSTILL_SECS
+        ):
+            return None
+        self._progress_at = monotonic()
+        taken: Taken | None = self.attempt(self._database.take_suspect)
+        return taken
+
+    def _log_dead(self, data: bytes) -> None:
+        self._logger.error(
+            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
+            "any more. It is kept in %s: `scrapy bloom info` shows it",
+            url_of(data),
+            MOST_DEATHS + 1,
+            self._store.name,
+        )

@@ -1,0 +1,68 @@
+"""CrashSafeScheduler when its queue cannot be written: the crawl ends, and the next one goes on."""
+
+from pathlib import Path
+
+from crawls import Crawl, spider_with
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.sqlite import read_counts
+from sites import Site
+
+PAGES = 150
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+
+
+def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path) -> None:
+    """Not even if there is room again at the close, and the last batch is stored."""
+    spider = spider_with(
+        tmp_path,
+        "import os, resource\n"
+        "infinity = resource.RLIM_INFINITY\n"
+        "parse = LinkSpider.parse\n"
+        "def filling(self, response):\n"
+        "    if '/p/20?' in response.url:\n"
+        "        size = os.path.getsize('job/requests.sqlite-wal')\n"
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (size, infinity))\n"
+        "    yield from parse(self, response)\n"
+        "class Room:\n"
+        "    def close_spider(self, spider=None):\n"  # before the scheduler is closed
+        "        resource.setrlimit(resource.RLIMIT_FSIZE, (infinity, infinity))\n"
+        "LinkSpider.parse = filling\n"
+        "LinkSpider.custom_settings = {'ITEM_PIPELINES': {Room: 1}}\n",
+    )
+    tree.delay = 0.05
+    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
+    crawl.finish()
+    (line,) = crawl.told("ERROR")
+    assert f"The queue in {tmp_path}/job/requests.sqlite cannot be written or read" in line
+    assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
+    assert len(tree.hits) < PAGES
+    tree.delay = 0
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == PAGES
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+
+
+def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Path) -> None:
+    """Nothing is under way then, but the spider must not look idle."""
+    Crawl.held(tree, 20, tmp_path, SAFE).interrupt()
+    spider = spider_with(
+        tmp_path,
+        "import sqlite3\n"
+        "async def locking(self):\n"
+        "    self.other = sqlite3.connect('job/requests.sqlite')\n"
+        "    self.other.execute('BEGIN IMMEDIATE')\n"
+        "    return\n"
+        "    yield\n"
+        "LinkSpider.start = locking\n",
+    )
+    before = dict(tree.hits)
+    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
+    crawl.finish()
+    (line,) = crawl.told("ERROR")
+    assert "database is locked" in line
+    assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
+    assert tree.hits == before
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == PAGES

@@ -1,0 +1,111 @@
+"""CrashSafeScheduler in flight: as much as Scrapy asks for, and what kills its process."""
+
+from pathlib import Path
+
+from cli import bloom
+from crawls import Crawl, spider_with
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.sqlite import read_counts
+from sites import Site
+
+PAGES = 60  # of the tree
+SAFE = {
+    "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+    "JOBDIR": "job",
+    "CONCURRENT_REQUESTS": 8,
+}
+
+
+# What Scrapy has in flight is not limited.
+
+
+def waiting_spider(path: Path, code: str) -> Path:
+    spider = path / "waiting.py"
+    spider.write_text(
+        "import asyncio\n"
+        "import scrapy\n"
+        "from scrapy.utils.defer import maybe_deferred_to_future\n"
+        "from twisted.internet.defer import Deferred\n"
+        f"{code}"
+    )
+    return spider
+
+
+def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Path) -> None:
+    """As for a login: it comes last, and 40 callbacks wait for it."""
+    spider = waiting_spider(
+        tmp_path,
+        "class Waiting(scrapy.Spider):\n"
+        "    name = 'waiting'\n"
+        "    waiting = []\n"
+        "    def __init__(self, url): self.url = url\n"
+        "    async def start(self):\n"
+        "        for n in range(40):\n"
+        "            yield scrapy.Request(f'{self.url}/p/{n}', self.wait, priority=1)\n"
+        "        yield scrapy.Request(f'{self.url}/p/50', self.login)\n"
+        "    async def wait(self, response):\n"
+        "        self.waiting.append(Deferred())\n"
+        "        await maybe_deferred_to_future(self.waiting[-1])\n"
+        "    def login(self, response):\n"
+        "        for each in self.waiting: each.callback(None)\n"
+        "        self.logger.info('released %d', len(self.waiting))\n",
+    )
+    crawl = Crawl(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
+    assert crawl.finish() == 0
+    assert "released 40" in crawl.output
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
+
+
+def test_a_pipeline_that_waits_for_a_batch(tree: Site, tmp_path: Path) -> None:
+    spider = waiting_spider(
+        tmp_path,
+        "class InBatches:\n"
+        "    waiting = []\n"
+        "    async def process_item(self, item):\n"
+        "        self.waiting.append(Deferred())\n"
+        "        mine = self.waiting[-1]\n"
+        "        if len(self.waiting) == 30:\n"
+        "            stored, self.waiting = self.waiting, []\n"
+        "            for each in stored: each.callback(None)\n"
+        "        await maybe_deferred_to_future(mine)\n"
+        "        return item\n"
+        "class Waiting(scrapy.Spider):\n"
+        "    name = 'waiting'\n"
+        "    custom_settings = {'ITEM_PIPELINES': {InBatches: 1}}\n"
+        "    def __init__(self, url): self.url = url\n"
+        "    async def start(self):\n"
+        "        for n in range(60): yield scrapy.Request(f'{self.url}/p/{n}')\n"
+        "    def parse(self, response): yield {'url': response.url}\n",
+    )
+    crawl = Crawl(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
+    assert crawl.finish() == 0
+    assert "'item_scraped_count': 60" in crawl.output
+
+
+# Dead letters.
+
+
+def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
+    spider = spider_with(
+        tmp_path,
+        "import os, signal\n"
+        "parse = LinkSpider.parse\n"
+        "def deadly(self, response):\n"
+        "    if '/p/7?' in response.url: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return parse(self, response)\n"
+        "LinkSpider.parse = deadly\n",
+    )
+    deaths = 0
+    while (crawl := Crawl(tree.url, tmp_path, SAFE, spider=spider)).finish() != 0:
+        deaths += 1
+        assert deaths <= 5, crawl.output
+    assert deaths == 4
+    (line,) = crawl.told("ERROR")
+    assert "/p/7?b=1&a=2#top was in flight in 4 processes that died" in line
+    beyond = {"/p/15", "/p/16", "/p/31", "/p/32", "/p/33", "/p/34"}  # reached by that page alone
+    assert len(tree.hits) >= PAGES - len(beyond)
+    assert "'finish_reason': 'finished'" in crawl.output
+    info = bloom("info", "job", "--json", cwd=tmp_path).json
+    assert ["/p/7?" in url for url in info["queue"]["dead"]] == [True]
+    assert "1 dead: http" in bloom("info", "job", cwd=tmp_path).out
+    assert Crawl(tree.url, tmp_path, SAFE, spider=spider).finish() == 0  # it stays dead

@@ -1,0 +1,200 @@
+"""A job whose queue does not fit its filter any more: every page is crawled, or a line tells."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crawls import Crawl
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.sqlite import read_counts
+from sites import Site
+
+PAGES = 150
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
+SHARED = {**SAFE, "BLOOM_DIR": "kept"}
+places = pytest.mark.parametrize("settings", [SAFE, SHARED], ids=["own filter", "BLOOM_DIR"])
+
+
+def queue_files(job: Path) -> list[Path]:
+    return sorted(job.glob(f"{DATABASE}*"))
+
+
+def paused(site: Site, path: Path, settings: dict, answers: int = 30) -> None:
+    crawl = Crawl.held(site, answers, path, settings)
+    assert crawl.interrupt() == 0, crawl.output
+
+
+def killed(site: Site, path: Path, settings: dict, answers: int = 30) -> None:
+    Crawl.held(site, answers, path, settings).kill()
+
+
+def restored_from_a_pause(site: Site, path: Path, settings: dict) -> None:
+    paused(site, path, settings)
+    shutil.copy2(path / "job" / DATABASE, path / "backup")
+    paused(site, path, settings)
+    (path / "backup").replace(path / "job" / DATABASE)
+
+
+def restored_from_a_running_crawl(site: Site, path: Path, settings: dict) -> None:
+    """With its log, so that it is whole."""
+    crawl = Crawl.held(site, 30, path, settings)
+    crawl.stop()
+    (path / "backup").mkdir()
+    for file in queue_files(path / "job"):
+        shutil.copy2(file, path / "backup")
+    crawl.kill()
+    paused(site, path, settings)
+    for file in (path / "backup").iterdir():
+        shutil.copy2(file, path / "job")
+
+
+def removed_after_a_pause(site: Site, path: Path, settings: dict) -> None:
+    paused(site, path, settings)
+    (path / "job" / DATABASE).unlink()
+
+
+def removed_after_a_kill(site: Site, path: Path, settings: dict) -> None:
+    killed(site, path, settings)
+    for file in queue_files(path / "job"):
+        file.unlink()
+
+
+def emptied(site: Site, path: Path, settings: dict) -> None:
+    paused(site, path, settings)
+    (path / "job" / DATABASE).write_bytes(b"")
+
+
+def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
+    """All of it, file by file; the crawl goes on meanwhile, and the copy is used then."""
+    crawl = Crawl.held(site, 30, path, settings)
+    shutil.copytree(path / "job", path / "copy", ignore=shutil.ignore_patterns(f"{DATABASE}*"))
+    site.hold_after(30)
+    crawl.wait_until(site.is_holding)
+    crawl.stop()
+    for file in queue_files(path / "job"):
+        shutil.copy2(file, path / "copy")
+    crawl.kill()
+    shutil.rmtree(path / "job")
+    (path / "copy").rename(path / "job")
+
+
+def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
+    """To another disk, as far as anybody can tell."""
+    killed(site, path, settings)
+    shutil.copytree(path / "job", path / "copy")
+    shutil.rmtree(path / "job")
+    (path / "copy").rename(path / "job")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        restored_from_a_pause,
+        restored_from_a_running_crawl,
+        removed_after_a_pause,
+        removed_after_a_kill,
+        emptied,
+        copied_while_it_ran,
+        moved_after_a_kill,
+    ],
+    ids=lambda happens: happens.__name__,
+)
+@places
+def test_one_warning_tells(
+    settings: dict, happens: Callable[[Site, Path, dict], None], tree: Site, tmp_path: Path
+) -> None:
+    happens(tree, tmp_path, settings)
+    is_own = settings is SAFE
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    (line,) = crawl.told("WARNING")
+    assert not crawl.told("ERROR")
+    assert "nothing is lost" not in crawl.output
+    if is_own:
+        assert "The crawl starts over with an empty filter" in line
+        assert len(tree.hits) == PAGES
+        assert list((tmp_path / "job/bloom").glob("*.set-aside-*"))
+    else:  # others may use it
+        assert "reports them as duplicates" in line or "No page is lost" in line
+        assert not list((tmp_path / "kept").glob("*.set-aside-*"))
+    crawl = Crawl(tree.url, tmp_path, settings)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("WARNING")  # that was once
+
+
+@pytest.mark.parametrize("sync_secs", [3600, 0.05], ids=["no checkpoint", "checkpoints"])
+@places
+def test_the_log_is_removed_after_a_kill(
+    settings: dict, sync_secs: float, tree: Site, tmp_path: Path
+) -> None:
+    """What was in it is gone: the queue is that of the last checkpoint of SQLite."""
+    tree.delay = 0.02
+    killed(tree, tmp_path, {**settings, "BLOOM_SYNC_SECS": sync_secs}, 60)
+    tree.delay = 0
+    (tmp_path / "job" / f"{DATABASE}-wal").unlink()
+    before = (tmp_path / "job" / DATABASE).read_bytes()
+    crawl = Crawl(tree.url, tmp_path, settings)
+    if crawl.finish() == 0:
+        warnings = crawl.told("WARNING")
+        assert len(warnings) <= 1
+        assert len(tree.hits) == PAGES or (warnings and settings is SHARED)
+    else:  # since it is not whole
+        (line,) = crawl.told("ERROR")
+        assert f"{DATABASE} cannot be used" in line
+        assert (tmp_path / "job" / DATABASE).read_bytes() == before
+
+
+def test_a_link_is_refused(tree: Site, tmp_path: Path) -> None:
+    paused(tree, tmp_path, SAFE)
+    before = dict(tree.hits)
+    (tmp_path / "job" / DATABASE).rename(tmp_path / "elsewhere")
+    (tmp_path / "job" / DATABASE).symlink_to(tmp_path / "elsewhere")
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() != 0
+    (line,) = crawl.told("ERROR")
+    assert DATABASE in line
+    assert "link" in line
+    assert tree.hits == before
+    (tmp_path / "elsewhere").replace(tmp_path / "job" / DATABASE)
+    crawl = Crawl(tree.url, tmp_path, SAFE)
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == PAGES
+
+
+@places
+def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path) -> None:
+    """That is no reason to say anything."""
+    paused(tree, tmp_path, settings)
+    shutil.copytree(tmp_path / "job", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "job")
+    crawl = Crawl(tree.url, tmp_path, {**settings, "JOBDIR": "moved"})
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert len(tree.hits) == PAGES
+    assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
+
+
+def test_a_job_is_moved_after_a_kill(tree: Site, tmp_path: Path) -> None:
+    killed(tree, tmp_path, SAFE)
+    (tmp_path / "job").rename(tmp_path / "moved")
+    crawl = Crawl(tree.url, tmp_path, {**SAFE, "JOBDIR": "moved"})
+    assert crawl.finish() == 0, crawl.output
+    assert len(tree.hits) == PAGES
+    assert len(crawl.told("WARNING")) <= 1
+
+
+def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path: Path) -> None:
+    """The other one runs in between: what waits in the first one is not lost, nor is its own."""
+    other = {**SHARED, "JOBDIR": "other"}
+    killed(tree, tmp_path, SHARED, 20)
+    killed(tree, tmp_path, other, 20)
+    killed(tree, tmp_path, SHARED, 20)
+    for job in ("job", "other"):
+        assert sum(read_counts(tmp_path / job / DATABASE)) > 0
+    for settings in (other, SHARED):
+        crawl = Crawl(tree.url, tmp_path, settings)
+        assert crawl.finish() == 0, crawl.output
+        assert not crawl.told("WARNING") + crawl.told("ERROR")
+    assert len(tree.hits) == PAGES
