@@ -9,13 +9,15 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from workspace import contents
 
 
 def with_a_request(path: Path) -> RequestDatabase:
     database = RequestDatabase(path, by_slot=True)
-    database.push(b"", slot="", priority=0, rank=0, newest_first=True)
+    database.begin()
+    database.apply(Batch(found=[Found(b"")]))
     return database
 
 
