@@ -160,7 +160,8 @@ class RequestDatabase:
 
     def _name_of_file(self) -> str:
         """Return what a copy of the file has otherwise."""
-        return f"{self.path} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
+        name = f"{self.path} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
+        return name.encode(errors="backslashreplace").decode()  # SQLite knows no surrogates
 
     def begin(self) -> None:
         """Begin a run: what was in flight is pending, suspect, or dead; raises StorageError."""
