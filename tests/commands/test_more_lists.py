@@ -399,7 +399,7 @@ def test_one_shape_of_figures(tmp_path: Path) -> None:
     "name",
     [
         "bloom/generation-0001.bloom",
-        "bloom/journal-1",
+        "bloom/logs.json",
         "bloom/forgotten.sqlite",
         "requests.sqlite",
         "requests.seen",
@@ -425,8 +425,7 @@ def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path
         assert Path(name).name in ran.error
     else:
         assert name not in {"bloom/generation-0001.bloom", "bloom/forgotten.sqlite"}
-    # An import replaces a journal: no crawl has left it.
-    assert pipe.is_fifo() or (name == "bloom/journal-1" and command == "import into")
+    assert pipe.is_fifo()
 
 
 def test_a_job_whose_requests_seen_is_a_pipe(tmp_path: Path) -> None:
