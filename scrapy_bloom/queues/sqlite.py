@@ -140,6 +140,10 @@ class RequestDatabase:
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        # SQLite takes the missing end of a page for an empty one.
+        size, page = path.stat().st_size, run("PRAGMA page_size").fetchone()[0]
+        if size % page and not (is_new or has_log):
+            raise ValueError("it is cut off")
         if not is_new:
             _check(self._db, path)
         run("PRAGMA journal_mode = WAL")  # a backup that SQLite made has none

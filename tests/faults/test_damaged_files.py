@@ -23,7 +23,7 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
-from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from sites import Site
 
@@ -246,9 +246,10 @@ def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path)
 
 def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
     database = RequestDatabase(path, by_slot=False)
+    database.begin()
     for url in urls:
         request = serialized({"url": url, "body": b"x" * 200})
-        database.push(request, slot="shop", priority=0, rank=0, newest_first=False)
+        database.apply(Batch(found=[Found(request, slot="shop", newest_first=False)]))
     return database
 
 
@@ -269,6 +270,7 @@ def test_no_truncation_of_the_queue_is_taken_for_a_shorter_queue(tmp_path: Path)
         what = f"seed {SEED}, cut off after {length}"
         try:
             database = RequestDatabase(path, by_slot=False)
+            database.begin()
         except StorageError as error:
             assert str(path) in str(error), what
             assert "left as it was" in str(error) or "left as it is" in str(error), what
@@ -276,7 +278,7 @@ def test_no_truncation_of_the_queue_is_taken_for_a_shorter_queue(tmp_path: Path)
             continue
         readable = spoilt = 0
         with contextlib.suppress(sqlite3.DatabaseError):  # of which the crawl tells, and ends
-            while one := database.take():
+            while one := database.take(Batch()):
                 try:
                     readable += deserialized(one.data)["url"] in urls
                 except Exception:  # noqa: BLE001 - of which the crawl tells, too
@@ -310,6 +312,6 @@ def test_an_emptied_queue_of_a_paused_job_is_told_of(
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0
     (warning,) = crawl.told("WARNING")
-    assert "job/requests.sqlite is empty: the requests that waited there are lost" in warning
+    assert "job/requests.sqlite is not the queue that the filter was used with" in warning
     assert "The crawl starts over with an empty filter" in warning
     assert len(tree.hits) == 150

@@ -1,4 +1,4 @@
-"""A copied `bloom` directory, or queue, whose databases and journal were made to harm who looks."""
+"""A copied `bloom` directory, or queue, whose databases and notes were made to harm who looks."""
 
 import sqlite3
 from contextlib import closing
@@ -9,8 +9,6 @@ import pytest
 from cli import bloom
 from crawls import Crawl
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
-from scrapy_bloom.job.disk import write_note
-from scrapy_bloom.job.paths import boot_id
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from workspace import fingerprints, make_filter, urls
 
@@ -78,28 +76,16 @@ def test_a_queue(statements: list[str], tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("size", [700 << 20, 30 << 20])
-def test_a_sparse_journal(size: int, tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
-    path = tmp_path / "filter/journal-1"
-    with path.open("wb") as file:
-        file.truncate(size)
-    limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
-    ran = bloom("info", "filter", "--json", cwd=tmp_path, under=limit)
-    if size > 32 << 20:
-        assert "journal-1 is no journal of scrapy_bloom" in ran.error
-    else:
-        assert ran.json["recorded"] == 50
-    assert path.stat().st_size == size
-
-
-def test_a_crawl_with_a_sparse_journal(tmp_path: Path) -> None:
+def test_records_of_logs_that_are_too_long(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
-    path = tmp_path / "job/bloom/journal-1"
+    path = tmp_path / "job/bloom/logs.json"
     with path.open("wb") as file:
         file.truncate(700 << 20)
-    write_note(tmp_path / "job/bloom.in-use", f"A crawl\n\n{boot_id()}\n")
     crawl = Crawl(NOWHERE, tmp_path, JOB)
     assert crawl.finish() != 0
-    assert "journal-1 is no journal of scrapy_bloom" in crawl.told("ERROR")[0]
+    (told,) = crawl.told("ERROR")
+    assert "logs.json cannot be read: it is longer than 33,554,432 bytes; it was left as" in told
+    limit = ("sh", "-c", 'ulimit -v 1000000; exec "$@"', "sh")  # KiB
+    ran = bloom("import", "-", "job", cwd=tmp_path, under=limit, stdin=urls([1])[0])
+    assert "logs.json cannot be read: it is longer than" in ran.error
     assert path.stat().st_size == 700 << 20

@@ -16,14 +16,12 @@ from crawls import SUPPORT, Crawl, spider_with, with_modules
 from scrapy_bloom.commands import is_broken_pipe
 from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.commands.shared.workers import workers
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.job.processes import name_this_process, process_lives
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from sites import LIMIT, Site
 
@@ -69,7 +67,7 @@ def test_a_crawl_where_names_are_missing_is_killed_and_paused_and_goes_on(
         assert not [*crawl.lines("ERROR"), *crawl.lines("WARNING")], crawl.output
         assert "Traceback" not in crawl.output
     assert set(tree.hits) == PAGES
-    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock"}
+    left = {path.name for path in (tmp_path / "job/bloom").iterdir()} - {"lock", "logs.json"}
     assert left == {f"generation-{number:04d}.bloom" for number in range(1, len(left) + 1)}
 
 
@@ -189,28 +187,6 @@ def test_a_file_whose_name_cannot_be_is_told_of() -> None:
     assert [is_broken_pipe(each) for each in (told, cut_off)] == [False, True]
 
 
-@pytest.mark.parametrize("is_behind_queue", [True, False])
-def test_where_nobody_knows_why_a_run_ended_no_promise_is_made_of_it(
-    is_behind_queue: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A filter in Redis is newer than a queue that a power cut has set back."""
-    monkeypatch.setattr(jobdir, "BOOT_ID", tmp_path / "none")
-    queue = RequestDatabase(tmp_path / jobdir.DATABASE, by_slot=False)
-    queue.push(b"request", slot="", priority=0, rank=0, newest_first=True)
-    queue.close()
-    jobdir.set_in_use(tmp_path)
-    job = Job(tmp_path, "auto", crash_safe=True)
-    with caplog.at_level("INFO"):
-        job.recover("a filter", 5, list, is_behind_queue=is_behind_queue)
-    (told,) = caplog.messages
-    assert "killed, or ran out of memory, or the machine went down" in told
-    assert ("nothing is lost" in told) is is_behind_queue
-    assert ("if the machine went down, may look seen" in told) is not is_behind_queue
-
-
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
@@ -267,7 +243,8 @@ def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
 ) -> None:
     """Windows removes no file that is open."""
     database = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
-    database.push(b"", slot="", priority=0, rank=0, newest_first=True)
+    database.begin()
+    database.apply(Batch(found=[Found(b"")]))
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("requests.sqlite", "requests.sqlite-wal"):
@@ -283,29 +260,6 @@ def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
             patch.setattr(os, name, refuse)
         assert read_counts(copy / "requests.sqlite") == (1, 0)
     assert list(tmp_path.glob("tmp*"))
-
-
-def test_without_the_name_of_a_boot_a_journal_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a power cut, what it holds may be nowhere: rather crawled twice than never."""
-    monkeypatch.setattr(jobdir, "BOOT_ID", tmp_path / "missing")
-    job = Job(tmp_path, "auto", crash_safe=True)
-    killed = LocalBackend(tmp_path / "bloom", Policy(expected=100, error_rate=1e-9), job=job)
-    killed.open()
-    killed.begin()
-    assert killed.add(b"in the journal")
-    killed._store.unlock()
-    with closing(RequestDatabase(tmp_path / jobdir.DATABASE, by_slot=True)):
-        pass
-    again = LocalBackend(
-        tmp_path / "bloom",
-        Policy(expected=100, error_rate=1e-9),
-        job=Job(tmp_path, "auto", crash_safe=True),
-    )
-    again.open()
-    assert again.add(b"in the journal")
-    again.close()
 
 
 def test_a_process_whose_name_is_no_text() -> None:

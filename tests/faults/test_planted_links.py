@@ -55,16 +55,14 @@ def test_a_crawl_that_grows(kind: str, victim: Path, tree: Site, tmp_path: Path)
 
 
 def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    job = {"JOBDIR": "job"}  # with Scrapy's scheduler: CrashSafeScheduler's has no such note
+    crawl = Crawl.held(tree, 10, tmp_path, job)
     crawl.kill()
     (tmp_path / "job/requests.seen").touch()
     (tmp_path / "job/bloom.in-use").unlink()
     for name in ("bloom.in-use", "bloom.in-use.tmp", "bloom.ended", "bloom.ended.tmp"):
         plant(tmp_path / "job" / name, victim, kind)
-    for name in ("journal-1", "journal-2"):
-        (tmp_path / "job/bloom" / name).unlink()
-        plant(tmp_path / "job/bloom" / name, victim, "a link" if "link" in kind else kind)
-    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    crawl = Crawl.held(tree, 10, tmp_path, job)
     note = tmp_path / "job/bloom.in-use"
     assert note.is_file()
     assert not note.is_symlink()
@@ -73,6 +71,27 @@ def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path)
     assert not crawl.told("ERROR")
     assert (tmp_path / "job/bloom.ended").read_text().startswith("0\nbytes were in")
     assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
+
+
+def test_the_records_of_logs(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.held(tree, 10, tmp_path, JOB)
+    note = tmp_path / "job/bloom/logs.json"
+    if kind == "a link":  # to what it was: it is read, and not written
+        note.rename(victim)
+        note.symlink_to(victim)
+        before = victim.read_bytes()
+    plant(tmp_path / "job/bloom/logs.json.tmp", victim, kind)
+    assert crawl.interrupt() == 0
+    crawl = Crawl(tree.url, tmp_path, JOB)
+    assert crawl.finish() == 0, crawl.output
+    assert not crawl.told("ERROR") + crawl.told("WARNING")
+    assert note.is_file()
+    assert not note.is_symlink()
+    assert not note.with_name("logs.json.tmp").exists()
+    assert len(tree.hits) == PAGES
+    if kind == "a link":
+        assert victim.read_bytes() == before
+        victim.write_text(TEXT)
 
 
 def test_a_copy_out_of_redis(kind: str, victim: Path, tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from backends import local_backend
 from clock import Clock
 from local_filters import WINDOW, fps, make
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.files.backend import LocalBackend, notes_in_memory
+from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.job.paths import DATABASE, IN_USE, boot_id
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.queues.sqlite import RequestDatabase
 
 
 def test_a_directory_that_is_free(tmp_path: Path) -> None:
@@ -97,32 +95,6 @@ def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
         kept = re.search("at least ([0-9]+) requests", told)
         assert kept
         assert 30 <= int(kept[1]) <= 60
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_journal_is_read_back_unless_the_machine_went_down(
-    restarted: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Then the queue on the disk may be older than it."""
-
-    def crash_safe() -> LocalBackend:
-        job = Job(tmp_path, "auto", crash_safe=True)
-        return make(tmp_path / "bloom", sync_secs=0, job=job)
-
-    RequestDatabase(tmp_path / DATABASE, by_slot=False).close()
-    backend = crash_safe()
-    assert backend.add(b"page")
-    backend._store.unlock()
-    note = tmp_path / IN_USE
-    if restarted:
-        note.write_text(note.read_text().replace(boot_id(), "another start"))
-    caplog.set_level("INFO")
-    again = crash_safe()
-    assert (b"page" in again) is not restarted
-    (told,) = [each for each in caplog.messages if "did not close" in each]
-    assert ("and no page is lost" in told) is restarted
-    assert ("nothing is lost" in told) is not restarted
-    again.close()
 
 
 def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None:

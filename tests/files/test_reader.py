@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
 from clock import Clock
 from local_filters import WINDOW, fps, make
+from logged_filters import LoggedFilter
 from scrapy_bloom import StorageError
 from scrapy_bloom.files import reader
 from scrapy_bloom.files.reader import FilterReader, filter_directory, found_files
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.sqlite import read_recent
 
 ORIGIN = {"salt": bytes(range(16)), "spider": "shop", "fingerprinter": "a.B"}
 ONE = "generation-0001.bloom"
@@ -77,24 +77,22 @@ def test_the_bits_cannot_be_changed(grown: Path) -> None:
 
 
 def test_a_crawl_that_runs(tmp_path: Path) -> None:
-    backend = local_backend(
-        tmp_path / "bloom",
-        capacity=100,
-        error_rate=1e-9,
-        sync_secs=0,
-        job=Job(tmp_path, crash_safe=True),
-    )
-    backend.open()
-    assert backend.add(b"in the journal")
+    crawl = LoggedFilter(tmp_path)
+    asked = [b"in the log", b"forgotten in the log", b"other"]
+    crawl.find(*asked[:2])
+    crawl.forget(asked[1])
+    crawl.store()
     path = tmp_path / "bloom" / ONE
-    found = FilterReader(tmp_path)
+    recent = {each.fingerprint: each.forgets for each in read_recent(tmp_path / "requests.sqlite")}
+    found = FilterReader(tmp_path, recent=recent)
     assert found.location == str(path.parent)
     assert found.is_closed() is False
     assert found.is_in_use() is True
-    assert found.are_seen([b"in the journal", b"other"]) == [True, False]
+    assert found.are_seen(asked) == [True, False, False]
+    assert found.are_recorded(asked) == [True, True, False]
     alone = FilterReader(path)
-    assert alone.are_seen([b"in the journal", b"other"]) == [False, False]
-    backend.close()
+    assert alone.are_seen(asked) == [False] * 3
+    crawl.close()
     for each in (found, alone):
         each.close()
 

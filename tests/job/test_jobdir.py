@@ -25,20 +25,6 @@ def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> 
     for length in range(len(whole)):
         (tmp_path / jobdir.IN_USE).write_text(whole[:length])
         assert jobdir.filter_in_use(tmp_path) == ("" if length < named else "0123abcd")
-        assert not jobdir.was_machine_restarted(tmp_path)
-
-
-def test_a_note_tells_whether_the_machine_was_restarted(tmp_path: Path) -> None:
-    assert not jobdir.was_machine_restarted(tmp_path)
-    jobdir.set_in_use(tmp_path, "0123abcd")
-    assert not jobdir.was_machine_restarted(tmp_path)
-    note = tmp_path / jobdir.IN_USE
-    text, filter_id, _ = note.read_text().splitlines()
-    note.write_text(f"{text}\n{filter_id}\n01234567-89ab-cdef-0123-456789abcdef\n")
-    assert jobdir.was_machine_restarted(tmp_path)
-    assert jobdir.filter_in_use(tmp_path) == "0123abcd"
-    note.write_text(f"{text}\n{filter_id}\n")  # as older versions wrote it
-    assert not jobdir.was_machine_restarted(tmp_path)
 
 
 def test_a_run_of_ours_that_ended_well_needs_no_times_of_scrapys_files(tmp_path: Path) -> None:

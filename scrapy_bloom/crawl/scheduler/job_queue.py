@@ -100,6 +100,11 @@ class JobQueue(SafeQueue):
         if self._changes is not None and not self.has_failed:
             self._changes.stored(self._database.seq)
 
+    def _fail(self, error: Exception) -> None:
+        super()._fail(error)
+        if self._changes is not None and self._changes.failure is None:
+            self._changes.failure = error  # the filter gets no more, and tells of nothing
+
     def _done(self, row: Any) -> None:
         super()._done(row)
         self._progress_at = monotonic()

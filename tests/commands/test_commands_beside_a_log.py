@@ -1,0 +1,125 @@
+"""Commands that touch the directory of a filter whose log is the queue of a job."""
+
+from pathlib import Path
+
+import pytest
+
+import servers
+from cli import bloom
+from logged_filters import LoggedFilter
+from scrapy_bloom.files.log_records import NAME, LogRecords
+from scrapy_bloom.files.mapping import FilterFile
+from workspace import FINGERPRINTER, fingerprints, urls, write_urls
+
+PAGES = fingerprints(urls(range(60)))
+OPTIONS = {"fingerprinter": FINGERPRINTER, "error_rate": 1e-6}
+MADE_LIKE = ["-n", "1000", "-p", "1e-6"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job that is paused: pages 0 to 39 are recorded, and 20 of them queued."""
+    crawl = LoggedFilter(tmp_path / "job", **OPTIONS)
+    crawl.find(*PAGES[:40])
+    crawl.store()
+    crawl.crawl(20)
+    crawl.close()
+    write_urls(tmp_path / "more.txt", urls(range(30, 60)))
+    return tmp_path / "job"
+
+
+def test_an_import_into_a_paused_job(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert bloom("import", "more.txt", "job", cwd=job.parent).status == 0
+    crawl = LoggedFilter(job, unclean="stop", **OPTIONS)
+    assert all(each in crawl.backend for each in PAGES)
+    assert crawl.database.resumed == 20
+    crawl.close()
+    assert not caplog.messages
+
+
+def test_a_filter_that_is_merged_into_a_paused_job(
+    job: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    salt = bloom("info", "job", "--json", "--show-salt", cwd=job.parent).json["salt"]
+    made = bloom(
+        "import", "more.txt", "other", *MADE_LIKE, "-s", f"BLOOM_SALT={salt}", cwd=job.parent
+    )
+    assert made.status == 0, made
+    ran = bloom("import", "other", "job", cwd=job.parent)
+    assert ran.status == 0, ran
+    crawl = LoggedFilter(job, unclean="stop", **OPTIONS)
+    assert all(each in crawl.backend for each in PAGES)
+    crawl.close()
+    assert not caplog.messages
+
+
+def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (job / f"bloom/{NAME}.tmp").touch()
+    assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0
+    assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
+    crawl = LoggedFilter(job, **OPTIONS)
+    (told,) = caplog.messages
+    assert "the filter lacks what" in told
+    assert "No page is lost" in told
+    queued = set(crawl.database.unfinished())
+    assert len(queued) == 20
+    assert {each for each in PAGES if each in crawl.backend} == queued
+    crawl.close()
+
+
+def test_a_copy_has_no_records(job: Path) -> None:
+    server = servers.shared("valkey").url
+    key = str(job)
+    assert bloom("push", "job/bloom", server, "--key", key, cwd=job.parent).status == 0
+    for command in (
+        ["pull", server, "copy", "--key", key],
+        ["merge", "job", "job/bloom", "-o", "copy"],
+    ):
+        copy = job.parent / "copy"
+        copy.mkdir()
+        (copy / NAME).write_bytes((job / "bloom" / NAME).read_bytes())  # of a filter before it
+        ran = bloom(*command, cwd=job.parent)
+        assert ran.status == 0, ran
+        assert LogRecords.read(copy) == LogRecords()
+        assert bloom("info", "copy", "--json", cwd=job.parent).json["recorded"] == 40
+        assert bloom("reset", "copy", "--yes", cwd=job.parent).status == 0
+        (copy / "lock").unlink()
+        copy.rmdir()
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_a_filter_that_lacks_what_its_log_has_is_not_copied(is_cut_off: bool, job: Path) -> None:
+    """After a power cut, the header may be as it was before the crawl."""
+    crawl = LoggedFilter(job, **OPTIONS)
+    crawl.find(*PAGES[40:50])
+    crawl.store()
+    if is_cut_off:
+        for file in crawl.backend._store.live:
+            assert isinstance(file, FilterFile)
+            file.in_use = False
+            file.save()
+    crawl.die()
+    before = (job / "bloom/generation-0001.bloom").read_bytes()
+    server = servers.shared("valkey").url
+    for command in (
+        ["push", "job/bloom", server, "--key", str(job)],
+        ["merge", "job", "job/bloom", "-o", "copy"],
+        ["import", "job", "copy"],
+        ["import", "more.txt", "job"],
+    ):
+        ran = bloom(*command, cwd=job.parent)
+        assert ran.status == 1, command
+        assert "was not closed" in ran.error
+    assert (job / "bloom/generation-0001.bloom").read_bytes() == before
+    crawl = LoggedFilter(job, **OPTIONS)
+    assert all(each in crawl.backend for each in PAGES[:50])
+    crawl.close()
+    assert bloom("import", "job", "copy", cwd=job.parent).status == 0
+
+
+def test_records_that_are_damaged_stop_who_would_change_the_filter(job: Path) -> None:
+    (job / "bloom" / NAME).write_text("{")
+    for command in (["import", "more.txt", "job"], ["merge", "job", "job/bloom", "-o", "copy"]):
+        assert f"{NAME} cannot be read" in bloom(*command, cwd=job.parent).error
+    assert bloom("check", "job", "more.txt", cwd=job.parent).status == 0
+    assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0

@@ -1,0 +1,210 @@
+"""Kills between each two steps of a checkpoint and of an opening: filter and queue agree."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from local_filters import fps
+from logged_filters import LoggedFilter
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.log_records import LogRecords
+from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.queues.sqlite import RequestDatabase
+
+# Before each call of these, and so after the one before, the process dies.
+STEPS: list[tuple[Any, str]] = [
+    *((os, name) for name in ("fsync", "replace", "rename", "unlink")),
+    *((FilterFile, name) for name in ("save", "sync", "close")),
+    *((RequestDatabase, name) for name in ("begin", "apply", "sync", "checkpointed", "close")),
+    *((Overlay, name) for name in ("take", "applied", "stored")),
+    (BloomFilter, "add_hashed"),
+    (ForgottenFile, "change"),
+    (LogRecords, "write"),
+]
+OPTIONS = {"capacity": 20, "error_rate": 1e-6}
+ALL = 80
+
+
+def die_before_step(number: int) -> None:
+    """Have this process be killed before that step."""
+    count = 0
+
+    def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(*args, **kwargs)
+
+        return call
+
+    for owner, name in STEPS:
+        setattr(owner, name, counted(getattr(owner, name)))
+
+
+def story(job: Path, oracle: Path, run: int) -> None:
+    """Crawl; each batch is noted before and after it is stored: pages that change, and how."""
+    crawl = LoggedFilter(job, **OPTIONS)
+    begin = 40 * run
+    with oracle.open("a", buffering=1) as notes:
+        for turn in range(4):
+            batch = dict.fromkeys(range(begin + 8 * turn, begin + 8 * turn + 8), True)
+            if turn:  # one page is forgotten, one of these found again, one both
+                again, both = begin + 8 * turn - 3, begin + 8 * turn - 2
+                crawl.forget(*fps(again, both + 2))
+                crawl.find(*fps(again, both + 1))
+                crawl.forget(*fps(both, both + 1))
+                batch |= {again: True, both: False, both + 1: False}
+            crawl.find(*fps(begin + 8 * turn, begin + 8 * turn + 8))
+            notes.write(json.dumps(batch) + "\n")
+            crawl.store(done=range(begin + 2 * turn, begin + 2 * turn + 2))
+            notes.write("stored\n")
+            if turn == 2:
+                crawl.checkpoint()
+    crawl.close()
+
+
+def is_killed(job: Path, oracle: Path, run: int, step: int) -> bool:
+    """Tell the story in a process that is killed before a step, if there are so many."""
+    pid = os.fork()
+    if not pid:
+        try:
+            die_before_step(step)
+            story(job, oracle, run)
+        except BaseException:  # noqa: BLE001 - the test must not go on twice
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def possible(oracle: Path) -> list[dict[int, bool]]:
+    """The recorded pages, True if not forgotten: what was being stored is among them, or not."""
+    states: list[dict[int, bool]] = [{}]
+    for line in oracle.read_text().splitlines() if oracle.exists() else []:
+        if line == "stored":
+            states = states[len(states) // 2 :]
+        else:
+            batch = {int(page): is_seen for page, is_seen in json.loads(line).items()}
+            states = [*states, *({**state, **batch} for state in states)]
+    return states
+
+
+def seen_in(crawl: LoggedFilter) -> set[int]:
+    return {number for number, each in enumerate(fps(ALL)) if each in crawl.backend}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it takes processes that fork")
+@pytest.mark.parametrize("part", range(4))
+def test_kills_before_each_step(part: int, tmp_path: Path) -> None:
+    job, oracle = tmp_path / "job", tmp_path / "oracle"
+    for step in range(1 + part, 10_000, 4):
+        shutil.rmtree(job, ignore_errors=True)
+        oracle.unlink(missing_ok=True)
+        was_killed = is_killed(job, oracle, 0, step)
+        is_killed(job, oracle, 1, 1 + step * 7 % 60)  # the opening
+        for _ in range(1 if step % 5 else 2):
+            crawl = LoggedFilter(job, **OPTIONS)
+            seen = seen_in(crawl)
+            matching = [
+                state
+                for state in possible(oracle)
+                if seen == {page for page, is_seen in state.items() if is_seen}
+            ]
+            assert matching, step
+            numbers = [pytest.approx(len(state), rel=0.2, abs=3) for state in matching]
+            assert crawl.backend.status().count in numbers
+            queued = {int.from_bytes(each, "big") for each in crawl.database.unfinished()}
+            assert any(queued <= state.keys() for state in matching)
+            crawl.close()
+        if not was_killed:
+            break
+    assert step > 100
+
+
+class Crawls(RuleBasedStateMachine):
+    """A job, and what its filter is to say: of pages that are stored, and of this run's others."""
+
+    directory: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self.crawl = LoggedFilter(self.directory, **OPTIONS)
+        self.now: dict[bytes, bool] = {}  # whether it is seen; not there: never recorded
+        self.stored: dict[bytes, bool] = {}
+
+    @rule(number=st.integers(0, 60))
+    def find(self, number: int) -> None:
+        (page,) = fps(number, number + 1)
+        assert self.crawl.find(page) == [not self.now.get(page, False)]
+        self.now[page] = True
+
+    @rule(number=st.integers(0, 60))
+    def forget(self, number: int) -> None:
+        (page,) = fps(number, number + 1)
+        if page in self.now:
+            self.crawl.forget(page)
+            self.now[page] = False
+
+    @rule()
+    def store(self) -> None:
+        self.crawl.store()
+        self.stored = dict(self.now)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.crawl.checkpoint()
+
+    @rule()
+    def reopen(self) -> None:
+        self.store()
+        self.crawl.close()
+        self.crawl = LoggedFilter(self.directory, unclean="stop", **OPTIONS)
+        self.is_exact()
+
+    def is_exact(self) -> None:
+        assert self.crawl.backend.status().count == pytest.approx(len(self.now), rel=0.2, abs=3)
+
+    @rule()
+    def kill(self) -> None:
+        self.crawl.die()
+        self.crawl = LoggedFilter(self.directory, **OPTIONS)
+        self.now = dict(self.stored)
+
+    @invariant()
+    def agrees(self) -> None:
+        for page in fps(61):
+            assert (page in self.crawl.backend) is self.now.get(page, False)
+
+    def teardown(self) -> None:
+        self.crawl.close()
+
+
+def test_any_order_of_changes_checkpoints_ends_and_kills(tmp_path: Path) -> None:
+    Crawls.directory = tmp_path / "job"
+    run_state_machine_as_test(
+        Crawls,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

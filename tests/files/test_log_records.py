@@ -1,0 +1,382 @@
+"""Filter and log know each other: what does not belong together is not used in silence."""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crashing_filters import abandon, add, make
+from local_filters import fps
+from logged_filters import LoggedFilter
+from scrapy_bloom import StorageError, UncleanShutdownError
+from scrapy_bloom.files.log_records import NAME, LogRecords
+
+ONE = "generation-0001.bloom"
+OLDER, NEWER = "is older than the filter", "the filter is older than"
+LACKS, OTHER = "the filter lacks what", "is not the queue that the filter was used with"
+COPY = f"(was copied or moved while a crawl used it, or after it was killed|{OLDER})"
+
+
+class Job:
+    """A job of 60 pages whose crawl was paused twice, and the copies of its first pause.
+
+    Pages 0 to 39 were found before the first pause, and 20 of them were crawled; the others after
+    it, when 20 more were crawled.
+    """
+
+    def __init__(self, path: Path, directory: Path | None) -> None:
+        self.path, self.directory = path, directory
+        self.filter = directory or path / "bloom"
+        self.database = path / "requests.sqlite"
+        crawl = self.open()
+        crawl.find(*fps(40))
+        crawl.store()
+        crawl.crawl(20)
+        crawl.close()
+        self.old = path.with_name("old")
+        shutil.copytree(self.filter, self.old / "bloom")
+        shutil.copy(self.database, self.old)
+        crawl = self.open()
+        crawl.find(*fps(40, 60))
+        crawl.store()
+        crawl.crawl(20)
+        crawl.close()
+
+    def open(self, unclean: str = "auto") -> LoggedFilter:
+        return LoggedFilter(self.path, self.directory, unclean=unclean)
+
+    def restore_database(self) -> None:
+        shutil.copy(self.old / "requests.sqlite", self.database)
+
+    def restore_filter(self) -> None:
+        shutil.rmtree(self.filter)
+        shutil.copytree(self.old / "bloom", self.filter)
+
+    def remove_database(self) -> None:
+        self.database.unlink()
+
+    def empty_database(self) -> None:
+        os.truncate(self.database, 0)
+
+    def remove_filter(self) -> None:
+        shutil.rmtree(self.filter)
+
+    def replace_filter(self) -> None:
+        self.remove_filter()
+        LoggedFilter(self.path.with_name("another"), self.filter).close()
+        (self.filter / NAME).unlink()
+
+    def other_job(self) -> None:
+        other = LoggedFilter(self.path.with_name("another"))
+        other.find(*fps(100, 110))
+        other.close()
+        shutil.copy(self.path.with_name("another") / "requests.sqlite", self.database)
+
+    def copy_while_open(self) -> None:
+        crawl = self.open()
+        crawl.find(*fps(60, 80))
+        crawl.store()
+        copy = self.path.with_name("copy")
+        copy.mkdir()
+        for name in ("requests.sqlite", "requests.sqlite-wal"):
+            shutil.copy(self.path / name, copy)
+        crawl.find(*fps(80, 90))
+        crawl.close()
+        for name in ("requests.sqlite", "requests.sqlite-wal"):
+            (self.path / name).unlink(missing_ok=True)
+            shutil.copy(copy / name, self.path / name)
+
+
+# What is done to a job, what is told of it, and whether the queue may lack requests.
+MISFITS: dict[str, tuple[Callable[[Job], None], str, bool]] = {
+    "an older queue": (Job.restore_database, OLDER, True),
+    "no queue": (Job.remove_database, OTHER, True),
+    "an empty queue": (Job.empty_database, OTHER, True),
+    "the queue of another job": (Job.other_job, OTHER, True),
+    "a queue copied while open": (Job.copy_while_open, COPY, True),
+    "an older filter": (Job.restore_filter, NEWER, False),
+    "no filter": (Job.remove_filter, LACKS, False),
+    "another filter": (Job.replace_filter, LACKS, False),
+}
+
+
+@pytest.fixture(params=["own", "BLOOM_DIR"])
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
+    return Job(tmp_path / "job", tmp_path / "kept" if request.param == "BLOOM_DIR" else None)
+
+
+@pytest.mark.parametrize("unclean", ["auto", "keep", "reset", "stop"])
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    change, why, is_log_older = MISFITS[name]
+    change(job)
+    caplog.clear()
+    if unclean == "stop":
+        for _ in range(2):
+            with pytest.raises(UncleanShutdownError, match=f"{why}.*so nothing was changed"):
+                job.open(unclean)
+        return
+    crawl = job.open(unclean)
+    (told,) = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    text = told.getMessage()
+    assert re.search(why, text)
+    assert "nothing is lost" not in text
+    is_aside = unclean == "reset" or (is_log_older and unclean == "auto" and job.directory is None)
+    assert ("Set aside, not deleted" in text) is is_aside
+    moved = list(job.filter.glob("*.set-aside-*"))
+    assert bool(moved) is (is_aside and name != "no filter")
+    assert bool(list(job.path.glob("requests.sqlite.set-aside-*"))) is (unclean == "reset")
+    # What is queued is crawled once, and what is nowhere is new, unless that was told.
+    queued = set(crawl.database.unfinished())
+    assert not queued & {each for each in queued if each not in crawl.backend}
+    seen = {each for each in fps(80) if each in crawl.backend}
+    if is_aside:
+        assert seen == queued & set(fps(80))
+    elif is_log_older:
+        assert "are not crawled, since the filter reports them as duplicates" in text
+        assert 'set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset"' in text
+    else:
+        assert "No page is lost" in text
+        assert queued <= seen
+    crawl.close()
+    # From then on, they belong together.
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        job.open("stop").close()
+    assert not caplog.messages
+
+
+def test_a_pause_is_no_misfit(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        job.open("stop").close()
+    assert not caplog.messages
+
+
+def test_a_kill_is_none_either(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    crawl = job.open()
+    crawl.find(*fps(60, 70))
+    crawl.store()
+    crawl.die()
+    caplog.set_level("INFO")
+    crawl = job.open()
+    (told,) = caplog.messages
+    assert "did not close" in told
+    assert "nothing is lost" in told
+    assert all(each in crawl.backend for each in fps(70))
+    crawl.die()
+    with pytest.raises(UncleanShutdownError, match="did not close"):
+        job.open("stop")
+    caplog.clear()
+    crawl = job.open("reset")
+    (told,) = caplog.messages
+    assert "The crawl starts over with an empty queue and an empty filter" in told
+    assert not any(each in crawl.backend for each in fps(70))
+    assert crawl.database.left == 0
+    crawl.close()
+
+
+def test_a_kill_and_the_loss_of_sqlites_log(job: Job) -> None:
+    """The queue is that of an earlier instant then, and the filter has nothing that it lacks."""
+    crawl = job.open()
+    crawl.find(*fps(60, 70))
+    crawl.store()
+    crawl.checkpoint()
+    crawl.find(*fps(70, 80))
+    crawl.store()
+    kept = job.database.read_bytes()  # as it is in the file itself
+    assert job.database.with_name("requests.sqlite-wal").stat().st_size
+    crawl.die()
+    job.database.write_bytes(kept)
+    job.database.with_name("requests.sqlite-wal").unlink(missing_ok=True)
+    crawl = job.open()
+    queued = set(crawl.database.unfinished())
+    seen = {each for each in fps(60, 80) if each in crawl.backend}
+    assert seen == queued & set(fps(60, 80)) >= set(fps(60, 70))
+    crawl.close()
+
+
+def test_a_new_queue_after_a_crawl_that_has_ended_is_none(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    crawl = job.open()
+    crawl.crawl(100)
+    crawl.close()
+    job.remove_database()
+    crawl = job.open("stop")
+    assert all(each in crawl.backend for each in fps(60))
+    crawl.close()
+    assert not caplog.messages
+
+
+def test_a_queue_that_was_swapped_and_is_put_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the other one held in the meantime is missing then."""
+    job = Job(tmp_path / "job", None)
+    first = tmp_path / "first"
+    job.database.rename(first)
+    crawl = job.open("keep")
+    crawl.find(*fps(60, 70))
+    crawl.close()
+    job.database.unlink()
+    first.rename(job.database)
+    caplog.clear()
+    job.open("keep").close()
+    assert OTHER in caplog.text
+
+
+def test_several_jobs_on_one_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = tmp_path / "kept"
+    crawls = {}
+    for turn in range(3):
+        for name in range(3):
+            crawl = LoggedFilter(tmp_path / str(name), kept, unclean="auto")
+            numbers = (100 * name + 10 * turn, 100 * name + 10 * turn + 10)
+            assert all(crawl.find(*fps(*numbers)))
+            crawl.store()
+            if (turn + name) % 2:
+                crawl.checkpoint()
+            crawl.die() if (turn + name) % 3 == 0 else crawl.close()
+            crawls[name] = crawl.database.id
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+    for name in range(3):
+        crawl = LoggedFilter(tmp_path / str(name), kept)
+        assert all(each in crawl.backend for each in fps(100 * name, 100 * name + 30))
+        crawl.close()
+    records = LogRecords.read(kept)
+    assert list(records.logs) == list(crawls.values())
+    assert records.open == ""
+
+
+def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "kept"
+    LoggedFilter(tmp_path / "job", kept).close()
+    other = make(kept)
+    add(other, b"page")
+    abandon(other)
+    crawl = LoggedFilter(tmp_path / "job", kept)
+    (told,) = caplog.messages
+    assert "requests that were queued but not yet crawled at that time look seen" in told
+    assert b"page" in crawl.backend
+    assert not list(kept.glob("*.set-aside-*"))
+    crawl.close()
+
+
+def test_only_the_last_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scrapy_bloom.files.log_records._MOST_LOGS", 3)
+    for number in range(5):
+        LoggedFilter(tmp_path / str(number), tmp_path / "kept").close()
+    paths = [each.path for each in LogRecords.read(tmp_path / "kept").logs.values()]
+    assert paths == [str(tmp_path / str(number) / "requests.sqlite") for number in (2, 3, 4)]
+
+
+RECORD = {"path": "job/requests.sqlite", "run": "ab", "seq": 1, "left": 0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"[" * 200_000,
+        b'{"logs": []}',
+        b'{"logs": {}}',
+        b'{"logs": {}, "open": null}',
+        b'{"logs": {}, "open": ["a"]}',
+        b'{"logs": {"a": 1}, "open": ""}',
+        b'{"logs": {"a": {"path": "b"}}, "open": ""}',
+        *(
+            json.dumps({"logs": {"a": {**RECORD, **change}}, "open": ""}).encode()
+            for change in (
+                {"seq": "1"},
+                {"seq": 1.5},
+                {"seq": float("inf")},
+                {"seq": None},
+                {"left": True},
+                {"run": ["a"]},
+                {"run": "\ud800"},
+                {"path": 7},
+                {"more": 1},
+            )
+        ),
+        b'{"logs": {"a": {"path": "", "run": "", "seq": ' + b"9" * 5000 + b', "left": 0}}}',
+    ],
+    ids=lambda content: content[:60].decode(errors="replace"),
+)
+def test_records_that_are_damaged(content: bytes, tmp_path: Path) -> None:
+    LoggedFilter(tmp_path).close()
+    path = tmp_path / "bloom" / NAME
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=f"{NAME} cannot be read: .*; it was left as it is"):
+        LoggedFilter(tmp_path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory"])
+def test_records_that_are_no_file(kind: str, tmp_path: Path) -> None:
+    LoggedFilter(tmp_path).close()
+    path = tmp_path / "bloom" / NAME
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(StorageError, match=NAME):
+        LoggedFilter(tmp_path)
+
+
+def test_a_path_of_any_characters(tmp_path: Path) -> None:
+    job = tmp_path / "Jöb\udcff"
+    for _ in range(2):
+        crawl = LoggedFilter(job)
+        crawl.find(*fps(2))
+        crawl.close()
+    (record,) = LogRecords.read(job / "bloom").logs.values()
+    assert record.path == str(job / "requests.sqlite")
+
+
+def test_an_end_in_the_middle_of_setting_aside_goes_on_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path / "job", None)
+    number = 0
+    while True:
+        number += 1
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(job.path, tmp_path / "copy")
+        job.restore_database()
+        rename, renames = Path.rename, []
+
+        def dies(path: Path, target: Path) -> Path:
+            renames.append(path)  # noqa: B023 - of this turn
+            if len(renames) == number:  # noqa: B023
+                raise KeyboardInterrupt
+            return rename(path, target)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", dies)
+            try:
+                job.open().close()
+            except KeyboardInterrupt:
+                is_through = False
+            else:
+                is_through = True
+        crawl = job.open()
+        queued = set(crawl.database.unfinished())
+        assert {each for each in fps(60) if each in crawl.backend} == queued
+        crawl.close()
+        shutil.rmtree(job.path)
+        shutil.copytree(tmp_path / "copy", job.path)
+        if is_through:
+            break
+    assert number > 2
