@@ -233,9 +233,9 @@ def _notes(seed: int, directory: Path, wrong: Sequence[_Outcome]) -> str:
         "asked for at each start, are not counted as crawled twice.\n"
         "What is in flight was taken from the queue, and is being downloaded, in its callback, or "
         "its items in the pipelines: Scrapy downloads CONCURRENT_REQUESTS at a time, and takes "
-        "more while the responses of others wait for their callbacks. The resumed crawl asks for all "
-        "of it again. The column 'without a response' is the part of it whose response had not "
-        "come.\n"
+        "more while the responses of others wait for their callbacks. The resumed crawl asks for "
+        "all of it again. The column 'without a response' is the part of it whose response had "
+        "not come.\n"
         "Scrapy's resumed crawl is ended once it has asked for nothing for 10 seconds.\n"
         f"The instants were drawn with the seed {seed}."
     )

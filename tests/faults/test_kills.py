@@ -175,7 +175,7 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
         assert f"Set aside, not deleted: {tmp_path}/job/requests.queue.set-aside-" in warning, what
     else:
         assert not crawl.told("WARNING"), f"{what}: {crawl.output}"
-        assert "Its queue survives that: nothing is lost" in crawl.output, what
+        assert "Queue and filter are complete: nothing is lost" in crawl.output, what
         assert read_counts(tmp_path / "job" / DATABASE) == (0, 0), what
         twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
         assert twice <= KILLS * 32, what  # what was in flight, with any version of Scrapy
