@@ -162,7 +162,7 @@ class FileGenerations(MemoryGenerations):
                 return
             latest: dict[bytes, bool] = {}
             changed: dict[int, LocalGeneration] = {}
-            for (forgets, fingerprint), newest, _ in changes:
+            for forgets, fingerprint, newest, _ in changes:
                 latest[fingerprint] = forgets
                 if not (forgets or newest.is_closed):
                     newest.filter.add(fingerprint)

@@ -15,7 +15,8 @@ from scrapy_bloom.generations.lookup import Lookup
 
 
 class _Pending(NamedTuple):
-    change: Change
+    forgets: bool
+    fingerprint: bytes
     newest: LocalGeneration  # that it is to be recorded in
     is_counted: bool  # in that generation's count already
 
@@ -50,7 +51,7 @@ class Overlay:
     def is_forgotten(self, fingerprint: bytes) -> bool | None:
         """Return whether the latest change forgets a fingerprint; None if there is no change."""
         latest = self._latest.get(fingerprint)
-        return None if latest is None else latest.change.forgets
+        return None if latest is None else latest.forgets
 
     def forgotten(self) -> list[bytes]:
         """Return the fingerprints whose latest change forgets them."""
@@ -60,22 +61,22 @@ class Overlay:
         """Record a fingerprint, unless it is recorded; True if it was new."""
         if fingerprint in self._latest or fingerprint in self._known:
             return False
-        self._change(Change(False, fingerprint), is_counted=True)
+        self._change(False, fingerprint, True)
         self._newest.unapplied += 1
         return True
 
     def keep(self, fingerprint: bytes) -> None:
         """Record a fingerprint that is recorded already, but forgotten, or in an older quarter."""
-        self._change(Change(False, fingerprint))
+        self._change(False, fingerprint, False)
 
     def forget(self, fingerprints: Iterable[bytes]) -> None:
         """Let fingerprints be forgotten."""
         for fingerprint in fingerprints:
-            self._change(Change(True, fingerprint))
+            self._change(True, fingerprint, False)
 
-    def _change(self, change: Change, *, is_counted: bool = False) -> None:
-        new = _Pending(change, self._newest, is_counted)
-        self._latest[change.fingerprint] = new
+    def _change(self, forgets: bool, fingerprint: bytes, is_counted: bool) -> None:  # noqa: FBT001 - called often
+        new = _Pending(forgets, fingerprint, self._newest, is_counted)
+        self._latest[fingerprint] = new
         self._collected.append(new)
 
     # Towards the store.
@@ -86,13 +87,13 @@ class Overlay:
         return len(self._collected)
 
     @property
-    def last(self) -> Change:
-        """Return the change that was collected last."""
-        return self._collected[-1].change
+    def last(self) -> bytes:
+        """Return the fingerprint of the change that was collected last."""
+        return self._collected[-1].fingerprint
 
     def collected(self) -> list[Change]:
         """Return the changes that are not stored yet, in order."""
-        return [each.change for each in self._collected]
+        return [Change(each.forgets, each.fingerprint) for each in self._collected]
 
     def stored(self, seq: int) -> None:
         """Note that all changes that were collected are stored, in that batch."""
@@ -131,8 +132,8 @@ class Overlay:
         while self._applied:
             for each in self._applied.popleft():
                 each.newest.unapplied -= each.is_counted
-                if self._latest.get(each.change.fingerprint) is each:
-                    del self._latest[each.change.fingerprint]
+                if self._latest.get(each.fingerprint) is each:
+                    del self._latest[each.fingerprint]
 
 
 class ForgottenOverlay:

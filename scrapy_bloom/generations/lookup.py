@@ -54,6 +54,9 @@ class Lookup:
 
     def __contains__(self, fingerprint: bytes) -> bool:
         block_hash, positions = self._locate(fingerprint)
-        return self.newest.has_hashed(block_hash, positions) or any(
+        if self.newest.has_hashed(block_hash, positions):
+            return True
+        # Mostly there are none, and a generator takes longer than this look.
+        return bool(self._others) and any(
             each.has_hashed(block_hash, positions) for each in self._others
         )

@@ -242,8 +242,12 @@ class RequestDatabase:
 
     def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
         """Store a batch, and take the next request, if any; raises sqlite3.Error."""
+        if not self.pending and not batch.found:
+            if batch:
+                self.apply(batch)
+            return None  # without a transaction
         with self._stored(batch):
-            row = self._next(active) if self.pending + len(batch.found) else None
+            row = self._next(active)
             if row is not None:
                 self._set_in_flight(row[0])
         if row is None:
@@ -452,10 +456,12 @@ def _checksum_of(ids: int, numbers: int) -> int:
 
 
 def _row(number: int, found: Found) -> tuple[Any, ...]:
+    slot = found.slot
     return (
         number,
         _PENDING,
-        found.slot.encode(errors="backslashreplace").decode(),  # SQLite knows no surrogates
+        # SQLite knows no surrogates.
+        slot if slot.isascii() else slot.encode(errors="backslashreplace").decode(),
         max(-_LARGEST, min(found.priority, _LARGEST)),
         found.rank,
         -number if found.newest_first else number,

@@ -55,7 +55,7 @@ class JobQueue(SafeQueue):
             if df.request_seen(request):
                 return None
             if changes.number > before:
-                fingerprint = changes.last.fingerprint
+                fingerprint = changes.last
         found = self._serialized(request, fingerprint)
         if found is None:
             record = partial(self._record, changes.hold(before), cast("BloomDupeFilter", df))
@@ -68,7 +68,7 @@ class JobQueue(SafeQueue):
         """Record a request that is done, and was kept in memory, unless it has failed."""
         if self._changes is not None and not self.has_failed:
             forgotten = df.backend.forgotten
-            new = [each for each in held if each.change.fingerprint not in forgotten]
+            new = [each for each in held if each.fingerprint not in forgotten]
             self._changes.release(new)
             self._flush_soon.schedule()
 

@@ -153,10 +153,11 @@ class SafeQueue:
         )
 
     def _add(self, found: Found) -> None:
-        self._batch.found.append(found)
-        if len(self._batch.found) >= _MOST_FOUND:
+        collected = self._batch.found
+        collected.append(found)
+        if len(collected) >= _MOST_FOUND:
             self.flush()
-        else:
+        elif len(collected) == 1:
             self._flush_soon.schedule()
 
     def flush(self) -> None:
