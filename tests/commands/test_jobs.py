@@ -297,7 +297,7 @@ def test_an_interrupt_leaves_no_process(
     is_over.set()
     servers.wait_for(lambda: is_gone(process.pid), lambda: "a process is left")
     assert process.returncode == (143 if number == signal.SIGTERM else -number)
-    if number == signal.SIGINT or number == signal.SIGTERM:
+    if number in (signal.SIGINT, signal.SIGTERM):
         assert "requests are recorded; repeat the command to go on" in err
         assert err.count("\n") == 2
     else:

@@ -49,11 +49,10 @@ from redis_faults import (
 )
 
 RIGHTS = (
-    "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
+    "the user needs ~KEY* and ~{KEY* (KEY: BLOOM_REDIS_KEY) and, in this order, "
     "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
-    "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, with "
-    "BLOOM_QUEUE = 'redis' also "
-    "+eval +evalsha, on a Cluster also +cluster|slots"
+    "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, for a "
+    "shared queue +eval +evalsha, for a Cluster +cluster|slots"
 )
 LOGIN = (
     "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "

@@ -20,11 +20,10 @@ _HINTS = {
         "its URL or REDISCLI_AUTH)"
     ),
     ("NoPermission", "NOPERM"): (
-        "the user needs ~KEY* and ~{KEY*, where KEY is BLOOM_REDIS_KEY, and, in this order, "
+        "the user needs ~KEY* and ~{KEY* (KEY: BLOOM_REDIS_KEY) and, in this order, "
         "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
-        "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, with "
-        "BLOOM_QUEUE = 'redis' also "
-        "+eval +evalsha, on a Cluster also +cluster|slots"
+        "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, for a "
+        "shared queue +eval +evalsha, for a Cluster +cluster|slots"
     ),
     ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
     ("SENTINEL", "unknown command"): (
