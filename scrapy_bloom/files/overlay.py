@@ -55,7 +55,7 @@ class Overlay:
 
     def forgotten(self) -> list[bytes]:
         """Return the fingerprints whose latest change forgets them."""
-        return [each for each, latest in self._latest.items() if latest.change.forgets]
+        return [each for each, latest in self._latest.items() if latest.forgets]
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint, unless it is recorded; True if it was new."""
