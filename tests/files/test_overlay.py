@@ -1,6 +1,5 @@
 """A filter with a log: what is recorded is seen at once, and gets into the filter after the log."""
 
-import errno
 import os
 import threading
 from contextlib import closing
@@ -11,11 +10,9 @@ import pytest
 from clock import Clock
 from local_filters import WINDOW, fps
 from logged_filters import LoggedFilter
-from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.log_records import LogRecords
-from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.queues.batch import Batch
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_recent
@@ -290,107 +287,6 @@ def test_a_checkpoint_that_begins_at_the_close_does_not_keep_it_open(tmp_path: P
     syncer.join(10)
     assert not syncer.is_alive()
     store._wake.clear = clear
-    crawl.close()
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("name", ["requests.sqlite-wal", f"{NAME}-wal", ONE, "logs.json.tmp"])
-def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
-    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crawl = LoggedFilter(tmp_path)
-    pages = fps(6)
-    crawl.find(*pages[:2])
-    crawl.store()
-    crawl.checkpoint()
-    crawl.find(*pages[2:4])
-    crawl.forget(pages[0])
-    crawl.store()
-    fsync = os.fsync
-
-    def fails(fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
-            raise OSError(number, os.strerror(number))
-        fsync(fd)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
-        patch.setattr(os, "fsync", fails)
-        crawl.checkpoint()
-    assert crawl.overlay.failure is not None
-    applied = crawl.database.applied
-    crawl.find(*pages[4:])
-    crawl.store()
-    with pytest.raises(OSError, match=os.strerror(number)):
-        crawl.checkpoint()
-    assert in_files(tmp_path / "bloom", *pages[4:]) == [False, False]
-    assert crawl.database._checkpointed == applied == 1
-    assert all(each in crawl.backend for each in pages[1:])
-    assert pages[0] not in crawl.backend
-    crawl.close()  # it was told of
-    assert LogRecords.read(tmp_path / "bloom").open
-    again = LoggedFilter(tmp_path)
-    assert all(each in again.backend for each in pages[1:])
-    assert again.find(*pages) == [True] + [False] * 5
-    again.close()
-
-
-@pytest.mark.parametrize("name", ["requests.sqlite-wal", ONE, "logs.json.tmp"])
-def test_a_sync_that_fails_at_the_close_is_told_of(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    crawl = LoggedFilter(tmp_path)
-    crawl.find(*fps(3))
-    crawl.store()
-    fsync = os.fsync
-
-    def fails(fd: int) -> None:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == name:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        fsync(fd)
-
-    with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error"):
-        patch.setattr(os, "fsync", fails)
-        crawl.backend.close()
-    crawl.database.close()
-    again = LoggedFilter(tmp_path)
-    assert all(each in again.backend for each in fps(3))
-    again.close()
-
-
-def test_a_failure_in_the_thread_just_before_the_close_is_told_of(tmp_path: Path) -> None:
-    """Nobody else looks at it any more."""
-    crawl = LoggedFilter(tmp_path)
-    crawl.find(*fps(3))
-    crawl.store()
-    store = crawl.backend._store
-    join = store._syncer.join
-
-    def fails_meanwhile() -> None:
-        join()
-        crawl.overlay.failure = OSError(errno.EIO, os.strerror(errno.EIO))
-
-    store._syncer.join = fails_meanwhile
-    with pytest.raises(StorageError, match="could not be written to the disk: Input/output error"):
-        crawl.backend.close()
-    crawl.database.close()
-    assert LogRecords.read(tmp_path / "bloom").open
-
-
-def test_a_header_that_cannot_be_synced_hides_no_failure_from_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    """The kernel reports a failed write once to each opened file: the header has one of its own."""
-    crawl = LoggedFilter(tmp_path)
-    file = crawl.backend._store.live[-1]
-    assert isinstance(file, FilterFile)
-
-    class Reported:
-        def flush(self, *_: int) -> None:
-            raise AssertionError("the error would be reported here")
-
-    mapped, file._map = file._map, Reported()  # type: ignore[assignment]
-    file.sync_header()
-    file._map = mapped
     crawl.close()
 
 
