@@ -5,6 +5,9 @@ paused job, and none while a crawl runs. In Redis, the queue that workers share 
 filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
 one.
 
+With --dead, nothing is deleted: requests of a job that are dead, since they have killed its process
+again and again, are crawled once more by its next run.
+
 With --queue, the queue in Redis is deleted, and the filter stays: what waited there is not crawled,
 and the next crawl begins with the filter as it is.
 
@@ -13,6 +16,7 @@ an empty filter; with --queue, they end as if the crawl were finished.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
+  scrapy bloom reset jobs/shop --dead --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --queue --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --yes
 """
@@ -33,19 +37,23 @@ from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
 from scrapy_bloom.files.directory import parts_beside
 from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.locks import lock_directory, lock_job
 from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
+from scrapy_bloom.queues.sqlite import read_dead, requeue_dead
 from scrapy_bloom.redis.keys.store import RedisStore
 from scrapy_bloom.text import counted, escaped, size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--dead] [--queue] [--force] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     add_place(parser)
+    parser.add_argument(
+        "--dead", action="store_true", help="of a job: crawl its dead requests again, no more"
+    )
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
     )
@@ -57,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
-    if is_redis(options.place):
+    if options.dead:
+        _requeue_dead(options)
+    elif is_redis(options.place):
         store = connect(options, load_project(settings, options.spider, options.place))
         with closing(store.server):
             _reset_in_redis(store, options)
@@ -67,6 +77,25 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     else:
         check_filter_name(options, options.place)
         _reset_files(Path(options.place), yes=options.yes)
+
+
+def _requeue_dead(options: argparse.Namespace) -> None:
+    if is_redis(options.place) or options.queue or options.force:
+        raise UsageError("--dead is for the queue of a job: give its JOBDIR, and no other option")
+    job_dir = Path(options.place)
+    database = job_dir / jobdir.DATABASE
+    if not jobdir.is_database(database):
+        raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
+    lock = lock_job(job_dir.absolute())
+    try:
+        if number := len(read_dead(database)):
+            dead = counted(number, "dead request")
+            question = f"Have {dead} of {job_dir} crawled again?"
+            _confirm(question, yes=options.yes, done="changed", do="do it")
+            requeue_dead(database)
+    finally:
+        lock.release()
+    say(f"{counted(number, 'dead request')} of {job_dir} will be crawled again")
 
 
 def _reset_files(path: Path, *, yes: bool) -> None:
@@ -168,12 +197,12 @@ def _names(queue: QueueState | None) -> str:
     return ", ".join(each.name for each in queue.workers if each.is_alive) if queue else ""
 
 
-def _confirm(question: str, *, yes: bool) -> None:
+def _confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise BloomError(f"{question} Nobody can be asked here: add --yes to delete it")
+        raise BloomError(f"{question} Nobody can be asked here: add --yes to {do}")
     sys.stderr.write(f"{escaped(question)} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise BloomError("nothing was deleted")
+        raise BloomError(f"nothing was {done}")

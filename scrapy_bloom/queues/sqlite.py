@@ -429,6 +429,21 @@ def read_dead(path: Path) -> list[bytes]:
     return [data for (data,) in _read(path, query, DEAD)]
 
 
+def requeue_dead(path: Path) -> int:
+    """Make the dead requests of a job pending, and suspect of nothing; return how many there were.
+
+    No crawl may use the job. Raises as `read_counts`.
+    """
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            _check(db, path)
+            requeue = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
+            return db.execute(requeue, (_PENDING, _DEAD)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
 def read_recent(path: Path) -> list[Change]:
     """Return the changes that a filter may lack, in order; raises as `read_counts`."""
     try:

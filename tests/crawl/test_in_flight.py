@@ -5,7 +5,7 @@ from pathlib import Path
 from cli import bloom
 from crawls import Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.sqlite import read_counts, read_dead
 from sites import Site
 
 PAGES = 60  # of the tree
@@ -109,3 +109,15 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     assert ["/p/7?" in url for url in info["queue"]["dead"]] == [True]
     assert "1 dead: http" in bloom("info", "job", cwd=tmp_path).out
     assert Crawl(tree.url, tmp_path, SAFE, spider=spider).finish() == 0  # it stays dead
+    assert (
+        "Have 1 dead request of job crawled again?"
+        in bloom("reset", "job", "--dead", cwd=tmp_path).error
+    )
+    ran = bloom("reset", "job", "--dead", "--yes", cwd=tmp_path)
+    assert ran.out == "1 dead request of job will be crawled again\n"
+    assert read_counts(tmp_path / "job" / DATABASE) == (1, 0)
+    assert Crawl(tree.url, tmp_path, SAFE).finish() == 0  # the page is mended
+    assert len(tree.hits) == PAGES
+    assert read_dead(tmp_path / "job" / DATABASE) == []
+    assert "0 dead requests of job" in bloom("reset", "job", "--dead", "--yes", cwd=tmp_path).out
+    assert "holds no queue" in bloom("reset", ".", "--dead", "--yes", cwd=tmp_path).error
