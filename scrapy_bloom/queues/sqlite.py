@@ -439,7 +439,7 @@ def requeue_dead(path: Path) -> int:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             _check(db, path)
             requeue = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
-            return db.execute(requeue, (_PENDING, _DEAD)).rowcount
+            return db.execute(requeue, (_PENDING, DEAD)).rowcount
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
 
