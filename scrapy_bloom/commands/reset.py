@@ -16,7 +16,7 @@ an empty filter; with --queue, they end as if the crawl were finished.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
-  scrapy bloom reset jobs/shop --dead --yes
+  scrapy bloom reset jobs/news --dead --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --queue --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --yes
 """

@@ -88,8 +88,8 @@ def serialized(request: Mapping[str, Any]) -> bytes:
     """Return what `Request.to_dict` makes, serialized; raises ValueError if it cannot be."""
     try:
         return pickle.dumps(request, protocol=4)
-    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+    except Exception as error:  # a __reduce__ may raise anything, and no page may be lost for it
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def deserialized(data: bytes) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from scrapy.utils.request import RequestFingerprinter
 import servers
 from backends import local_backend, redis_backend
 from cli import Ran, bloom
+from request_queues import fill
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.redis import SharedRequests
@@ -100,6 +101,8 @@ def prepare(path: Path) -> str:
     url = f"{servers.shared('valkey').url.removesuffix('/0')}/9"
     client = redis.Redis.from_url(url)
     (path / "jobs/old").mkdir(parents=True)
+    (path / "jobs/news").mkdir()
+    fill(path / "jobs/news/requests.sqlite", b"a request")
     (path / "filters").mkdir()
     make_filter(path / "jobs/shop/bloom", fingerprints(urls(range(300))))
     write_seen(path / "jobs/old/requests.seen", fingerprints(urls(range(100))))
