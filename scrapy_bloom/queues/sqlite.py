@@ -46,18 +46,8 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
-    """
-    CREATE TABLE filter_log (
-        id TEXT NOT NULL,
-        seq INTEGER NOT NULL,
-        applied INTEGER NOT NULL,
-        pushed INTEGER NOT NULL,
-        done INTEGER NOT NULL,
-        checksum INTEGER NOT NULL,
-        suspect INTEGER NOT NULL,
-        opened_as TEXT NOT NULL
-    )
-    """,
+    "CREATE TABLE filter_log (id TEXT, seq INTEGER, applied INTEGER, pushed INTEGER, "
+    "done INTEGER, checksum INTEGER, suspect INTEGER, opened_as TEXT)",
 )
 _INDEXES = {
     True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, is_start, position) "
@@ -72,6 +62,7 @@ _NEXT = """
 _NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
+_REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = (
     "UPDATE filter_log SET seq = ?, applied = ?, pushed = ?, done = ?, checksum = ?, suspect = ?"
@@ -249,7 +240,7 @@ class RequestDatabase:
         with self._stored(batch):
             row = self._next(active)
             if row is not None:
-                self._set_in_flight(row[0])
+                self._db.execute(_TAKE, row[:1])
         if row is None:
             return None
         self.pending -= 1
@@ -261,14 +252,11 @@ class RequestDatabase:
             return None
         with self._stored(Batch()):
             row = self._db.execute(_NEXT_SUSPECT).fetchone()
-            self._set_in_flight(row[0])
+            self._db.execute(_TAKE, row[:1])
             self._db.execute("UPDATE filter_log SET suspect = ?", row[:1])
         self._suspect = row[0]
         self.suspects -= 1
         return Taken(*row)
-
-    def _set_in_flight(self, row: int) -> None:
-        self._db.execute(_TAKE, (row,))
 
     @contextlib.contextmanager
     def _stored(self, batch: Batch) -> Iterator[None]:
@@ -438,8 +426,7 @@ def requeue_dead(path: Path) -> int:
         check_no_links(path)
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             _check(db, path)
-            requeue = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
-            return db.execute(requeue, (_PENDING, DEAD)).rowcount
+            return db.execute(_REQUEUE, (_PENDING, DEAD)).rowcount
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
 
