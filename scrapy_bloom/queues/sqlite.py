@@ -46,8 +46,12 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
-    "CREATE TABLE filter_log (id TEXT, seq INTEGER, applied INTEGER, pushed INTEGER, "
-    "done INTEGER, checksum INTEGER, suspect INTEGER, opened_as TEXT)",
+    """
+    CREATE TABLE filter_log (
+        id TEXT, seq INTEGER, applied INTEGER, pushed INTEGER, done INTEGER, checksum INTEGER,
+        suspect INTEGER, opened_as TEXT
+    )
+    """,
 )
 _INDEXES = {
     True: "CREATE INDEX next_of_slot ON requests (slot, priority DESC, is_start, position) "
@@ -234,9 +238,9 @@ class RequestDatabase:
     def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
         """Store a batch, and take the next request, if any; raises sqlite3.Error."""
         if not self.pending and not batch.found:
-            if batch:
+            if batch or self._checkpointed > self.applied:
                 self.apply(batch)
-            return None  # without a transaction
+            return None
         with self._stored(batch):
             row = self._next(active)
             if row is not None:

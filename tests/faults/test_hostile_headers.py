@@ -54,7 +54,8 @@ def with_figure(good: bytes, offset: int, kind: str, value: float) -> bytes:
 def with_state(good: bytes, found: FileGeneration, state: dict[str, float]) -> bytes:
     raw = bytearray(good)
     with memoryview(raw)[:HEADER_BYTES] as view, view.cast("Q") as words:
-        write_state(words, replace(found, **state))
+        changed = replace(found, **state)
+        write_state(words, changed, changed.count)
     return bytes(raw)
 
 

@@ -25,6 +25,7 @@ class Disk:
         self.path = directory / "disk"
         self.path.mkdir(parents=True)
         self._image = directory / "image"
+        self._restarts = 0
         with self._image.open("wb") as image:
             image.truncate(64 << 20)
         _run("mkfs.ext4", "-q", "-F", self._image)
@@ -45,7 +46,11 @@ class Disk:
         file system that was cut off, and the same image would be that one again.
         """
         self.end()
-        self._image = shutil.copyfile(self._image, self._image.with_name("image-restarted"))
+        self._restarts += 1
+        copy = self._image.with_name(f"image-{self._restarts}")
+        shutil.copyfile(self._image, copy)
+        self._image.unlink()
+        self._image = copy
         self._mount()
 
     def end(self) -> None:
