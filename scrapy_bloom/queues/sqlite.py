@@ -110,7 +110,7 @@ class RequestDatabase:
         has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
         try:
             self._db = sqlite3.connect(
-                path, _PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
+                path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
             try:
                 self._open(path, has_log=has_log)
