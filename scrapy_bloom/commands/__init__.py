@@ -118,7 +118,7 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
         if isinstance(failure, MemoryError):
             _tell_error("there is not enough memory for that")
-        elif not is_broken_pipe(failure):  # else whoever read the output has enough of it
+        elif not is_broken_pipe(failure):  # else nobody reads the output any more
             what = "the output cannot be written: " if failure is unwritten else ""
             _tell_error(_shown(f"{what}{failure}"))
 

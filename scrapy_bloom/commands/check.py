@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
                     read += len(answers)
                     seen += sum(answers)
                     advance(read)
-                sys.stdout.flush()  # whoever gives the list line by line waits for the answers
+                sys.stdout.flush()  # a program may write the next line after this answer
     if options.json:
         print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:

@@ -57,8 +57,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     elif waiting:
         note(
             f"scrapy bloom: warning: {counted(waiting, 'request waits', 'requests wait')} in the "
-            f"queue of {store.key!r}, which was not copied: a crawl with the copy takes what waits "
-            "for seen. A BLOOM_DIR has no queue: "
+            f"queue of {store.key!r}, which was not copied: a crawl with the copy reports them as "
+            "duplicates and never crawls them. A BLOOM_DIR has no queue: "
             'give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:

@@ -63,8 +63,8 @@ class CopiedQueue:
 def waiting_database(directory: Path) -> Path | None:
     """Return the database beside a job's filter in JOBDIR/bloom, if requests wait in it.
 
-    Raises a StorageError if it is none, or damaged: the filter alone would take what waited for
-    seen.
+    Raises a StorageError if that file is something else, or damaged: the copied filter would
+    report the requests that it lost as duplicates.
     """
     database = directory.parent / jobdir.DATABASE
     if directory.name != "bloom" or not database.exists():

@@ -51,7 +51,7 @@ def test_nobody_reads(command: str, filled: Path) -> None:
     ran = run_in_shell(f"unset PYTHONUNBUFFERED; {code}", filled)
     assert ran.returncode == 1
     assert "Traceback" not in ran.stderr
-    assert not ran.stderr  # whoever read the output has enough of it
+    assert not ran.stderr  # nobody reads the output any more
 
 
 def test_nobody_can_be_told(filled: Path) -> None:

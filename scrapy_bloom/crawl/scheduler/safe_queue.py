@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -72,7 +73,7 @@ def _start_rank(crawler: Crawler) -> int:
     return -1 if first is not None and first.url == "data:,start" else 1
 
 
-class SafeQueue:
+class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
     What callbacks produce is collected in a batch: requests found and done, and the changes of the
@@ -122,13 +123,13 @@ class SafeQueue:
         """Return how many requests were taken, and have not ended."""
         return len(self._in_flight)
 
+    @abstractmethod
     def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
         """Put a request into the batch, unless the filter has seen it, or the queue has failed.
 
         Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
         the caller keeps that one. None: it was not new.
         """
-        raise NotImplementedError
 
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
         """Return what is to be stored of a request; None if it cannot be serialized."""
