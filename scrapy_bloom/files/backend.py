@@ -130,7 +130,8 @@ class LocalBackend:
         latest: dict[bytes, bool] = {}
         for _, changes in log.changes():
             for forgets, fingerprint in changes:
-                latest[fingerprint] = forgets
+                if forgets is not None:
+                    latest[fingerprint] = forgets
                 if not forgets:
                     self._record_now(fingerprint)
         if store.misfit:
@@ -208,8 +209,6 @@ class LocalBackend:
         if self._policy.window and fingerprint not in self._newest.filter:
             self._keep(fingerprint)
             self._newest.count += 1
-        elif self.overlay is not None:
-            self._keep(fingerprint)
 
     def __contains__(self, fingerprint: bytes) -> bool:
         life = self._life

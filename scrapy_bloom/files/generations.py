@@ -163,7 +163,8 @@ class FileGenerations(MemoryGenerations):
             latest: dict[bytes, bool] = {}
             changed: dict[int, LocalGeneration] = {}
             for forgets, fingerprint, newest, _ in changes:
-                latest[fingerprint] = forgets
+                if forgets is not None:
+                    latest[fingerprint] = forgets
                 if not (forgets or newest.is_closed):
                     newest.filter.add(fingerprint)
                     changed[newest.number] = newest

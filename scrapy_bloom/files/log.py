@@ -8,17 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 _LENGTH_BYTES = 4
+_LETTERS = {None: b"r", False: b"a", True: b"f"}  # recorded, again, forgotten
+_KINDS = {letter: forgets for forgets, letter in _LETTERS.items()}
 
 
 class Change(NamedTuple):
     """A change of a filter.
 
     Attributes:
-        forgets: False: the fingerprint is recorded, and no longer forgotten. True: it is forgotten.
+        forgets: True: the fingerprint is forgotten. None: it is recorded. False: it is recorded
+            again, and no longer forgotten. (A new one leaves the set of forgotten fingerprints as
+            it is: `scrapy bloom forget` may have added it since.)
         fingerprint: of a request.
     """
 
-    forgets: bool
+    forgets: bool | None
     fingerprint: bytes
 
 
@@ -74,11 +78,11 @@ class FilterLog(Protocol):
 def pack_changes(changes: Iterable[Change]) -> bytes:
     """Return changes as bytes.
 
-    >>> unpack_changes(pack_changes([Change(False, b"page 1"), Change(True, b"page 2")]))
-    [Change(forgets=False, fingerprint=b'page 1'), Change(forgets=True, fingerprint=b'page 2')]
+    >>> unpack_changes(pack_changes([Change(None, b"page 1"), Change(True, b"page 2")]))
+    [Change(forgets=None, fingerprint=b'page 1'), Change(forgets=True, fingerprint=b'page 2')]
     """
     return b"".join(
-        (b"f" if forgets else b"r") + len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
+        _LETTERS[forgets] + len(fingerprint).to_bytes(_LENGTH_BYTES, "big") + fingerprint
         for forgets, fingerprint in changes
     )
 
@@ -94,6 +98,6 @@ def _unpacked(data: bytes) -> Iterator[Change]:
         begin = end + 1 + _LENGTH_BYTES
         kind, length = data[end : end + 1], int.from_bytes(data[end + 1 : begin], "big")
         end = begin + length
-        if kind not in (b"r", b"f") or end > len(data):
+        if kind not in _KINDS or end > len(data):
             raise ValueError("its changes of the filter are damaged")
-        yield Change(kind == b"f", data[begin:end])
+        yield Change(_KINDS[kind], data[begin:end])

@@ -15,7 +15,7 @@ from scrapy_bloom.generations.lookup import Lookup
 
 
 class _Pending(NamedTuple):
-    forgets: bool
+    forgets: bool | None
     fingerprint: bytes
     newest: LocalGeneration  # that it is to be recorded in
     is_counted: bool  # in that generation's count already
@@ -49,7 +49,7 @@ class Overlay:
         return fingerprint in self._latest or fingerprint in self._known
 
     def is_forgotten(self, fingerprint: bytes) -> bool | None:
-        """Return whether the latest change forgets a fingerprint; None if there is no change."""
+        """Return whether the latest change forgets a fingerprint; None if it does not say so."""
         latest = self._latest.get(fingerprint)
         return None if latest is None else latest.forgets
 
@@ -61,7 +61,7 @@ class Overlay:
         """Record a fingerprint, unless it is recorded; True if it was new."""
         if fingerprint in self._latest or fingerprint in self._known:
             return False
-        self._change(False, fingerprint, True)
+        self._change(None, fingerprint, True)
         self._newest.unapplied += 1
         return True
 
@@ -74,7 +74,7 @@ class Overlay:
         for fingerprint in fingerprints:
             self._change(True, fingerprint, False)
 
-    def _change(self, forgets: bool, fingerprint: bytes, is_counted: bool) -> None:  # noqa: FBT001 - called often
+    def _change(self, forgets: bool | None, fingerprint: bytes, is_counted: bool) -> None:  # noqa: FBT001 - called often
         new = _Pending(forgets, fingerprint, self._newest, is_counted)
         self._latest[fingerprint] = new
         self._collected.append(new)
@@ -139,7 +139,7 @@ class Overlay:
 class ForgottenOverlay:
     """The forgotten requests of a filter with a log; see `ForgottenStore`. Nothing is claimed.
 
-    Recording a fingerprint takes it out: that is a change of the log, as forgetting it is.
+    Taking a fingerprint out is a change of the log, as forgetting it is.
     """
 
     claims = False
@@ -162,10 +162,15 @@ class ForgottenOverlay:
         is_forgotten = self._overlay.is_forgotten(fingerprint)
         return self._file.has(fingerprint) if is_forgotten is None else is_forgotten
 
-    take = has
+    def take(self, fingerprint: bytes) -> bool:
+        """See `ForgottenStore`."""
+        is_forgotten = self.has(fingerprint)
+        if is_forgotten:
+            self._overlay.keep(fingerprint)
+        return is_forgotten
 
     def remove(self, fingerprint: bytes) -> None:
-        """Do nothing: it was taken out when it was recorded."""
+        """Do nothing: it was taken out when it was scheduled."""
 
     def close(self) -> None:
         """See `ForgottenStore`."""

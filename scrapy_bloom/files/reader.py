@@ -85,12 +85,12 @@ class FilterReader:
     Args:
         path: see `found_files`, which may raise.
         window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
-        recent: changes that the log of a crawl has and the filter lacks, by fingerprint: False if
-            it was recorded, True if it was forgotten.
+        recent: changes that the log of a crawl has and the filter lacks: of each fingerprint the
+            latest `Change.forgets`.
     """
 
     def __init__(
-        self, path: Path, *, window: float = 0.0, recent: Mapping[bytes, bool] | None = None
+        self, path: Path, *, window: float = 0.0, recent: Mapping[bytes, bool | None] | None = None
     ) -> None:
         with ExitStack() as stack:
             self.files: Sequence[FilterFile] = [

@@ -153,7 +153,7 @@ def test_the_queue_gives_a_request_up_when_it_is_forgotten(when: str, tmp_path: 
     assert run.finish() != 0
     assert read_counts(tmp_path / "job" / DATABASE) == (0, when == "before")
     changes = read_recent(tmp_path / "job" / DATABASE)
-    assert sum(change.forgets for change in changes) == (when == "after")
+    assert sum(bool(change.forgets) for change in changes) == (when == "after")
     site.answers["/dead"] = [()]
     run = Crawl(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
     assert run.finish() == 0, run.output

@@ -180,6 +180,26 @@ def test_a_page_that_an_earlier_run_forgot_is_crawled_again(tmp_path: Path) -> N
     assert in_file_of_forgotten(tmp_path / "bloom") == set()
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
+def test_what_a_command_forgets_is_not_undone_by_the_log(killed: bool, tmp_path: Path) -> None:
+    """`scrapy bloom forget` of a page that the log has recorded, and the filter not yet."""
+    (page, other) = fps(2)
+    crawl = LoggedFilter(tmp_path)
+    crawl.find(page, other)
+    crawl.store()
+    with closing(ForgottenFile(tmp_path / "bloom" / NAME)) as file:
+        file.add([page])
+    if killed:
+        crawl.die()
+    else:
+        crawl.checkpoint()
+        crawl.close()
+    crawl = LoggedFilter(tmp_path)
+    assert crawl.find(page, other, page) == [True, False, False]
+    crawl.close()
+    assert in_file_of_forgotten(tmp_path / "bloom") == set()
+
+
 def test_a_file_of_forgotten_requests_that_is_empty(tmp_path: Path) -> None:
     """The disk was full when it was made."""
     crawl = LoggedFilter(tmp_path)

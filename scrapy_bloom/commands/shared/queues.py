@@ -48,8 +48,8 @@ def job_queue(path: Path) -> _Figures | None:
     return {**dict.fromkeys(_KEYS), **known}
 
 
-def recent_changes(path: Path) -> dict[bytes, bool]:
-    """Return what a job's log has and its filter lacks: whether fingerprints are forgotten."""
+def recent_changes(path: Path) -> dict[bytes, bool | None]:
+    """Return what a job's log has and its filter lacks; see `FilterReader`."""
     database = None if path.is_file() else job_database(path)
     if database is None:
         return {}
