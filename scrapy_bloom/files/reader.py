@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import MappingProxyType
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
@@ -90,7 +91,11 @@ class FilterReader:
     """
 
     def __init__(
-        self, path: Path, *, window: float = 0.0, recent: Mapping[bytes, bool | None] | None = None
+        self,
+        path: Path,
+        *,
+        window: float = 0.0,
+        recent: Mapping[bytes, bool | None] = MappingProxyType({}),
     ) -> None:
         with ExitStack() as stack:
             self.files: Sequence[FilterFile] = [
@@ -98,7 +103,7 @@ class FilterReader:
                 for each in found_files(path)
             ]
             stack.pop_all()  # they stay open
-        self._recent = recent or {}
+        self._recent = recent
         newest = self.files[-1]
         self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
@@ -107,7 +112,8 @@ class FilterReader:
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]
         bits = [file.filter for file in unexpired(self.files, time.time(), window)]
-        self._lookup = Lookup(bits) if bits else None
+        self._lookup = lookup = Lookup(bits) if bits else None
+        self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
         self.forgotten = forgotten_beside(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -133,7 +139,8 @@ class FilterReader:
 
     def count_forgotten(self) -> int:
         """Count the requests that are to be crawled again."""
-        return len(self.forgotten)
+        changed = ((each, now) for each, now in self._recent.items() if now is not None)
+        return len(self.forgotten) + sum(now - self.forgotten.has(each) for each, now in changed)
 
     def is_closed(self) -> bool | None:
         """Check that the last crawl with the filter has closed it."""

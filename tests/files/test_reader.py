@@ -90,6 +90,7 @@ def test_a_crawl_that_runs(tmp_path: Path) -> None:
     assert found.is_in_use() is True
     assert found.are_seen(asked) == [True, False, False]
     assert found.are_recorded(asked) == [True, True, False]
+    assert (found.generations[-1].count, found.count_forgotten()) == (2, 1)
     alone = FilterReader(path)
     assert alone.are_seen(asked) == [False] * 3
     crawl.close()
