@@ -46,7 +46,6 @@ class LocalBackend:
 
     Attributes:
         forgotten: the requests that are to be crawled again.
-        is_stored: whether it is in files.
         overlay: what is recorded and forgotten, until the filter's log has it; None without one.
     """
 
@@ -64,7 +63,6 @@ class LocalBackend:
     ) -> None:
         self._policy = policy
         self._origin = origin = replace(origin, error_rate=policy.error_rate)
-        self.is_stored = directory is not None
         self._clock = clock
         self._is_crawl = is_crawl
         self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
@@ -123,9 +121,9 @@ class LocalBackend:
         """Recover: take over from the log what the filter lacks, and have the log record first."""
         store = self._store
         assert isinstance(store, FileGenerations)
-        store.note_open(log.id)
         log.begin()
         log.sync()
+        store.note_open(log)
         self._changed()
         latest: dict[bytes, bool] = {}
         for _, changes in log.changes():

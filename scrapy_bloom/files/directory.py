@@ -19,6 +19,7 @@ from scrapy_bloom.files.log import FilterLog
 from scrapy_bloom.files.log_records import LogRecords, Misfit
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.disk import read_anew
 from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
 from scrapy_bloom.job.recovery import Job
 
@@ -44,7 +45,7 @@ def check_free(directory: Path, *, is_locked: bool = False) -> None:
     if files := jobdir.filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
-    if directory.name == "bloom" and Job(job_dir, "stop").was_killed(has_filter=bool(files)):
+    if directory.name == "bloom" and Job(job_dir).was_killed(has_filter=bool(files)):
         raise UncleanShutdownError(
             f"the crawl with the job directory {job_dir} was killed: what its queue held would "
             "look crawled. Start it once more, and it will say what becomes of it; or take "
@@ -57,7 +58,6 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
 
     Raises a StorageError if that cannot be known.
     """
-    # With a log, the header may not be on the disk when the power fails.
     if any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open:
         raise UncleanShutdownError(
             f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
@@ -114,49 +114,57 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
             fingerprinter, or was not closed and shall be looked at. All is then as it was.
     """
     try:
-        found = [FileGeneration.at(each) for each in jobdir.filter_files(path)]
+        files = jobdir.filter_files(path)
+        records = LogRecords.read(path) if files else LogRecords()
+        if records.open:
+            read_anew(*files, *forgotten_file.files(path))
+        found = [FileGeneration.at(each) for each in files]
         for file in found:
             _check_fingerprinter(file, fingerprinter)
-        records = LogRecords.read(path) if found else LogRecords()
-        is_own = job.path is not None and path.parent == job.path
-        misfit = records.misfit(log, has_filter=bool(found), is_own=is_own) if log else None
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
             draft.unlink()
         is_new = not found and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
         is_unclean = any(file.in_use for file in found)
-        # With an open log, that is no loss.
-        was_killed = (is_unclean and not records.open) or job.was_killed(has_filter=bool(found))
-        if log is not None and not is_own:  # no BLOOM_DIR is set aside by itself: others use it
-            job = Job(None, job.on_unclean_shutdown)
-        if was_killed and _set_aside_unclean(path, found, job):
+        was_killed = is_unclean or job.was_killed(has_filter=bool(found))
+        set_aside = _aside(path, found)
+        name, misfit = found[-1].path if found else None, None
+        if log is not None:
+            is_own = job.owns(path)
+            misfit = records.misfit(log, has_filter=bool(found), is_own=is_own)
+            if was_killed:  # with Scrapy's queue
+                misfit = Misfit(job.not_closed(name))
+            is_away = _recover_log(log, misfit, job, set_aside, is_own=is_own)
+        else:
+            count = sum(file.count for file in found) if found else None
+            is_away = was_killed and job.recover(name, count, set_aside)
+        if is_away:
             found, importable, records = [], None, LogRecords()
-            misfit = records.misfit(log, has_filter=False, is_own=is_own) if log else None
-        elif (
-            log is not None
-            and (misfit or log.was_killed)
-            and _recover_log(log, misfit, job, _aside(path, found), is_own=is_own)
-        ):
-            found, importable, records = [], None, LogRecords()
-        live = live_among(path, found) if found else []
-        with contextlib.ExitStack() as stack:
-            opened = [
-                stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
-            ]
-            for over in (each for each in found if each not in live):
-                with contextlib.suppress(OSError):  # the next run tries again
-                    over.path.unlink()
-            if is_unclean or records.open:
-                # Each kill costs a little of the counts: left alone, that adds up over many.
-                for file in opened:
-                    file.count = max(file.count, file.filter.approximate_count)
-            stack.pop_all()  # they stay open
+        opened = _opened(path, found, is_unclean=is_unclean or bool(records.open)) if found else []
     except OSError as error:
         raise StorageError(
             f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
             "give the crawl another JOBDIR or BLOOM_DIR"
         ) from error
     return Opened(opened, importable, records, misfit)
+
+
+def _opened(path: Path, found: Sequence[FileGeneration], *, is_unclean: bool) -> list[FilterFile]:
+    """Open the files that are live, and remove the others."""
+    live = live_among(path, found)
+    with contextlib.ExitStack() as stack:
+        opened = [
+            stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
+        ]
+        for over in (each for each in found if each not in live):
+            with contextlib.suppress(OSError):  # the next run tries again
+                over.path.unlink()
+        if is_unclean:
+            # Each kill costs a little of the counts: left alone, that adds up over many.
+            for file in opened:
+                file.count = max(file.count, file.filter.approximate_count)
+        stack.pop_all()  # they stay open
+    return opened
 
 
 def _recover_log(
@@ -167,7 +175,7 @@ def _recover_log(
     *,
     is_own: bool,
 ) -> bool:
-    """Say what becomes of a job that was killed, or whose log and filter do not belong together.
+    """Deal with a job that was killed, or whose log and filter do not belong together, if any.
 
     Returns:
         Whether the filter is out of the way now.
@@ -175,6 +183,8 @@ def _recover_log(
     Raises:
         UncleanShutdownError: the settings say "stop"; all is as it was.
     """
+    if misfit is None and not log.was_killed:
+        return False
     what = (
         misfit.why
         if misfit
@@ -234,15 +244,6 @@ def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
         raise FingerprinterMismatchError.of(
             file.path, file.origin.fingerprinter, fingerprinter, "another JOBDIR or BLOOM_DIR"
         )
-
-
-def _set_aside_unclean(path: Path, files: Sequence[FileGeneration], job: Job) -> bool:
-    """Deal with a filter or job that was not closed; return whether it was set aside."""
-    return job.recover(
-        files[-1].path if files else None,
-        sum(file.count for file in files) if files else None,
-        _aside(path, files),
-    )
 
 
 def _aside(path: Path, files: Sequence[FileGeneration]) -> Callable[[], list[str]]:

@@ -92,17 +92,24 @@ class ForgottenFile:
         self._claimed.difference_update(fingerprints)
 
     def change(self, changes: Mapping[bytes, bool]) -> None:
-        """Add and remove fingerprints in one transaction: those with True are added."""
+        """Add and remove fingerprints in one transaction: those with True are added.
+
+        It is on the disk then; raises StorageError.
+        """
         now = time.time()
         added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
         if not added and (self._path is None or not self._path.exists()):
             return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
         # Without a table, there is nothing to remove.
-        with contextlib.suppress(_NoTableError), self._used(create=bool(added)) as db, db:
-            db.execute("BEGIN IMMEDIATE")
-            db.executemany(_REMOVE, removed)
-            db.executemany(_ADD, added)
+        with contextlib.suppress(_NoTableError), self._used(create=bool(added)) as db:
+            # Else SQLite may sync its log in a checkpoint of its own, and hide that this failed.
+            db.execute("PRAGMA synchronous = FULL")
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany(_REMOVE, removed)
+                db.executemany(_ADD, added)
+            db.execute("PRAGMA synchronous = NORMAL")
 
     def take(self, fingerprint: bytes) -> bool:
         """See `ForgottenStore`."""

@@ -61,22 +61,22 @@ class FileGenerations(MemoryGenerations):
         self._directory = directory
         self._job = job
         self._sync_secs = sync_secs
-        self._is_crawl = is_crawl
+        self._marks_use = is_crawl  # until it is opened with a log, which tells more
         self._held = contextlib.ExitStack()  # the lock
         self._importable: Path | None = None
         self._discarded: list[FilterFile] = []
         self.overlay: Overlay | None = None
         self.misfit: Misfit | None = None
         self._records = LogRecords()
-        self._applied_seq = 0
         self._wake = threading.Event()
         self._is_closing = False
         self._syncer: threading.Thread | None = None
 
     def open(self, log: FilterLog | None = None) -> None:
         """Lock the directory and open what is in it; see `open_files`."""
-        if not self._job.has_locked(self._directory):
+        if not self._job.owns(self._directory):
             self._held.callback(lock_directory(self._directory).release)
+        self._marks_use = self._marks_use and log is None
         files, self._importable, self._records, self.misfit = open_files(
             self._directory, self._origin.fingerprinter, self._job, log
         )
@@ -99,7 +99,6 @@ class FileGenerations(MemoryGenerations):
     def begin(self) -> None:
         """Write to the disk that the filter is in use, and begin to sync."""
         if self.overlay is None:
-            self.note_open("")
             super().begin()
             self._try_to_sync(self._job.begin)
             self._try_to_sync(self.live[-1].sync_header)
@@ -113,16 +112,14 @@ class FileGenerations(MemoryGenerations):
 
     # The log.
 
-    def note_open(self, log_id: str) -> None:
-        """Note, before the first change, with which log a crawl uses the filter; "": with none.
+    def note_open(self, log: FilterLog) -> None:
+        """Note, before the first change, with which log a crawl uses the filter.
 
         Raises a StorageError if that cannot be written to the disk.
         """
-        if self._records.open == log_id:
-            return
-        self._records.open = log_id
+        self._records.open = log.id
         try:
-            self._records.write(self._directory)
+            self._note(log, log.seq)
         except OSError as error:
             raise self._not_written(self._directory, error) from error
 
@@ -136,7 +133,7 @@ class FileGenerations(MemoryGenerations):
             self._sync_forgotten()
             for file in self.live:
                 file.sync()
-            self._checkpointed(log, log.seq)
+            log.checkpointed(log.seq)
         except OSError as error:
             raise self._not_written(self._directory, error) from error
         self._try_to_sync(self._job.end)  # of a run without a log
@@ -160,6 +157,7 @@ class FileGenerations(MemoryGenerations):
             overlay.log.sync()
             if not changes:
                 return
+            self._note(overlay.log, seq)
             latest: dict[bytes, bool] = {}
             changed: dict[int, LocalGeneration] = {}
             for forgets, fingerprint, newest, _ in changes:
@@ -174,22 +172,24 @@ class FileGenerations(MemoryGenerations):
                 self._sync_forgotten()
             for generation in changed.values():
                 generation.sync()
-            self._checkpointed(overlay.log, seq)
+            overlay.log.checkpointed(seq)
         except Exception as error:
             overlay.failure = error
             raise
         overlay.applied(changes)
 
-    def _checkpointed(self, log: FilterLog, seq: int) -> None:
-        self._applied_seq = seq
+    def _note(self, log: FilterLog, seq: int) -> None:
+        """Note, before they are made, that the filter has the log's changes up to that batch.
+
+        So a log that was set back since is never taken for one that has all that the filter has.
+        """
         self._records.note(log, seq)
         self._records.write(self._directory)
-        log.checkpointed(seq)
 
     def save(self) -> None:
         """Write down the count and the end of the newest generation, and which one is oldest."""
         newest = self.live[-1]
-        newest.in_use = self._is_crawl
+        newest.in_use = self._marks_use
         newest.oldest = self.live[0].number
         newest.save()
         # Often enough that a kill costs less than 1 % of the count.
@@ -211,7 +211,7 @@ class FileGenerations(MemoryGenerations):
             open_until=open_until,
             path=self._directory / file_name(number),
             origin=replace(self._origin, salt=salt),
-            in_use=self.begun and self._is_crawl,
+            in_use=self.begun and self._marks_use,
             oldest=self.live[0].number if self.live else number,
         )
         return FilterFile.create(new, fill)
@@ -285,14 +285,12 @@ class FileGenerations(MemoryGenerations):
                 self._finish(generation)
             if overlay is not None:
                 self._records.open = ""
-                self._checkpointed(overlay.log, self._applied_seq)
+                self._note(overlay.log, self._records.logs[overlay.log.id].seq)
         except OSError as error:
             raise self._not_written(self._directory, error) from error
         return [file.path for file in self.live if not file.is_in_place()]
 
     def _finish(self, file: FilterFile) -> None:
-        if self._is_crawl and not file.in_use:
-            return
         try:
             # Synced twice: the disk must never say that it was closed without the bits.
             file.sync()
@@ -300,13 +298,13 @@ class FileGenerations(MemoryGenerations):
             file.save()
             file.sync()
         except OSError as error:
-            file.in_use = self._is_crawl
+            file.in_use = self._marks_use
             file.save()
             raise self._not_written(file.path, error) from error
 
     def _not_written(self, path: Path, error: OSError) -> StorageError:
         text = f"{path} could not be written to the disk: {error.strerror or error}"
-        if self._is_crawl:
+        if self._marks_use:
             text += "; the next run will take it for not closed"
         return StorageError(text)
 

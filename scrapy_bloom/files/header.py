@@ -4,7 +4,7 @@
          0      8  magic
          8      2  format version
         10      2  hash scheme
-        12      2  variant (1: plain; 2: with counters, up to scrapy_bloom 0.1.0)
+        12      2  variant (1)
         14      2  num_hashes
         16      8  num_blocks
         24      8  capacity
@@ -35,7 +35,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrapy_bloom.exceptions import WITH_COUNTERS, FilterFileError, StorageError
+from scrapy_bloom.exceptions import FilterFileError, StorageError
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES
 from scrapy_bloom.filters.sizing import Geometry
 from scrapy_bloom.generations.plausible import check_asked, check_generation
@@ -45,7 +45,7 @@ from scrapy_bloom.job.paths import check_file
 MAGIC = b"\x89BLOOM\r\n"
 FORMAT_VERSION = 1
 HEADER_BYTES = 4096
-_PLAIN, _COUNTING = 1, 2  # variants
+_PLAIN = 1  # the only variant
 _FIGURES = ("capacity", "error_rate", "created_at", "number")
 
 _VERSION = struct.Struct(">H")
@@ -65,7 +65,7 @@ class FileGeneration(Generation):
 
     path: Path
     origin: Origin  # with a salt
-    in_use: bool = False  # a crawl uses it now, or did and never closed it
+    in_use: bool = False  # a crawl without a log uses it now, or did and never closed it
     oldest: int = 1  # number of the oldest generation that still counts; older files can go
 
     @classmethod
@@ -73,8 +73,7 @@ class FileGeneration(Generation):
         """Read and verify the header of a file, without changing or locking anything.
 
         Raises:
-            FilterFileError: the file is truncated, foreign, damaged, of a newer format or has
-                counters.
+            FilterFileError: the file is truncated, foreign, damaged or of a newer format.
             StorageError: it cannot be read.
         """
         try:
@@ -146,8 +145,6 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         raise _unusable(path, "has a damaged header (its checksum is wrong)")
     _, _, scheme, variant, num_hashes, num_blocks, *figures_and_origin = _BODY.unpack_from(raw)
     *figures, salt, length, fingerprinter, spider_length, spider, asked = figures_and_origin
-    if variant == _COUNTING:
-        raise FilterFileError(f"{path} {WITH_COUNTERS}")
     if scheme != HASH_SCHEME or variant != _PLAIN:
         raise _unusable(path, f"is of hash scheme {scheme}, variant {variant}, which is unknown")
     oldest, milliseconds, count = _unpack_state(path, raw[_WORDS_OFFSET:])

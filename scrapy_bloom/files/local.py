@@ -39,6 +39,7 @@ class MemoryGenerations:
     errors = 0  # of the disk
     failure = ""  # the last of them
     begun = False  # the crawl
+    held_from = math.inf  # no other crawl asks them
     next_save: float = math.inf  # at this count of the newest generation, `save` is due
 
     def __init__(

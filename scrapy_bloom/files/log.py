@@ -36,6 +36,7 @@ class FilterLog(Protocol):
         path: where it is, absolute; a filter of several logs knows them by it.
         seq: number of the last batch that is stored; 0 if none is.
         applied: number of the last batch whose changes were deleted, since the filter has them.
+        left: how many requests are not done.
         was_killed: the last process that had it open did not close it.
         is_copy: it was copied, or moved to another disk, while it was open.
     """
@@ -46,12 +47,9 @@ class FilterLog(Protocol):
     path: str
     seq: int
     applied: int
+    left: int
     was_killed: bool
     is_copy: bool
-
-    @property
-    def left(self) -> int:
-        """Return how many requests are not done."""
 
     def begin(self) -> None:
         """Begin a run: from now on its end without a close is known; raises StorageError."""

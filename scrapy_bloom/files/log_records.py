@@ -27,7 +27,7 @@ class LogRecord:
     Attributes:
         path: where the log was.
         run: the opening of the log in which this was written.
-        seq: the last batch whose changes the filter has.
+        seq: the last batch whose changes the filter may have.
         left: how many requests were not done then.
     """
 
@@ -65,7 +65,7 @@ class LogRecords:
             ) from error
 
     def note(self, log: FilterLog, seq: int) -> None:
-        """Note that the filter has the changes of a log up to a batch."""
+        """Note that the filter may have the changes of a log up to a batch."""
         self.logs.pop(log.id, None)
         self.logs[log.id] = LogRecord(log.path, log.run, seq, log.left)
         for oldest in list(self.logs)[:-_MOST_LOGS]:

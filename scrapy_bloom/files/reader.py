@@ -11,6 +11,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import live_among
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.log_records import LogRecords
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.lookup import Lookup
 from scrapy_bloom.generations.policy import unexpired
@@ -144,7 +145,8 @@ class FilterReader:
 
     def is_closed(self) -> bool | None:
         """Check that the last crawl with the filter has closed it."""
-        return not any(file.in_use for file in self.files)
+        directory = self.files[-1].path.parent
+        return not (any(file.in_use for file in self.files) or LogRecords.read(directory).open)
 
     def is_in_use(self) -> bool | None:
         """Check whether a crawl has the filter now; None where that cannot be told."""

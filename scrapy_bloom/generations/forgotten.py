@@ -98,9 +98,13 @@ class Forgotten:
         return False
 
     def __contains__(self, fingerprint: bytes) -> bool:
+        return self.may_have(fingerprint) and self._store.has(fingerprint)
+
+    def may_have(self, fingerprint: bytes) -> bool:
+        """Return False if a fingerprint is not forgotten, without a question to the store."""
         if monotonic() >= self._look_at:
             self._look()
-        return fingerprint in self._front and self._store.has(fingerprint)
+        return not self.is_empty and fingerprint in self._front
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Let recorded fingerprints be new once more, in this run or a later one."""

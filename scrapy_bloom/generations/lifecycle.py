@@ -33,6 +33,10 @@ class Generations(Protocol):
     def kept(self) -> Sequence[Generation]:
         """Return those that have expired, but that this run has recorded in; oldest first."""
 
+    @property
+    def held_from(self) -> float:
+        """Return the number of the first generation that must not end now; infinite: all may."""
+
     def now(self) -> float:
         """Return the time in seconds since 1970; never before the newest generation's."""
 
@@ -136,8 +140,12 @@ class LifeCycle:
         # Again, if what another crawl has made meanwhile has ended, too.
         while now >= self._turn_at and self._store.live[-1] is not ended:
             ended = self._store.live[-1]
-            self._begin_quarter(ended, now)
-        if number := self._policy.expired(self._store.live, now):
+            if ended.number >= self._store.held_from:
+                self._store.extend(self._policy.open_until(now))
+            else:
+                self._begin_quarter(ended, now)
+        may_expire = sum(each.number < self._store.held_from for each in self._store.live)
+        if number := min(self._policy.expired(self._store.live, now), may_expire):
             gone = self._store.live[:number]
             self._store.expire(number)
             self._log_expiry(gone)

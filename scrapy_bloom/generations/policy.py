@@ -15,7 +15,9 @@ the error rate, and as much again if it grows.
 
 Runs: what a run records shall not expire within it, or a run that is longer than the window would
 crawl its pages in a loop. So it goes on to ask the expired quarters that it has recorded in, of its
-first window. What it records later is remembered elsewhere (`scrapy_bloom.crawl.this_run`).
+first window. What it records later is remembered elsewhere (`scrapy_bloom.crawl.this_run`). Where
+many workers share a queue, the run is the life of that: until the crawl ends, its first generation
+stays open, and grows, and neither it nor a later one expires.
 """
 
 from collections.abc import Iterable, Sequence

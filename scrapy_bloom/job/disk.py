@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,19 @@ def write_note(path: Path, text: str) -> None:
         os.fsync(file.fileno())
     draft.replace(path)
     sync_directory(path.parent)
+
+
+def read_anew(*paths: Path) -> None:
+    """Have files that a crash left read from the disk, where the system can; raises OSError.
+
+    Once a sync has failed, the kernel takes what it could not write for written, and memory shows
+    what the disk lacks. So nobody may have them open.
+    """
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
+            os.fsync(file.fileno())
+            if sys.platform == "linux":
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def sync_tree(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lock file by which one crawl at a time has a directory or a database."""
+"""The lock file by which one crawl at a time has a job, or the directory of a filter."""
 
 import errno
 import os
@@ -16,31 +16,29 @@ if TYPE_CHECKING:
 LOCK_NAME = "lock"  # beside the files of a filter
 
 
-def lock_file(path: Path, what: Path, settings: str) -> "FileLock":
-    """Take a lock, at once or not at all.
+def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "FileLock":
+    """Take a filter's directory for one crawl, at once or not at all.
 
     Args:
-        path: the lock file; its directory is made.
-        what: the directory or file that it locks, for the messages.
-        settings: which ones choose another directory or file.
+        directory: made if missing.
+        settings: which ones choose another directory.
 
     Raises:
         LockedError: another crawl has it.
-        StorageError: its directory cannot be written to, or its file system has no locks.
+        StorageError: it cannot be written to, or its file system has no locks.
     """
     from filelock import Timeout  # noqa: PLC0415 - half a MB, for crawls with a file only
 
-    directory = path.parent
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
             # Its files might still be writable, but then setting one aside would fail later.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        lock = _hard_lock(path)
+        lock = _hard_lock(directory / LOCK_NAME)
         lock.acquire()
     except Timeout:
         raise LockedError(
-            f"{what} is in use by another running crawl; wait for it to end, or give this one "
+            f"{directory} is in use by another running crawl; wait for it to end, or give this one "
             f"another {settings}"
         ) from None
     except (FileExistsError, NotADirectoryError) as error:
@@ -97,12 +95,7 @@ def _hard_lock(path: Path) -> "FileLock":
         return new()
 
 
-def lock_directory(path: Path) -> "FileLock":
-    """Take a filter's directory for one crawl; see `lock_file`."""
-    return lock_file(path / LOCK_NAME, path, "JOBDIR or BLOOM_DIR")
-
-
 def lock_job(job_dir: Path) -> "FileLock":
-    """Take a job directory for one crawl, wherever its filter is kept; see `lock_file`."""
-    path = job_dir / "bloom"  # so that commands for the filter there lock the job, too
-    return lock_file(path / LOCK_NAME, path, "JOBDIR")
+    """Take a job directory for one crawl, wherever its filter is kept; see `lock_directory`."""
+    # So commands for the filter there lock the job, too.
+    return lock_directory(job_dir / "bloom", "JOBDIR")

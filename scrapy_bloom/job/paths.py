@@ -21,9 +21,8 @@ DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
 IN_USE = "bloom.in-use"
 _ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 # The last one is of Scrapy's extension.
-_SIGNS = (QUEUE, SEEN, DATABASE, f"{DATABASE}.lock", IN_USE, _ENDED, "spider.state")
+_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, _ENDED, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
@@ -130,14 +129,6 @@ def filter_in_use(job_dir: Path) -> str | None:
         return None
     # Without its end, the line was being written at that moment.
     return [*lines[:-1], ""][0]
-
-
-def boot_id() -> str:
-    """Return which start of the machine this is; empty where that cannot be known."""
-    try:
-        return BOOT_ID.read_text("ascii").strip()
-    except OSError:
-        return ""
 
 
 def set_aside(path: Path) -> Path:

@@ -6,7 +6,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from scrapy_bloom.job.paths import boot_id
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Linux's; of each start of the machine
 
 
 def name_this_process() -> str:
@@ -32,9 +32,9 @@ def process_lives(name: str) -> bool | None:
 def _machine() -> str:
     try:
         namespace = Path("/proc/self/ns/pid").readlink()  # containers have process ids of their own
+        boot = _BOOT_ID.read_text("ascii").strip()
     except OSError:
         return ""
-    boot = boot_id()
     return f"{socket.gethostname()} {boot} {namespace}" if boot else ""
 
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from enum import Enum
 from pathlib import Path
 
 from scrapy_bloom.exceptions import UncleanShutdownError
@@ -13,31 +12,13 @@ from scrapy_bloom.text import counted
 logger = logging.getLogger(__name__)
 
 
-class Verdict(Enum):
-    """Fate of a job that was killed."""
-
-    STOP = "nothing is changed, and the crawl does not begin"
-    KEEP_FILTER = "the queue is set aside, the filter used"
-    START_OVER = "both are set aside"
-
-
-# By BLOOM_ON_UNCLEAN_SHUTDOWN, for Scrapy's queue in a JOBDIR, and for one in memory.
-_VERDICTS = {
-    "auto": (Verdict.START_OVER, Verdict.KEEP_FILTER),
-    "keep": (Verdict.KEEP_FILTER, Verdict.KEEP_FILTER),
-    "reset": (Verdict.START_OVER, Verdict.START_OVER),
-    "stop": (Verdict.STOP, Verdict.STOP),
-}
-
-
 class Job:
     """Scrapy's job directory, if the crawl has one, beside a filter wherever that is kept.
 
     Args:
-        path: the job directory, or None.
-        on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN: with the queue, it gives the verdict.
+        path: the job directory, which the crawl has locked (`lock_job`); or None.
+        on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN.
         only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
-        is_locked: the crawl has taken it by `lock_job`.
     """
 
     def __init__(
@@ -46,21 +27,16 @@ class Job:
         on_unclean_shutdown: str = "keep",
         *,
         only_crawled: bool = False,
-        is_locked: bool = False,
     ) -> None:
         self.path = path
         self.on_unclean_shutdown = on_unclean_shutdown
-        self._is_locked = is_locked
         self._noted: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
-        self._verdict = _VERDICTS[on_unclean_shutdown][0 if path else 1]
 
-    def has_locked(self, directory: Path) -> bool:
-        """Return whether the lock of the job is that of a filter's directory, too."""
-        if self.path is None or not self._is_locked:
-            return False
-        return directory.resolve() == (self.path / "bloom").resolve()
+    def owns(self, directory: Path) -> bool:
+        """Return whether a filter's directory is the job's own, and locked with the job."""
+        return self.path is not None and directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
         """Note that the job is in use: whoever finds the note knows that it did not end well."""
@@ -80,7 +56,7 @@ class Job:
     def drop_queue(self) -> None:
         """Set the queue of a killed run aside, whose requests the filter lacks; see `recover`."""
         assert self.path is not None
-        self._stop_if_asked(self._what(None))
+        self._stop_if_asked(self.not_closed(None))
         if (queue := self.path / jobdir.QUEUE).exists():
             logger.warning(
                 "The last run with %s was killed, and its queue is broken: it was set aside as %s. "
@@ -123,7 +99,9 @@ class Job:
         count: int | None,
         set_aside: Callable[[], list[str]],
     ) -> bool:
-        """Deal with a job that was killed.
+        """Set the queue of a killed run aside, and the filter, too, as the settings say.
+
+        By default ("auto"), a filter beside a queue in memory is kept.
 
         Args:
             name: the filter, for people; None if there is none: then it is about the queue.
@@ -136,7 +114,7 @@ class Job:
         Raises:
             UncleanShutdownError: the settings say "stop"; all is as it was.
         """
-        what = self._what(name)
+        what = self.not_closed(name)
         self._stop_if_asked(what)
         moved = []
         # The queue first, and what bears the note last: if we die in between, the note is still
@@ -144,7 +122,9 @@ class Job:
         if self.path is not None:
             queue = self.path / jobdir.QUEUE
             moved += [str(jobdir.set_aside(queue))] if queue.exists() else []
-        if self._verdict is Verdict.KEEP_FILTER:
+        if self.on_unclean_shutdown == "keep" or (
+            self.on_unclean_shutdown == "auto" and self.path is None
+        ):
             self._warn_that_the_queue_is_lost(what, count, moved)
             return False
         moved += set_aside()
@@ -182,7 +162,8 @@ class Job:
             f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
         )
 
-    def _what(self, name: Path | str | None) -> str:
+    def not_closed(self, name: Path | str | None) -> str:
+        """Say that the last run did not close its filter (or, if that is None, the job)."""
         name = name or self.path or ""
         why = "it was killed, or ran out of memory, or the machine went down"
         if self._judged_by_times:
@@ -190,7 +171,7 @@ class Job:
         return f"The last run did not close {name} ({why})"
 
     def _stop_if_asked(self, what: str) -> None:
-        if self._verdict is Verdict.STOP:
+        if self.on_unclean_shutdown == "stop":
             raise UncleanShutdownError(
                 f'{what}, and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the '
                 'filter aside and crawl everything again, or to "keep" to go on without the '

@@ -63,6 +63,18 @@ def connect_readonly(database: Path) -> "sqlite3.Connection":
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def close_unchanged(db: "sqlite3.Connection", database: Path) -> None:
+    """Close a connection, and leave the write-ahead log as it is, where SQLite would empty it."""
+    import sqlite3  # noqa: PLC0415 - as above
+
+    with contextlib.ExitStack() as held, contextlib.suppress(sqlite3.Error, OSError):
+        log, _ = beside(database)
+        if log.exists() and log.stat().st_size:  # as long as somebody reads it, SQLite leaves it
+            held.enter_context(contextlib.closing(connect_readonly(database)))
+        db.close()
+    db.close()
+
+
 def _connected(database: Path, options: str) -> "sqlite3.Connection":
     import sqlite3  # noqa: PLC0415 - as above
 

@@ -14,8 +14,14 @@ from typing import Any, BinaryIO
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
+from scrapy_bloom.job.disk import read_anew
 from scrapy_bloom.job.paths import DATABASE_ID, set_aside
-from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
+from scrapy_bloom.job.sqlite_files import (
+    beside,
+    check_no_links,
+    close_unchanged,
+    has_schema,
+)
 from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
@@ -25,11 +31,11 @@ _PATIENCE_MS = 5000  # with others that have the file open
 _LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
 
 # States of a request. It is set aside if it cannot be deserialized in this run.
-_PENDING, _IN_FLIGHT, _SUSPECT, DEAD, _SET_ASIDE = range(5)
+PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. `filter_log` has one row: `applied` is the last batch that was deleted from `ops`,
-# `pushed` less `done` is the number of requests, and `checksum` is what `_checksum_of` returns.
+# `left` is the number of requests, and `checksum` is what `_checksum_of` returns.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -48,7 +54,7 @@ _TABLES = (
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
     """
     CREATE TABLE filter_log (
-        id TEXT, seq INTEGER, applied INTEGER, pushed INTEGER, done INTEGER, checksum INTEGER,
+        id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
         suspect INTEGER, opened_as TEXT
     )
     """,
@@ -63,14 +69,17 @@ _NEXT = """
     SELECT id, request FROM requests WHERE state = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
-_NEXT_OF_SLOT = _NEXT.replace("ORDER", "AND slot = ? ORDER")
+# Not with the request itself, which only the chosen slot needs.
+_FIRST_OF_SLOTS = """
+    SELECT slot, id FROM requests WHERE state = 0
+    ORDER BY slot, priority DESC, is_start, position LIMIT 1
+"""
+_NEXT_OF_SLOTS = _FIRST_OF_SLOTS.replace("ORDER", "AND slot > ? ORDER")
+_REQUEST = "SELECT id, request FROM requests WHERE id = ?"
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
-_REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE_LOG = (
-    "UPDATE filter_log SET seq = ?, applied = ?, pushed = ?, done = ?, checksum = ?, suspect = ?"
-)
+_UPDATE_LOG = "UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?"
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 
 
@@ -86,6 +95,7 @@ class RequestDatabase:
             then as it was.
 
     Attributes:
+        left: how many requests are not done, the dead ones included.
         resumed: how many requests it held when the run began, without the dead ones.
         were_in_flight: how many of them were in flight when the last process died.
         died: the serialized requests that were found to be dead at this opening.
@@ -105,21 +115,20 @@ class RequestDatabase:
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
         self._log: BinaryIO | None = None
+        self._failure: OSError | None = None  # of a sync: there will be no further one
         check_no_links(path)
         was_there = path.exists()
         has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
         try:
+            if has_log:
+                read_anew(path, self._log_path)
             self._db = sqlite3.connect(
                 path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
             try:
                 self._open(path, has_log=has_log)
             except BaseException:
-                with contextlib.ExitStack() as held, contextlib.suppress(sqlite3.Error, OSError):
-                    if has_log:  # as long as somebody reads it, SQLite leaves it as it is
-                        held.enter_context(contextlib.closing(connect_readonly(path)))
-                    self._db.close()
-                self._db.close()
+                close_unchanged(self._db, path)
                 if not was_there:  # an empty one would look like a queue that was emptied
                     for part in (path, *beside(path)):
                         with contextlib.suppress(OSError):
@@ -140,7 +149,7 @@ class RequestDatabase:
         if size % page and not (is_new or has_log):
             raise ValueError("it is cut off")
         if not is_new:
-            _check(self._db, path)
+            check_database(self._db, path)
         run("PRAGMA journal_mode = WAL")  # a backup that SQLite made has none
         run("PRAGMA synchronous = NORMAL")
         run("PRAGMA wal_autocheckpoint = 0")  # it would sync in the event loop
@@ -150,11 +159,11 @@ class RequestDatabase:
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             for table in _TABLES:
                 run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
             run("COMMIT")
+            run("PRAGMA wal_checkpoint(TRUNCATE)")  # so the file itself says what it is
         row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self._pushed, self._done, *row = row
-        self._checksum, self._suspect, last = row
+        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, last = row
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
         if self.was_killed:
@@ -193,7 +202,7 @@ class RequestDatabase:
         except (sqlite3.Error, OSError) as error:
             raise unusable(Path(self.name), error) from error
         self._suspect = 0
-        self.pending, self.suspects = counts.get(_PENDING, 0), counts.get(_SUSPECT, 0)
+        self.pending, self.suspects = counts.get(PENDING, 0), counts.get(SUSPECT, 0)
         self.resumed = self.pending + self.suspects
 
     def start_over(self) -> str:
@@ -218,14 +227,14 @@ class RequestDatabase:
     def _judge_deaths(self) -> list[bytes]:
         """Count the last process's death against what was in flight; return what is dead now."""
         run = self._db.execute
-        count = run("SELECT count(*) FROM requests WHERE state = ?", (_IN_FLIGHT,)).fetchone()
+        count = run("SELECT count(*) FROM requests WHERE state = ?", (IN_FLIGHT,)).fetchone()
         (self.were_in_flight,) = count
-        suspect = _IN_FLIGHT, self._suspect
+        suspect = IN_FLIGHT, self._suspect
         died = run("SELECT request FROM requests WHERE state = ? AND id = ?", suspect).fetchone()
         if died:  # it was handed out alone: the others were waiting for it
             run("UPDATE requests SET state = ? WHERE id = ?", (DEAD, self._suspect))
             return list(died)
-        run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (_IN_FLIGHT,))
+        run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (IN_FLIGHT,))
         return []
 
     # The requests.
@@ -272,13 +281,14 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
-            number, done, numbers = len(batch.found), self._done, 0
+            number, numbers = len(batch.found), 0
+            left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
             for row in batch.done:
                 if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
-                    done, ids = done + 1, ids - row
+                    left, ids = left - 1, ids - row
             suspect = 0 if self._suspect in batch.done else self._suspect
-            pushed, seq = self._pushed + number, self.seq + bool(batch)
+            seq = self.seq + bool(batch)
             if batch.changes:
                 run("INSERT INTO ops VALUES (?, ?)", (seq, pack_changes(batch.changes)))
                 numbers = seq
@@ -288,14 +298,14 @@ class RequestDatabase:
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
             checksum = _checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, pushed, done, checksum, suspect))
+                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect))
             yield
             run("COMMIT")
         except BaseException:
             if self._db.in_transaction:  # SQLite ends it by itself if the disk is full
                 run("ROLLBACK")
             raise
-        self.seq, self.applied, self._pushed, self._done = seq, applied, pushed, done
+        self.seq, self.applied, self.left = seq, applied, left
         self._checksum, self._suspect = checksum, suspect
         self._last_id += number
         self.pending += number
@@ -305,32 +315,32 @@ class RequestDatabase:
         """Truncate the write-ahead log if it is long, unless it is being read just now."""
         if self._log is None or os.fstat(self._log.fileno()).st_size <= _LOG_BYTES:
             return
-        with contextlib.suppress(sqlite3.Error):  # the batch is stored; `sync` finds out
+        if self._failure is not None:
+            return
+        try:
             self._db.execute("PRAGMA busy_timeout = 0")  # do not block the event loop
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error:  # the batch is stored; if the log is not on the disk, never again
+            with contextlib.suppress(OSError):
+                self.sync()
         self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
 
     def _next(self, active: Callable[[str], int]) -> Any:
         if not self._by_slot:
             return self._db.execute(_NEXT).fetchone()
-        self._last_slot = self._next_slot(active)
-        return self._db.execute(_NEXT_OF_SLOT, (self._last_slot,)).fetchone()
+        best = row = first = self._first_after(self._last_slot)
+        # Mostly, the next slot has no downloads; if it is the last one again, there is no other.
+        fewest = 0 if first[0] == self._last_slot else active(first[0])
+        while fewest > 0 and (row := self._first_after(row[0])) != first:
+            if (number := active(row[0])) < fewest:
+                best, fewest = row, number
+        self._last_slot, chosen = best
+        return self._db.execute(_REQUEST, (chosen,)).fetchone()
 
-    def _next_slot(self, active: Callable[[str], int]) -> str:
-        """Choose as `RequestStore.take` says. Mostly, the very next slot has no downloads."""
-        best = slot = first = self._slot_after(self._last_slot)
-        fewest = active(first)
-        while fewest > 0 and (slot := self._slot_after(slot)) != first:
-            if (number := active(slot)) < fewest:
-                best, fewest = slot, number
-        return best
-
-    def _slot_after(self, slot: str) -> str:
-        """Return the next slot with a pending request, in the order of names, and round again."""
-        query = "SELECT slot FROM requests WHERE state = 0 {} ORDER BY slot LIMIT 1"
-        row = self._db.execute(query.format("AND slot > ?"), (slot,)).fetchone()
-        found: str = (row or self._db.execute(query.format("")).fetchone())[0]
-        return found
+    def _first_after(self, slot: str) -> Any:
+        """Return the next slot, in the order of names and round again, and its first request."""
+        row = self._db.execute(_NEXT_OF_SLOTS, (slot,)).fetchone()
+        return row or self._db.execute(_FIRST_OF_SLOTS).fetchone()
 
     def withdraw_last(self) -> None:
         """Remove the request that was stored last, and is pending; raises sqlite3.Error."""
@@ -340,7 +350,7 @@ class RequestDatabase:
 
     def set_aside(self, row: int) -> None:
         """Keep a request in flight for a later run; raises sqlite3.Error."""
-        self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (_SET_ASIDE, row))
+        self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (SET_ASIDE, row))
 
     # The log of the filter.
 
@@ -361,17 +371,16 @@ class RequestDatabase:
         query = "SELECT fingerprint FROM requests WHERE fingerprint IS NOT NULL"
         return (fingerprint for (fingerprint,) in self._db.execute(query))
 
-    @property
-    def left(self) -> int:
-        """Return how many requests are not done, the dead ones included."""
-        done: int = self._done  # first: a batch may be stored meanwhile, by another thread
-        pushed: int = self._pushed
-        return pushed - done
-
     def sync(self) -> None:
         """Write all batches so far to the disk; in any thread; raises OSError."""
         assert self._log is not None
-        os.fsync(self._log.fileno())
+        if self._failure is None:
+            try:
+                os.fsync(self._log.fileno())
+            except OSError as error:
+                self._failure = error
+        if self._failure is not None:
+            raise self._failure
 
     def checkpointed(self, seq: int) -> None:
         """Note that the filter has all changes up to that batch; in any thread.
@@ -381,76 +390,33 @@ class RequestDatabase:
         self._checkpointed = seq
         # This may be another thread, which needs its own connection. A missing file is not created.
         there = f"{Path(self.path).as_uri()}?mode=rw"
-        with (
-            contextlib.suppress(sqlite3.Error),
-            contextlib.closing(sqlite3.connect(there, uri=True)) as db,
-        ):
-            db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        try:
+            with contextlib.closing(sqlite3.connect(there, uri=True)) as db:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except sqlite3.Error as error:  # perhaps of a sync, which is not to be repeated
+            self._failure = self._failure or OSError(f"its checkpoint failed: {error}")
 
     def close(self) -> None:
         """Close the file: what is in flight is pending in the next run.
 
         If that fails, the next run treats this one as killed, and no request is lost.
         """
+        is_closed = False
         if self._log is not None:
-            with contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(sqlite3.Error, OSError):
                 with self._stored(Batch()):
                     self._db.execute(_RELEASE, (MOST_DEATHS,))
+                # SQLite forgets that a sync has failed, and would write into the file what the log
+                # on the disk lacks.
+                self.sync()
                 # It counts as closed once all else is in the file itself.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
+                is_closed = True
             self._log.close()
             self._log = None
         with contextlib.suppress(sqlite3.Error):
-            self._db.close()
-
-
-def read_counts(path: Path) -> tuple[int, int]:
-    """Count the requests that are pending, and in flight, also of a running crawl.
-
-    Raises a StorageError if the file cannot be read, or is damaged.
-    """
-    counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
-    waiting = counts.get(_PENDING, 0) + counts.get(_SUSPECT, 0) + counts.get(_SET_ASIDE, 0)
-    return waiting, counts.get(_IN_FLIGHT, 0)
-
-
-def read_dead(path: Path) -> list[bytes]:
-    """Return the dead requests, serialized; raises as `read_counts`."""
-    query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
-    return [data for (data,) in _read(path, query, DEAD)]
-
-
-def requeue_dead(path: Path) -> int:
-    """Make the dead requests of a job pending, and suspect of nothing; return how many there were.
-
-    No crawl may use the job. Raises as `read_counts`.
-    """
-    try:
-        check_no_links(path)
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-            _check(db, path)
-            return db.execute(_REQUEUE, (_PENDING, DEAD)).rowcount
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
-
-
-def read_recent(path: Path) -> list[Change]:
-    """Return the changes that a filter may lack, in order; raises as `read_counts`."""
-    try:
-        rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
-        return [change for (data,) in rows for change in unpack_changes(data)]
-    except ValueError as error:
-        raise unusable(path, error) from error
-
-
-def _read(path: Path, query: str, *values: object) -> list[Any]:
-    try:
-        with contextlib.closing(connect_readonly(path)) as db:
-            _check(db, path)
-            return db.execute(query, values).fetchall()
-    except (sqlite3.Error, OSError) as error:
-        raise unusable(path, error) from error
+            self._db.close() if is_closed else close_unchanged(self._db, Path(self.name))
 
 
 def _checksum_of(ids: int, numbers: int) -> int:
@@ -465,7 +431,7 @@ def _row(number: int, found: Found) -> tuple[Any, ...]:
     slot = found.slot
     return (
         number,
-        _PENDING,
+        PENDING,
         # SQLite knows no surrogates.
         slot if slot.isascii() else slot.encode(errors="backslashreplace").decode(),
         max(-_LARGEST, min(found.priority, _LARGEST)),
@@ -477,7 +443,8 @@ def _row(number: int, found: Found) -> tuple[Any, ...]:
     )
 
 
-def _check(db: sqlite3.Connection, path: Path) -> None:
+def check_database(db: sqlite3.Connection, path: Path) -> None:
+    """Raise a StorageError if an open database is foreign, or of a newer format."""
     is_ours = db.execute("PRAGMA application_id").fetchone()[0] == DATABASE_ID
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION and is_ours:
         raise StorageError(
