@@ -18,12 +18,6 @@ to do next.
 
 from scrapy_bloom.text import escaped
 
-# Of a filter with counters in place of bits, whose blocks are four times as large.
-WITH_COUNTERS = (
-    "has counters (BLOOM_COUNTING), which scrapy_bloom 0.1.0 can read and this version cannot; it "
-    "was left as it is: go on with that version, or start with an empty filter in another place"
-)
-
 
 class BloomError(Exception):
     """Base of every error that scrapy_bloom raises on purpose.

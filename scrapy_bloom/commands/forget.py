@@ -13,7 +13,7 @@ Examples:
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -21,16 +21,15 @@ from pathlib import Path
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place, is_redis
+from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.lists import begins_with_scheme
 from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_for_crawl, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.job.locks import lock_directory
-from scrapy_bloom.redis.forgotten import RedisForgotten
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -57,11 +56,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     fingerprints = chain(_fingerprints(options.rest, project.url_fingerprint), urls or ())
     with (
         opened_for_crawl(options, project) as reader,
-        _forgetting(options.place, reader) as forgotten_requests,
+        _forgetting(options.place, reader) as forget,
     ):
         while batch := list(islice(fingerprints, _BATCH)):
             if chosen := list(compress(batch, reader.are_recorded(batch))):
-                forgotten_requests.add(chosen)
+                forget(chosen)
             forgotten += len(chosen)
             unrecorded += len(batch) - len(chosen)
     if options.json:
@@ -93,10 +92,10 @@ def _fingerprints(urls: Iterable[str], fingerprint: Callable[[str], bytes]) -> I
 
 
 @contextmanager
-def _forgetting(place: str, reader: Reader) -> Iterator[RedisForgotten | ForgottenFile]:
-    """Return the forgotten requests of a filter, to be added to."""
-    if is_redis(place):
-        yield reader.forgotten
+def _forgetting(place: str, reader: Reader) -> Iterator[Callable[[Sequence[bytes]], object]]:
+    """Return what forgets requests of a filter."""
+    if not isinstance(reader, FilterReader):
+        yield reader.forget
         return
     directory = filter_directory(Path(place))
     if directory.is_file():
@@ -104,4 +103,4 @@ def _forgetting(place: str, reader: Reader) -> Iterator[RedisForgotten | Forgott
     with ExitStack() as stack:
         with suppress(LockedError):  # a crawl runs; else none shall begin just now
             stack.callback(lock_directory(directory).release)
-        yield stack.enter_context(closing(ForgottenFile(directory / forgotten_file.NAME)))
+        yield stack.enter_context(closing(ForgottenFile(directory / forgotten_file.NAME))).add

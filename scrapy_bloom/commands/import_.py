@@ -220,13 +220,13 @@ def _destination(
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
     if is_redis(options.dest):
-        store = connect(options, project)
-        stored = store.read()
-        if (live := stored.generations) and stored.info is not None:
+        filter_ = connect(options, project)
+        if stored := filter_.read():
+            live = stored.generations
             _check_window(live[-1].open_until, bloom)
             check_size(options, project.bloom, live, stored.info.error_rate)
         return RedisBackend(
-            store.server, store.key, policy_of(enough), origin, mirror=bloom.redis_mirror
+            filter_.server, filter_.key, policy_of(enough), origin, mirror=bloom.redis_mirror
         )
     directory = _directory(options)
     check_free(directory)

@@ -44,7 +44,7 @@ from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.redis.reader import RedisReader
+from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
@@ -87,8 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
-    is_shared = is_redis(options.place)
-    figures = (_in_redis if is_shared else _in_files)(options, settings)
+    figures = (_in_redis if is_redis(options.place) else _in_files)(options, settings)
     if not options.show_salt and figures["salt"]:
         figures["salt"] = _MASKED
     if options.json:
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     elif figures["generations"]:
         _print(figures)
     else:
-        say(f"{'Queue' if is_shared else 'Job'} in {figures['location']}, without a filter")
+        say(f"Job in {figures['location']}, without a filter")
         say(f"  queue: {queue_text(figures['queue'])}")
     if not options.json:
         print_workers(figures["queue"])
@@ -113,12 +112,10 @@ def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
 
 
 def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
-    store = connect(options, load_project(settings, options.spider, options.place))
-    with closing(store.server):
-        queue = shared_queue(store)
-        if queue and not store.read().generations:
-            return _without_filter(f"{store.server.address}, key {store.key}", queue)
-        return _figures(RedisReader(store.server, store.key), options, queue)
+    filter_ = connect(options, load_project(settings, options.spider, options.place))
+    with closing(filter_.server):
+        reader = opened_reader(filter_.server, filter_.key)
+        return _figures(reader, options, shared_queue(filter_))
 
 
 def _without_filter(location: str, queue: _Figures) -> _Figures:

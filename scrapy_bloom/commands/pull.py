@@ -4,8 +4,8 @@ DIRECTORY becomes the BLOOM_DIR of that crawl; or it is the "bloom" in its JOBDI
 a crawl has used. It must not hold a filter yet. The copy is read back and compared. Crawlers may
 use the filter in Redis meanwhile; what they record then may be missing in the copy.
 
-What waits in a queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR: a crawl
-with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.
+The queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR, and no worker uses
+it: a crawl with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.
 
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
@@ -21,15 +21,13 @@ from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import say_where, tell_copied
 from scrapy_bloom.commands.shared.output import note, working
 from scrapy_bloom.commands.shared.project import connect, load_project
-from scrapy_bloom.commands.shared.queues import warn_of_workers
-from scrapy_bloom.copying.queues import download_with_queue
 from scrapy_bloom.copying.transfer import download
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.text import counted
 
 SYNTAX = "REDIS-URL DIRECTORY [--key NAME] [--spider NAME] [--json]"
-HELP = "copy a filter, and what waits in its queue, from Redis into files"
+HELP = "copy a filter, and its queue, from Redis into files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,21 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter out of Redis."""
     directory = filter_directory(options.path)
-    store = connect(options, load_project(settings, options.spider, options.url))
-    with closing(store.server), working(f"Copying from {store.server.address}"):
-        state, queue = read_state(store.server, store.key), None
-        waiting = state.waiting if state else 0
-        if state and waiting and directory.name == "bloom":
-            copied, queue = download_with_queue(store.server, store.key, directory)
-        else:
-            copied = download(store.server, store.key, directory)
-    tell_copied(options, copied, str(directory), queue)
-    if state and queue:
-        warn_of_workers(state)
-    elif waiting:
+    filter_ = connect(options, load_project(settings, options.spider, options.url))
+    server, key = filter_.server, filter_.key
+    with closing(server), working(f"Copying from {server.address}"):
+        state = read_state(server, key)
+        copied = download(server, key, directory)
+    tell_copied(options, copied, str(directory))
+    if state and state.waiting and copied.queued is None:
         note(
-            f"scrapy bloom: warning: {counted(waiting, 'request waits', 'requests wait')} in the "
-            f"queue of {store.key!r}, which was not copied: a crawl with the copy reports them as "
+            f"scrapy bloom: warning: {counted(state.waiting, 'request waits', 'requests wait')} in "
+            f"the queue of {key!r}, which was not copied: a crawl with the copy reports them as "
             "duplicates and never crawls them. A BLOOM_DIR has no queue: "
             'give the "bloom" in a JOBDIR to copy both'
         )

@@ -3,8 +3,8 @@
 PATH is a JOBDIR or BLOOM_DIR of a crawl that was closed; it is left as it is. The copy is read
 back and compared. There must not be a filter or a queue of that name in Redis yet.
 
-What waits in a JOBDIR's queue of CrashSafeScheduler goes along: any number of workers with
-BLOOM_QUEUE = "redis" then go on with it. A BLOOM_DIR has no queue.
+The queue of CrashSafeScheduler in a JOBDIR goes along: any number of workers with that scheduler
+then go on with it. A BLOOM_DIR has no queue.
 
 Examples:
   scrapy bloom push jobs/shop redis://localhost:6379/0
@@ -20,11 +20,11 @@ from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
 from scrapy_bloom.commands.shared.output import working
 from scrapy_bloom.commands.shared.project import connect, load_project
-from scrapy_bloom.copying.queues import upload_with_queue
+from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.reader import filter_directory, found_files
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
-HELP = "copy a filter, and what waits in its queue, from files into Redis"
+HELP = "copy a filter, and its queue, from files into Redis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,10 +39,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Copy a filter into Redis; without a name, under that of the spider it was made for."""
     made_for = found_files(options.path)[-1].origin.spider
     project = load_project(settings, options.spider, options.url)
-    store = connect(options, project, made_for=made_for)
-    with closing(store.server), working(f"Copying to {store.server.address}"):
-        directory = filter_directory(options.path)
-        copied, queue = upload_with_queue(directory, store.server, store.key)
-    if queue is None:
+    filter_ = connect(options, project, made_for=made_for)
+    server, key = filter_.server, filter_.key
+    with closing(server), working(f"Copying to {server.address}"):
+        copied = upload(filter_directory(options.path), server, key)
+    if copied.queued is None:
         warn_of_queue(options.path)
-    tell_copied(options, copied, f"{store.server.address}, key {store.key}", queue)
+    tell_copied(options, copied, f"{server.address}, key {key}")

@@ -5,14 +5,14 @@ paused job, and none while a crawl runs. In Redis, the queue that workers share 
 filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
 one.
 
-With --dead, nothing is deleted: requests of a job that are dead, since they have killed its process
-again and again, are crawled once more by its next run.
+With --dead, nothing is deleted: requests that are dead, since they have killed one process after
+the other, are crawled once more, by the next run of the job or by the workers.
 
-With --queue, the queue in Redis is deleted, and the filter stays: what waited there is not crawled,
+With --queue, the queue in Redis is deleted, and the filter stays: what was pending is not crawled,
 and the next crawl begins with the filter as it is.
 
-Neither is deleted while workers use the queue, unless --force is given. Then they start over with
-an empty filter; with --queue, they end as if the crawl were finished.
+Neither is deleted while workers use the queue, unless --force is given. Then they begin their crawl
+anew: with an empty filter, or with --queue with the filter as it is.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
@@ -32,16 +32,18 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
-from scrapy_bloom.commands.shared.queues import live_workers
+from scrapy_bloom.copying.drafts import drafts_of, remove_drafts
 from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
 from scrapy_bloom.files.directory import parts_beside
 from scrapy_bloom.files.reader import draft_directory, filter_directory
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory, lock_job
-from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
-from scrapy_bloom.queues.sqlite import read_dead, requeue_dead
-from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.queues.stored_queue import read_dead, requeue_dead
+from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.reader import read_any_filter, unjoined
+from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, escaped, size_text
 
 SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--dead] [--queue] [--force] [--yes]"
@@ -52,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     add_place(parser)
     parser.add_argument(
-        "--dead", action="store_true", help="of a job: crawl its dead requests again, no more"
+        "--dead", action="store_true", help="crawl the dead requests of a queue again, no more"
     )
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
@@ -65,37 +67,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
-    if options.dead:
-        _requeue_dead(options)
-    elif is_redis(options.place):
-        store = connect(options, load_project(settings, options.spider, options.place))
-        with closing(store.server):
-            _reset_in_redis(store, options)
+    if options.dead and (options.queue or options.force):
+        raise UsageError("--dead deletes nothing: leave --queue and --force out")
+    if is_redis(options.place):
+        filter_ = connect(options, load_project(settings, options.spider, options.place))
+        with closing(filter_.server):
+            (_requeue_in_redis if options.dead else _reset_in_redis)(filter_, options)
     elif options.queue or options.force:
         option = "--queue" if options.queue else "--force"
         raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
     else:
         check_filter_name(options, options.place)
-        _reset_files(Path(options.place), yes=options.yes)
+        path = Path(options.place)
+        (_requeue_in_job if options.dead else _reset_files)(path, yes=options.yes)
 
 
-def _requeue_dead(options: argparse.Namespace) -> None:
-    if is_redis(options.place) or options.queue or options.force:
-        raise UsageError("--dead is for the queue of a job: give its JOBDIR, and no other option")
-    job_dir = Path(options.place)
+def _requeue_in_job(job_dir: Path, *, yes: bool) -> None:
     database = job_dir / jobdir.DATABASE
     if not jobdir.is_database(database):
         raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
     lock = lock_job(job_dir.absolute())
     try:
         if number := len(read_dead(database)):
-            dead = counted(number, "dead request")
-            question = f"Have {dead} of {job_dir} crawled again?"
-            _confirm(question, yes=options.yes, done="changed", do="do it")
+            _confirm_requeue(number, str(job_dir), yes=yes)
             requeue_dead(database)
     finally:
         lock.release()
-    say(f"{counted(number, 'dead request')} of {job_dir} will be crawled again")
+    _say_requeued(number, str(job_dir))
+
+
+def _requeue_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
+    name = f"{filter_.key} in {filter_.server.address}"
+    queue = read_state(filter_.server, filter_.key)
+    if queue is None:
+        raise _no_queue(filter_, "changed")
+    number = queue.dead
+    if number:
+        _confirm_requeue(number, name, yes=options.yes)
+        shards = _shards(filter_)
+        for each in shards:
+            each.id = read_any_filter(each).id
+        number = store_of(shards, queue.crawl, by_slot=True, lease_secs=0).requeue("dead")
+    _say_requeued(number, name)
+
+
+def _confirm_requeue(number: int, name: str, *, yes: bool) -> None:
+    question = f"Have {counted(number, 'dead request')} of {name} crawled again?"
+    _confirm(question, yes=yes, done="changed", do="do it")
+
+
+def _say_requeued(number: int, name: str) -> None:
+    say(f"{counted(number, 'dead request')} of {name} will be crawled again")
 
 
 def _reset_files(path: Path, *, yes: bool) -> None:
@@ -127,57 +149,72 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         )
 
 
-def _reset_in_redis(store: RedisStore, options: argparse.Namespace) -> None:
-    name = f"{store.key} in {store.server.address}"
+def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
+    server, key = filter_.server, filter_.key
+    name = f"{key} in {server.address}"
     try:
-        queue = _queue(store, options)
+        queue = _queue(filter_, options)
     except RefusedError as error:
         if not (options.queue and options.force):
             raise
         _confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
-        remove_queue(store.server, store.key)
+        remove_queue(server, key)
         say(f"Deleted the queue {name}")
         return
-    stored = store.read()
-    if options.queue or (stored.info is None and queue is not None):
+    if options.queue:
         if queue is None:
-            raise StorageError(
-                f"{store.server.address} has no queue {store.key!r}; nothing was deleted"
-            )
-        users = _users(queue, "they end as if the crawl were finished, and those are not crawled")
+            raise _no_queue(filter_, "deleted")
+        users = _users(queue, "they begin their crawl anew, with the filter as it is")
         _confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
-        _queue(store, options)  # a worker may have come before the answer
-        remove_queue(store.server, store.key)
+        _queue(filter_, options)  # a worker may have come before the answer
+        remove_queue(server, key)
         say(f"Deleted the queue {name}")
         return
-    if stored.info is None and not stored.left_over and not stored.drafts:
-        store.read_filter()  # says best that there is none
-    count = sum(generation.count for generation in stored.generations)
-    size = size_text(sum(generation.geometry.nbytes for generation in stored.generations))
-    if stored.info is None:
-        what, users = f"what is left of the filter {name}", ""
-    elif queue is None:
+    shards = _shards(filter_)
+    drafts = [drafts_of(each) for each in shards]
+    if filter_.read() is None and any(drafts):
+        _confirm(f"Delete what is left of the filter {name}?", yes=options.yes)
+    else:
+        read_any_filter(filter_)
+        stored = [each.read() for each in shards]
+        generations = [each for shard in stored if shard for each in shard.generations]
+        count = sum(each.count for each in generations)
+        size = size_text(sum(each.geometry.nbytes for each in generations))
         what = f"the filter {name}: {counted(count, 'request')}, {size}"
         users = " Crawlers that use it now go on with an empty one."
-    else:
-        what = f"the filter {name}: {counted(count, 'request')}, {size}, and its queue"
-        what += _waiting(queue)
-        users = _users(queue, "they start over with an empty filter")
-    _confirm(f"Delete {what}?{users}", yes=options.yes)
-    _queue(store, options)
-    store.reset(*keys_of_queue(store.key)[:-1])
+        if queue:
+            what += f", and its queue{_waiting(queue)}"
+            users = _users(queue, "they begin their crawl anew, with an empty filter")
+        _confirm(f"Delete {what}?{users}", yes=options.yes)
+        _queue(filter_, options)
+        for each, known in zip(shards, stored, strict=True):
+            each.id = known.id if known else ""
+            each.remove()
+    for each, left_over in zip(shards, drafts, strict=True):
+        remove_drafts(each, left_over)
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
-def _queue(store: RedisStore, options: argparse.Namespace) -> QueueState | None:
+def _shards(filter_: SharedFilter) -> list[SharedFilter]:
+    return [unjoined(filter_.server, each) for each in shard_keys(filter_.server, filter_.key)]
+
+
+def _no_queue(filter_: SharedFilter, what: str) -> StorageError:
+    return StorageError(
+        f"{filter_.server.address} has no queue {filter_.key!r}; nothing was {what}"
+    )
+
+
+def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | None:
     """Return how the queue stands, if there is one; without --force, no worker may use it."""
-    queue = read_state(store.server, store.key)
-    if (number := live_workers(queue)) and not options.force:
+    queue = read_state(filter_.server, filter_.key)
+    if queue and queue.live and not options.force:
+        number = len(queue.live)
         raise StorageError(
-            f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {store.key!r} in "
-            f"{store.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and try "
-            "again (one that was killed counts until its lease is over, BLOOM_QUEUE_LEASE_SECS); "
-            "or add --force"
+            f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {filter_.key!r} in "
+            f"{filter_.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
+            "try again (one that was killed counts until its lease is over, "
+            "BLOOM_QUEUE_LEASE_SECS); or add --force"
         )
     return queue
 
@@ -187,14 +224,14 @@ def _waiting(queue: QueueState) -> str:
 
 
 def _users(queue: QueueState, fate: str) -> str:
-    if number := live_workers(queue):
+    if number := len(queue.live):
         use = "s use" if number > 1 else " uses"
         return f" {number:,} worker{use} it now ({_names(queue)}): {fate}."
     return " No worker uses it now."
 
 
-def _names(queue: QueueState | None) -> str:
-    return ", ".join(each.name for each in queue.workers if each.is_alive) if queue else ""
+def _names(queue: QueueState) -> str:
+    return ", ".join(each.name for each in queue.live)
 
 
 def _confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:

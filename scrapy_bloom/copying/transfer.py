@@ -1,16 +1,25 @@
-"""Copying a filter between a directory and Redis: the same blocks, byte for byte."""
+"""Copying a filter and its queue between a directory and Redis: the same blocks, byte for byte.
+
+The queue is that of CrashSafeScheduler. At no instant is there a copy of the filter without that of
+the queue: it would report the pending requests as duplicates.
+"""
 
 import binascii
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from bitarray import bitarray
-
-from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
+from scrapy_bloom.copying.drafts import Draft
+from scrapy_bloom.copying.new_filter import add_forgotten, new_filter, no_new_directory
+from scrapy_bloom.copying.queues import (
+    load_queue,
+    removed_after_error,
+    save_queue,
+    waiting_database,
+)
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import check_closed, open_files
 from scrapy_bloom.files.header import FileGeneration
@@ -18,14 +27,18 @@ from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import draft_directory, forgotten_beside
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Origin
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.keys.blocks import DRAFT_SECS
-from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS, FilterInfo, RedisGeneration
-from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
+from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
+
+_FORGOTTEN_AT_ONCE = 1000
 
 
 class Copied(NamedTuple):
@@ -35,48 +48,36 @@ class Copied(NamedTuple):
         generations: how many.
         requests: recorded in them.
         nbytes: size of their blocks.
-        bits: how many bits are set.
         checksum: CRC32 of the blocks, generation after generation.
+        queued: requests in the queue that was copied with them; None without one.
     """
 
     generations: int
     requests: int
     nbytes: int
-    bits: int
     checksum: int
+    queued: int | None
+
+    @classmethod
+    def of(
+        cls, generations: Sequence[RedisGeneration], checksum: int, queued: int | None
+    ) -> "Copied":
+        """Return the figures of these generations."""
+        requests = sum(each.count for each in generations)
+        nbytes = sum(each.geometry.nbytes for each in generations)
+        return cls(len(generations), requests, nbytes, checksum, queued)
 
 
-class QueueDraft(NamedTuple):
-    """A queue that is written to Redis, and becomes the filter's when that is known.
+def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
+    """Copy the filter of a closed crawl into Redis, and the queue of CrashSafeScheduler beside it.
 
-    Attributes:
-        key: of what waits in it; it expires.
-        absent: keys that must not be there.
-        publish: commands that make it known.
-    """
-
-    key: str
-    absent: Sequence[str]
-    publish: Sequence[Sequence[object]]
-
-
-def upload(
-    directory: str | os.PathLike[str],
-    server: RedisServer,
-    key: str,
-    queue: QueueDraft | None = None,
-    *,
-    is_locked: bool = False,
-) -> Copied:
-    """Copy the filter of a closed crawl into Redis, where crawlers then share it.
+    The spider's start() is run again by the first worker, as by each run of a job.
 
     Args:
-        directory: JOBDIR/bloom or BLOOM_DIR; it is left as it is.
+        directory: JOBDIR/bloom or BLOOM_DIR; it is left as it is, and must not be in use.
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
             be a filter yet.
-        queue: becomes known in the same step as the filter.
-        is_locked: the caller has the lock of the directory.
 
     Returns:
         What was copied, after it was read back and compared.
@@ -86,79 +87,59 @@ def upload(
             closed; there is one in Redis already; the copy differs. Nothing is then in Redis that
             was not there before.
     """
-    directory, store = Path(directory), RedisStore(server, key)
+    directory = Path(directory)
     found = filter_files(directory)
     if not found:
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        if not is_locked:
-            stack.callback(lock_directory(directory).release)
+        stack.callback(lock_directory(directory).release)  # that of the job, see `lock_job`
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
         check_closed(directory, files)
-        return _uploaded(files, store, queue)
+        return _uploaded(files, waiting_database(directory), server, key)
 
 
-def _uploaded(files: Sequence[FilterFile], store: RedisStore, queue: QueueDraft | None) -> Copied:
-    if store.read().info is not None:
-        raise StorageError(
-            f"{store.server.address} has a filter {store.key!r} already; nothing was changed: give "
-            "it another key, or remove that one"
-        )
-    newest = files[-1]
-    info = FilterInfo.of(newest.origin, files[0].created_at)
-    forgotten_there = RedisForgotten(store.server, store.key, info.epoch)
-    store.drafts.keys = [forgotten_there.name, *([queue.key] if queue else [])]
-    made: list[RedisGeneration] = []
-    try:
-        for file in files:
-            new = RedisGeneration(epoch=info.epoch, **vars(file.figures))
-            made.append(new)
-            store.create(new, file.filter)
-            if file is not newest:
-                store.blocks.seal(new)
-        here = _Digest.of(_file_chunks(files))
-        _compare(here, _Digest.of(_chunks(store, made)), store.server.address)
-        forgotten = list(forgotten_beside(newest.path.parent).all())
-        forgotten_there.add(forgotten, secs=DRAFT_SECS)
-        publish, absent = (queue.publish, queue.absent) if queue else ((), ())
-        store.publish_filter(info, made, ("PERSIST", forgotten_there.name), *publish, absent=absent)
-    except BaseException:
-        if store.read().info != info:  # else we were interrupted when all was done
-            for each in made:
-                store.discard(each.id, each.num_chunks)
-            forgotten_there.remove_all()
-        raise
-    return here.copied(made)
-
-
-def _chunks(store: RedisStore, generations: Sequence[RedisGeneration]) -> Iterator[bytes]:
-    for generation in generations:
-        for chunk in store.blocks.chunks(generation):
-            store.drafts.renew()
-            yield chunk
-
-
-def download(
-    server: RedisServer,
-    key: str,
-    directory: str | os.PathLike[str],
-    *,
-    before: Callable[[], None] = lambda: None,
-    is_locked: bool = False,
+def _uploaded(
+    files: Sequence[FilterFile], database: Path | None, server: RedisServer, key: str
 ) -> Copied:
+    filter_ = unjoined(server, key)
+    filter_.read()  # what is no filter is refused
+    newest = files[-1]
+    made = [RedisGeneration(**vars(file.figures)) for file in files]
+    checksum, queued, now = 0, None, server.now()
+    with closing(Draft(filter_, made)) as draft:
+        for file, new in zip(files, made, strict=True):
+            for chunk, data in enumerate(_file_chunks(file, new)):
+                draft.write(new, chunk, data)
+                checksum = binascii.crc32(data, checksum)
+        forgotten = list(forgotten_beside(newest.path.parent).all())
+        for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
+            some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
+            draft.add("forgotten", [(now, each) for each in some])
+        info = FilterInfo.of(newest.origin, files[0].created_at)
+        fields = {"filter": info.text, "version": secrets.token_hex(8)}
+        if database is not None:
+            queued = load_queue(database, draft)
+            fields |= {"pushed": str(queued), "done": "0"}
+            if newest.origin.spider:
+                fields["crawl"] = newest.origin.spider
+        draft.publish(fields)
+    return Copied.of(made, checksum, queued)
+
+
+def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
     """Save a filter in Redis to a directory, where a single crawl can go on with it.
 
-    Crawlers may use it meanwhile; what they record from now on may be missing in the copy.
+    Crawlers may use the filter meanwhile; what they record from now on may be missing in the copy.
+    If the directory is JOBDIR/bloom, and the filter has a queue with requests, that is saved as the
+    job's, and no worker may use it. What workers that died had in flight is pending in the copy.
 
     Args:
         server: the connection.
         key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
-        directory: JOBDIR/bloom or BLOOM_DIR, without a filter yet; made if missing.
-        before: called when the files are complete, before they are put in their place.
-        is_locked: the caller has the lock of the directory.
+        directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; made if missing.
 
     Returns:
         What was copied, after the files were read back and compared.
@@ -167,71 +148,79 @@ def download(
         StorageError: or one of its children: there is no filter in Redis, or parts of it were
             lost; the directory holds one, or has no room. Files that were begun are removed.
     """
-    target, store = Path(directory), RedisStore(server, key)
-    received = _Digest()
-    otherwise = "it an empty directory"
-    with new_filter(target, otherwise=otherwise, before=before, is_locked=is_locked) as files:
-        info, generations = store.read_filter()
-        origin = Origin(
-            salt=bytes.fromhex(info.salt),
-            fingerprinter=info.fingerprinter,
-            spider=info.spider,
-            error_rate=info.error_rate,
+    target = Path(directory)
+    state = read_state(server, key)
+    if state is None or not state.waiting or target.name != "bloom":
+        return _downloaded(server, key, target, None)
+    if state.live:
+        names = ", ".join(each.name for each in state.live)
+        raise StorageError(
+            f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
+            "Stop them, and try again (one that was killed counts until its lease is over, "
+            "BLOOM_QUEUE_LEASE_SECS)"
         )
-        for each in generations:
+    database = target.parent / jobdir.DATABASE
+    with no_new_directory(target), ExitStack() as stack:
+        stack.callback(lock_directory(target).release)
+        if os.path.lexists(database) or jobdir.has_queued(target.parent):
+            raise StorageError(
+                f'{target.parent} holds a queue already; give it the "bloom" of another JOBDIR'
+            )
+        with removed_after_error(database):
+            return _downloaded(server, key, target, database)
+
+
+def _downloaded(server: RedisServer, key: str, target: Path, database: Path | None) -> Copied:
+    filter_, checksum, queued = unjoined(server, key), 0, None
+
+    def save() -> None:
+        # The filter is read first: what is recorded from now on is in the queue already. But the
+        # queue is in its place first.
+        nonlocal queued
+        if database is not None:
+            queued = save_queue(server, key, database)
+            sync_directory(database.parent)
+
+    otherwise, is_locked = "it an empty directory", database is not None
+    with new_filter(target, otherwise=otherwise, before=save, is_locked=is_locked) as files:
+        stored = read_filter(filter_)
+        origin = Origin(
+            salt=bytes.fromhex(stored.info.salt),
+            fingerprinter=stored.info.fingerprinter,
+            spider=stored.info.spider,
+            error_rate=stored.info.error_rate,
+        )
+        for each in stored.generations:
             new = FileGeneration(
                 path=draft_directory(target) / file_name(each.number),
                 origin=origin,
-                oldest=generations[0].number,
+                oldest=stored.generations[0].number,
                 **vars(each.figures),
             )
+            received = 0
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                for chunk, data in enumerate(store.blocks.chunks(each)):
-                    received.add(data)
+                nonlocal received, checksum
+                for chunk, data in enumerate(chunks(filter_, each)):
+                    received = binascii.crc32(data, received)
+                    checksum = binascii.crc32(data, checksum)
                     bits.add_blocks(each.blocks(chunk).start, data)
                 return each.count
 
             files.append(FilterFile.create(new, fill))
-        _compare(received, _Digest.of(_file_chunks(files)), str(target))
-        forgotten = RedisForgotten(server, key, info.epoch).everything()
-        add_forgotten(draft_directory(target), forgotten)
-    return received.copied(generations)
+            written = 0
+            for data in _file_chunks(files[-1], each):
+                written = binascii.crc32(data, written)
+            if written != received:
+                raise StorageError(
+                    f"the copy in {target} differs; it was removed: try again, and check the "
+                    "memory and disk of this machine"
+                )
+        add_forgotten(draft_directory(target), RedisForgotten(server, key, stored.id).all())
+    return Copied.of(stored.generations, checksum, queued)
 
 
-@dataclass
-class _Digest:
-    """Set bits and CRC32 of blocks, one after the other."""
-
-    bits: int = 0
-    checksum: int = 0
-
-    def add(self, data: bytes | memoryview) -> None:
-        self.bits += bitarray(buffer=data).count()
-        self.checksum = binascii.crc32(data, self.checksum)
-
-    @classmethod
-    def of(cls, chunks: Iterable[bytes | memoryview]) -> "_Digest":
-        new = cls()
-        for chunk in chunks:
-            new.add(chunk)
-        return new
-
-    def copied(self, generations: Sequence[RedisGeneration]) -> Copied:
-        requests = sum(each.count for each in generations)
-        nbytes = sum(each.geometry.nbytes for each in generations)
-        return Copied(len(generations), requests, nbytes, self.bits, self.checksum)
-
-
-def _file_chunks(files: Iterable[FilterFile]) -> Iterator[memoryview]:
-    for bits in (file.filter for file in files):
-        for start in range(0, bits.num_blocks, CHUNK_BLOCKS):
-            yield bits.blocks(start, min(start + CHUNK_BLOCKS, bits.num_blocks))
-
-
-def _compare(source: _Digest, copy: _Digest, what: str) -> None:
-    if copy != source:
-        raise StorageError(
-            f"the copy in {what} differs ({copy} in place of {source}); it was removed: try "
-            "again, and check the memory and disk of that machine"
-        )
+def _file_chunks(file: FilterFile, generation: RedisGeneration) -> Iterator[bytes]:
+    for chunk in range(generation.num_chunks):
+        blocks = generation.blocks(chunk)
+        yield bytes(file.filter.blocks(blocks.start, blocks.stop))

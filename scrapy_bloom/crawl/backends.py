@@ -25,65 +25,58 @@ if TYPE_CHECKING:
 def create_backend(
     crawler: Crawler,
     settings: BloomSettings,
-    *,
-    queue_is_shared: bool = False,
-    is_job_locked: bool = False,
 ) -> Backend:
     """Make the backend that a crawl's settings ask for, not yet opened.
 
-    Raises a StorageError if the job directory is one of another scheduler. A queue that is shared
-    is in Redis, too: see `RedisBackend`. For the lock, see `Job`.
+    Raises a StorageError if the job directory is one of another scheduler. A job directory is
+    locked.
     """
     path = job_dir(crawler.settings)
     spider = getattr(crawler.spider or crawler.spidercls, "name", "")
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
-    scheduler = load_object(crawler.settings["SCHEDULER"])
-    crash_safe = getattr(scheduler, "is_crash_safe", False)
+    crash_safe = _is_crash_safe(crawler)
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     only_crawled = settings.record_on == "crawled"
-    has_shared_queue = settings.queue == "redis"
-    if has_shared_queue and not crash_safe:
-        raise SettingError(
-            'BLOOM_QUEUE is "redis", and SCHEDULER is not CrashSafeScheduler, which has that queue;'
-            ' set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or BLOOM_QUEUE = "job"'
-        )
-    if has_shared_queue and path:
+    if settings.shares_queue and path:
         check_no_database(Path(path).absolute(), in_redis=True)
         path = None  # the job is the server's
     job = Job(
         Path(path).absolute() if path else None,
         settings.on_unclean_shutdown,
         only_crawled=only_crawled,
-        is_locked=is_job_locked,
     )
-    if job.path is not None and crash_safe and settings.backend == "redis":
-        raise SettingError(
-            f"CrashSafeScheduler would keep its queue in JOBDIR ({path}), and BLOOM_BACKEND is "
-            '"redis": a queue is kept where its filter is; set BLOOM_QUEUE = "redis" to keep it in '
-            'Redis, too, or BLOOM_BACKEND = "local" to keep both in the JOBDIR'
-        )
     if job.path is not None and not crash_safe:
         check_no_database(job.path)
     if settings.backend == "redis":
         from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
+        from scrapy_bloom.redis.shards import (  # noqa: PLC0415 - likewise
+            ShardedBackend,
+            shard_key,
+            share_of,
+        )
 
         key = settings.redis_key % {"spider": spider}
-        if has_shared_queue and settings.redis_cluster and ("{" in key or "}" in key):
+        if "{" in key or "}" in key:
             raise SettingError(
-                f"BLOOM_REDIS_KEY makes {key!r} of the spider's name; in a Cluster, allowed with "
-                'BLOOM_QUEUE = "redis" is a name without braces: set one without "%(spider)s"'
+                f"BLOOM_REDIS_KEY makes {key!r} of the spider's name; allowed is a name without "
+                'braces: set one without "%(spider)s"'
             )
-        return RedisBackend(
-            redis_server(settings, identified=queue_is_shared),
-            key,
-            policy_of(settings),
-            origin,
-            mirror=settings.redis_mirror,
-            queue_is_shared=queue_is_shared,
-            flush=settings.redis_flush and not has_shared_queue,  # then the last worker does it
-            job=job,
-            claims=job.path is None and not queue_is_shared,
-        )
+        server, shards = redis_server(settings), settings.redis_shards
+        share = share_of(settings.expected_requests, shards)
+        parts = [
+            RedisBackend(
+                server,
+                shard_key(key, shard),
+                replace(policy_of(settings), expected=share),
+                origin,
+                mirror=settings.redis_mirror,
+                flush=settings.redis_flush and not settings.shares_queue,  # the last worker does it
+                job=job,
+                shards=shards,
+            )
+            for shard in range(shards)
+        ]
+        return parts[0] if shards == 1 else ShardedBackend(parts)
     policy = policy_of(settings)
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
@@ -100,18 +93,19 @@ def create_backend(
     return RecordCrawled(stored, LocalBackend(None, replace(policy, on_full="grow")))
 
 
-def has_log(crawler: Crawler, backend: Backend) -> bool:
-    """Return whether the filter has a log: the queue of CrashSafeScheduler in the JOBDIR."""
-    scheduler = load_object(crawler.settings["SCHEDULER"])
-    return bool(
-        isinstance(backend, LocalBackend)
-        and backend.is_stored
-        and job_dir(crawler.settings)
-        and getattr(scheduler, "is_crash_safe", False)
-    )
+def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
+    """Return whether the filter has a log: the queue that CrashSafeScheduler has in the JOBDIR.
+
+    Then the scheduler locks the job, and opens the filter.
+    """
+    return not settings.shares_queue and bool(job_dir(crawler.settings)) and _is_crash_safe(crawler)
 
 
-def redis_server(settings: BloomSettings, *, identified: bool = False) -> "RedisServer":
+def _is_crash_safe(crawler: Crawler) -> bool:
+    return getattr(load_object(crawler.settings["SCHEDULER"]), "is_crash_safe", False)
+
+
+def redis_server(settings: BloomSettings) -> "RedisServer":
     """Make the connection that the settings ask for; see `RedisServer`."""
     from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
 
@@ -122,7 +116,6 @@ def redis_server(settings: BloomSettings, *, identified: bool = False) -> "Redis
         cluster=settings.redis_cluster,
         sentinel=settings.redis_sentinel,
         deadline_secs=settings.redis_deadline_secs,
-        identified=identified,
     )
 
 

@@ -87,18 +87,13 @@ class BloomDupeFilter(BaseDupeFilter):
             crawler, backend, settings, self._telemetry, self._fingerprint
         )
         self._lost: LostByServer | None = None
-        if queue_is_shared:
-            self._lost = LostByServer(
-                crawler,
-                cast("RedisBackend", backend),
-                self.failures,
-                keeps_new=settings.queue == "job",
-            )
+        if queue_is_shared and not settings.shares_queue:
+            self._lost = LostByServer(crawler, cast("RedisBackend", backend), self.failures)
         self._add = backend.add
         self._may_be_over = settings.forget_failed or self._this_run.has_window
         self._any_passed = self._logged_duplicate = False
         self._settled = self._closed = False
-        self.job_lock = contextlib.ExitStack()
+        self._job_lock = contextlib.ExitStack()
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
@@ -107,6 +102,7 @@ class BloomDupeFilter(BaseDupeFilter):
         It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
         between. A queue that belongs to another running crawl, or to a crashed one, must not be
         touched. So the job directory is locked first, wherever the filter is, until `close`.
+        CrashSafeScheduler has locked its job already, and opens the filter, whose log it has.
 
         Raises:
             BloomError: with one line that says what to do. It is logged as well, because Scrapy
@@ -139,7 +135,8 @@ class BloomDupeFilter(BaseDupeFilter):
         job_lock = contextlib.ExitStack()
         try:
             settings = BloomSettings.from_settings(crawler.settings)
-            queue_is_shared = queue_is_shared or settings.queue == "redis"
+            is_opened_later = has_log(crawler, settings)
+            queue_is_shared = queue_is_shared or settings.shares_queue
             # By name: the constructor of a subclass may take just what comes.
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
@@ -147,11 +144,9 @@ class BloomDupeFilter(BaseDupeFilter):
             else:
                 settings.warn_of_unused(extra={"spider": crawler.spider})
                 path = job_dir(crawler.settings)
-                if has_job := path is not None and settings.queue == "job":
+                if path and not settings.shares_queue and not is_opened_later:
                     job_lock.callback(lock_job(Path(path).absolute()).release)
-                backend = create_backend(
-                    crawler, settings, queue_is_shared=queue_is_shared, is_job_locked=has_job
-                )
+                backend = create_backend(crawler, settings)
                 new = cls(
                     crawler=crawler,
                     backend=backend,
@@ -159,15 +154,17 @@ class BloomDupeFilter(BaseDupeFilter):
                     queue_is_shared=queue_is_shared,
                 )
                 new._telemetry.log_regularly()
-            if not has_log(crawler, new.backend):  # then the scheduler opens it
+            if command or not is_opened_later:
                 new.backend.open()
         except BloomError as error:
             job_lock.close()
             fail_at_the_start(crawler, error, logger)
-        new.job_lock = job_lock
-        if idle := getattr(new.backend, "idle", None):
-            crawler.signals.connect(idle, signals.spider_idle)
+        new._job_lock = job_lock
         return new
+
+    def was_duplicate(self) -> None:
+        """Note that a request that passed turned out to be a duplicate: another worker has it."""
+        self._telemetry.added -= 1
 
     def clear(self) -> None:
         """Forget all requests, for all crawlers that share the filter: scrapy-redis's flush.
@@ -200,7 +197,7 @@ class BloomDupeFilter(BaseDupeFilter):
             fingerprint = self._fingerprint(request)
             is_seen = self._is_seen(request, fingerprint)
             if self._lost is not None:
-                self._lost.note(request, fingerprint, is_seen=is_seen)
+                self._lost.note(request, is_seen=is_seen)
             if is_seen:
                 return True
             self._any_passed = True
@@ -264,7 +261,7 @@ class BloomDupeFilter(BaseDupeFilter):
         if self._closed:
             return
         self._closed = True
-        with self.job_lock:
+        with self._job_lock:
             self._close(reason)
 
     def _close(self, reason: str) -> None:

@@ -11,18 +11,21 @@ each project, and could not tell when the item pipelines are done.
 Here is also how a crawl fails before it begins: with one line, the last one of the log.
 """
 
+import asyncio
 import contextlib
 import functools
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from time import monotonic
 from typing import Any, NoReturn
 
 import scrapy
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
-from scrapy.utils.reactor import CallLaterOnce
+from scrapy.utils.reactor import CallLaterOnce, is_reactor_installed
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import globalLogBeginner
 from twisted.python.failure import Failure
@@ -30,17 +33,23 @@ from twisted.python.failure import Failure
 from scrapy_bloom.exceptions import BloomError, SettingError
 
 try:
-    from scrapy.utils.asyncio import call_later as _call_later
+    from scrapy.utils.asyncio import call_later as call_later  # noqa: PLC0414
     from scrapy.utils.asyncio import create_looping_call as create_looping_call  # noqa: PLC0414
 except ImportError:  # Scrapy 2.13, which always has a reactor
     from twisted.internet import task
 
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
-    def _call_later(delay: float, func: Callable[[], object]) -> Any:  # type: ignore[misc]
+    def call_later(delay: float, func: Callable[[], object]) -> Any:  # type: ignore[misc]
+        """Call a function after so many seconds."""
         from twisted.internet import reactor  # noqa: PLC0415 - it installs one
 
         return reactor.callLater(delay, func)  # type: ignore[arg-type]
+
+
+# Of work, until the event loop runs. Steps count, too: Scrapy may collect twice CONCURRENT_ITEMS
+# requests, which takes no time, and then schedule them all at once.
+_TURN_SECS, _TURN_STEPS = 0.02, 50
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
@@ -134,11 +143,52 @@ def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
     return fetched
 
 
+def _handle_output(hook: _Hook, output: Any, request: Request, *args: Any) -> Any:
+    for paced in hook.listeners:
+        output = paced(output, request)
+    return hook.method(output, request, *args)
+
+
+class _Paced(AsyncIterator[Any]):
+    """What an iterable yields, until `may_go_on` says no; see `pace`.
+
+    The output of most callbacks is so short that it needs no pause. No generator: that would end
+    with the first exception, and Scrapy goes on after it.
+    """
+
+    def __init__(
+        self,
+        output: Any,
+        may_go_on: Callable[[], Awaitable[bool]],
+        yielded: Callable[[Any], object],
+    ) -> None:
+        self._may_go_on = may_go_on
+        self._yielded = yielded
+        self._number = 0
+        self._is_async = isinstance(output, AsyncIterator)
+        self._output = output if self._is_async else iter(output)
+
+    async def __anext__(self) -> Any:
+        self._number += 1
+        if self._number > _TURN_STEPS and not await self._may_go_on():
+            raise StopAsyncIteration
+        if self._is_async:
+            each = await anext(self._output)
+        else:
+            try:
+                each = next(self._output)
+            except StopIteration:
+                raise StopAsyncIteration from None
+        self._yielded(each)
+        return each
+
+
 _HOOKS = (  # what is told; the part of the engine, its method, and what stands in for that
     ("scraping", "scraper", "enqueue_scrape", _scrape),
     ("error", "scraper", "call_spider_async", _call_spider),
     ("error", "scraper", "handle_spider_error", _spider_error),
     ("fetching", "downloader", "fetch", _fetch),
+    ("pacing", "scraper", "handle_spider_output_async", _handle_output),
 )
 
 
@@ -158,6 +208,8 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
             fetching(request): the downloader is about to be given a request. Returns a function
                 that is called with the response, or with a request that is scheduled in its place
                 right after this (a retry, a redirect).
+            pacing(output, request): the output of the callback or errback of a request is about to
+                be consumed, as its middlewares have made it. Returns what is to be consumed.
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -175,6 +227,68 @@ def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., A
         hook.listeners.append(listeners[event])
 
 
+def pace(
+    engine: Any,
+    may_go_on: Callable[[Request | None], Awaitable[bool]],
+    yielded: Callable[[Any], object],
+) -> None:
+    """Have a function awaited between requests and items that callbacks and start() yield.
+
+    Raises a SettingError if this version of Scrapy works in another way.
+
+    Args:
+        engine: the crawler's, before the first request.
+        may_go_on: is awaited before each request or item but the first ones is taken; with the
+            request whose callback or errback yields it, None for start(). If it says no, that is
+            the end of the output.
+        yielded: is called with each request or item.
+    """
+
+    def paced(output: Any, request: Request | None) -> _Paced:
+        return _Paced(output, functools.partial(may_go_on, request), yielded)
+
+    feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
+    listen(engine, feature, way_out, pacing=paced)
+    if engine._start is not None:  # noqa: SLF001 - it has no other place
+        engine._start = paced(engine._start, None)  # noqa: SLF001
+
+
+def taking_turns() -> Callable[[], Awaitable[None]]:
+    """Return a function to await between short steps, so that the event loop runs in between.
+
+    After 20 ms or 50 steps it waits until the loop has run. All who await it work one after the
+    other, with a run of the loop between them.
+    """
+    waiting: deque[Deferred[None]] = deque()
+    ends_at, steps, is_due = 0.0, 0, False
+
+    async def give_way() -> None:
+        nonlocal steps
+        if steps < _TURN_STEPS and monotonic() < ends_at:
+            steps += 1
+            return
+        turn: Deferred[None] = Deferred()
+        waiting.append(turn)
+        schedule()
+        await fired(turn)
+
+    def schedule() -> None:
+        nonlocal is_due
+        if not is_due:
+            is_due = True
+            call_later(0, next_turn)
+
+    def next_turn() -> None:
+        nonlocal ends_at, steps, is_due
+        ends_at, steps, is_due = monotonic() + _TURN_SECS, 1, False
+        turn = waiting.popleft()
+        if waiting:
+            schedule()
+        turn.callback(None)
+
+    return give_way
+
+
 def replace_start(
     engine: Any, replacement: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 ) -> None:
@@ -185,8 +299,8 @@ def replace_start(
     """
     if getattr(engine, "_start", None) is None or not hasattr(engine, "_slot"):
         raise SettingError(
-            'BLOOM_QUEUE = "redis" does not work with this version of Scrapy, '
-            f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_QUEUE = "job"'
+            "A queue in Redis does not work with this version of Scrapy, "
+            f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_BACKEND = "local"'
         )
     engine._start = replacement(engine._start)  # noqa: SLF001 - it has no other place
 
@@ -200,10 +314,36 @@ async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
     return started
 
 
+def read_start_again(
+    engine: Any,
+    start: AsyncIterator[Any],
+    may_go_on: Callable[[Request | None], Awaitable[bool]],
+    yielded: Callable[[Any], object],
+) -> None:
+    """Have the engine take requests and items from there as from start(), which is through.
+
+    It is paced as `pace` does it.
+    """
+    paced = _Paced(start, functools.partial(may_go_on, None), yielded)
+    engine._start = paced  # noqa: SLF001 - it has no other place
+
+    async def read() -> None:
+        while engine._start is paced and engine.spider and engine.running:  # noqa: SLF001
+            await engine._process_start_next()  # noqa: SLF001
+
+    deferred_from_coro(read())
+
+
 def is_running(engine: Any) -> bool:
     """Return whether a crawl goes on: it was not told to stop."""
     running: bool = engine.running
     return running
+
+
+def is_closing(engine: Any) -> bool:
+    """Return whether the spider is being closed, or closed."""
+    slot = engine._slot  # noqa: SLF001 - it has no other place
+    return slot is None or slot.closing is not None
 
 
 def ask_scheduler(engine: Any) -> None:
@@ -212,16 +352,41 @@ def ask_scheduler(engine: Any) -> None:
         slot.nextcall.schedule()
 
 
-async def until(event: Deferred[None], secs: float) -> None:
-    """Wait for an event, but not for longer than these seconds: then it is brought about."""
-
-    def bring_about() -> None:
-        if not event.called:
-            event.callback(None)
-
-    _call_later(secs, bring_about)
+async def fired(event: Deferred[None]) -> None:
+    """Wait for an event, or until the engine ends."""
     with contextlib.suppress(CancelledError):  # without asyncio, the engine would log it at its end
         await maybe_deferred_to_future(event)
+
+
+class Bell:
+    """Wakes all who wait for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Deferred[None]] = []
+
+    async def wait(self, secs: float) -> None:
+        """Wait until it rings; it does so after these seconds, if not before."""
+        if not self._waiting:
+            call_later(secs, self.ring)
+        event: Deferred[None] = Deferred()
+        self._waiting.append(event)
+        await fired(event)
+
+    def ring(self) -> None:
+        """Wake those who wait now."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.called:
+                each.callback(None)
+
+
+def loop_caller() -> Callable[[Callable[[], object]], object]:
+    """Return what calls a function in the event loop of this thread, from any thread."""
+    if is_reactor_installed():
+        from twisted.internet import reactor  # noqa: PLC0415 - it installs one
+
+        return reactor.callFromThread  # type: ignore[no-any-return]
+    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:

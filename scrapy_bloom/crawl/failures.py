@@ -23,7 +23,7 @@ class Failures:
         extra: for the log records of the crawl.
     """
 
-    def __init__(self, crawler: Crawler, *, on_outage: str, queue: str = "job") -> None:
+    def __init__(self, crawler: Crawler, *, on_outage: str, keeps_queue: bool = False) -> None:
         assert crawler.stats is not None
         self.number = 0
         self.stats: StatsCollector = crawler.stats
@@ -31,7 +31,7 @@ class Failures:
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
         self._on_outage = on_outage
-        self._under_way = "stays in the queue" if queue == "redis" else "is crawled unfiltered"
+        self._under_way = "stays in the queue" if keeps_queue else "is crawled unfiltered"
         self._told: set[object] = set()  # kinds of failures
         self._unfingerprinted = 0
 

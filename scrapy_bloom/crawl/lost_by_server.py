@@ -1,8 +1,6 @@
-"""Requests that a server with queue and filter may lose: filtered too late, or just queued."""
+"""Requests that a mirror took for duplicates just before the server lost queue and filter."""
 
-import contextlib
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
 
 from scrapy import Request, signals
@@ -12,32 +10,20 @@ from scrapy.utils.reactor import CallLaterOnce
 
 from scrapy_bloom.crawl.engine import is_open
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.text import counted
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
-
-_KEPT = 500  # new requests, until there are newer ones
-# Of those that the filter still has: where exactly the server was cut off is not known.
-_MAY_MISS = 5
 
 
 class LostByServer:
     """Schedules such requests again, if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
-    that the mirror took for seen may be in no queue any more, and its link is not met again. The
-    last new requests may be lost, too. If the server was cut off between recording and queueing
-    one, it may still be recorded.
-
-    With `keeps_new`, the last new requests are scheduled again, too: scrapy-redis does not notice
-    that it has lost them.
+    that the mirror took for seen may be in no queue any more, and its link is not met again.
     """
 
-    def __init__(
-        self, crawler: Crawler, backend: "RedisBackend", failures: Failures, *, keeps_new: bool
-    ) -> None:
+    def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
         self._crawler = crawler
         self._backend = backend
         self._failures = failures
@@ -45,19 +31,16 @@ class LostByServer:
         self._voided = backend.voided
         self._filtered: list[Request] = []  # the backend asks the server before there are many
         self._to_schedule: list[Request] = []
-        self._new: deque[tuple[bytes, Request]] = deque(maxlen=_KEPT if keeps_new else 0)
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
-    def note(self, request: Request, fingerprint: bytes, *, is_seen: bool) -> None:
+    def note(self, request: Request, *, is_seen: bool) -> None:
         """Note the filter's answer to a request."""
         if self._is_void():
             if self._to_schedule:
                 CallLaterOnce(self._schedule).schedule()  # not now: the scheduler is at work
         elif not self._backend.unconfirmed:
             self._filtered.clear()
-        if not is_seen:
-            self._new.append((fingerprint, request))
-        elif self._backend.unconfirmed:
+        if is_seen and self._backend.unconfirmed:
             self._filtered.append(request)
 
     def _is_void(self) -> bool:
@@ -65,22 +48,9 @@ class LostByServer:
         if self._backend.voided == self._voided:
             return False
         self._voided = self._backend.voided
-        self._to_schedule += self._filtered + self._lost()
+        self._to_schedule += self._filtered
         self._filtered = []
         return True
-
-    def _lost(self) -> list[Request]:
-        """Return the last new requests that the server may have lost."""
-        lost, found = [], 0
-        while self._new and found < _MAY_MISS:
-            fingerprint, request = self._new.pop()
-            with contextlib.suppress(StorageError):  # asked anew when it is scheduled
-                if fingerprint in self._backend:
-                    found += 1
-                    request = request.replace(dont_filter=True)
-            lost.append(request)
-        self._new.clear()
-        return lost
 
     def _schedule(self) -> bool:
         """Schedule requests, which asks the filter again; return whether there were any."""

@@ -22,7 +22,7 @@ class QueueFate:
     def __init__(
         self, crawler: Crawler, settings: BloomSettings, telemetry: Telemetry, *, is_shared: bool
     ) -> None:
-        is_scrapy_redis = is_shared and settings.queue == "job"
+        is_scrapy_redis = is_shared and not settings.shares_queue
         self._shared_at = (
             without_secrets(url_of_queue(crawler.settings)[0]) if is_scrapy_redis else ""
         )

@@ -37,7 +37,9 @@ class Telemetry:
         self, crawler: Crawler, backend: Backend, settings: BloomSettings, this_run: ThisRun
     ) -> None:
         self.added = self.filtered = self.forgotten = 0
-        self.failures = Failures(crawler, on_outage=settings.redis_on_outage, queue=settings.queue)
+        self.failures = Failures(
+            crawler, on_outage=settings.redis_on_outage, keeps_queue=settings.shares_queue
+        )
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler

@@ -2,9 +2,9 @@
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from scrapy_bloom.files.log import Change
 
@@ -49,39 +49,6 @@ class Taken(NamedTuple):
 
     id: Any
     data: bytes
-
-
-class RequestStore(Protocol):
-    """The requests of a crawl that are not done yet: pending, in flight, suspect, or dead.
-
-    What the place of the store refuses is raised as `sqlite3.Error` or `StorageError`.
-
-    Attributes:
-        name: where it is, for people.
-        pending: how many requests can be taken, as far as is known here.
-    """
-
-    name: str
-
-    @property
-    def pending(self) -> int:
-        """Return how many requests can be taken, as far as is known here."""
-
-    def apply(self, batch: Batch) -> None:
-        """Store a batch, whole or not at all."""
-
-    def take(self, batch: Batch, active: Callable[[str], int]) -> Taken | None:
-        """Store a batch, and take the next request, if any, in the same step.
-
-        By slots, that is one of the slot with the fewest downloads, as `active` counts them: of
-        several, the one after that which was served last, in the order of their names.
-        """
-
-    def set_aside(self, row: Any) -> None:
-        """Keep a request in flight for a later run: it cannot be deserialized in this one."""
-
-    def close(self) -> None:
-        """Leave the queue to others, as it is."""
 
 
 def serialized(request: Mapping[str, Any]) -> bytes:

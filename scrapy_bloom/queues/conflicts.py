@@ -22,8 +22,8 @@ def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
     waiting = _waiting_in(database)
     if waiting and in_redis:
         raise StorageError(
-            f'{counted(waiting, _ONE, _MORE)} in {database}, and BLOOM_QUEUE is "redis": set '
-            'it to "job" again; or copy filter and queue with `scrapy bloom push`, and give the '
+            f'{counted(waiting, _ONE, _MORE)} in {database}, and BLOOM_BACKEND is "redis": set '
+            'it to "local" again; or copy filter and queue with `scrapy bloom push`, and give the '
             "crawl another JOBDIR, or none"
         )
     if waiting:
@@ -63,6 +63,6 @@ def has_waiting(job_dir: Path) -> bool:
 def _waiting_in(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes a MB
+    from scrapy_bloom.queues.stored_queue import read_counts  # noqa: PLC0415 - SQLite takes a MB
 
     return sum(read_counts(database))

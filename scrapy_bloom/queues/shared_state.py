@@ -1,16 +1,32 @@
-"""How a shared queue stands: what waits, who has taken how much, and whether the crawl is over."""
+"""How a queue in Redis stands: what is pending, who has how much, and whether the crawl is over.
+
+`scrapy_bloom.redis.scripts` has its keys. Anybody may have written them: what is damaged is
+refused.
+"""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from scrapy_bloom.exceptions import RefusedError
-from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import TOKEN_BYTES, WORKER_BYTES, keys_of
+from scrapy_bloom.redis.shards import shard_keys
 
+SETS = ("pending", "suspects", "dead", "aside", "leased")  # that requests are in
+
+_READ = 100  # requests that are read at once
 _WORKER = re.compile(rb"[0-9a-f]{16}")
 _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
-_ASIDE = b"unreadable000000"  # see `scrapy_bloom.queues.scripts`
+
+# Keys: as all scripts have them. Removes the queue, and leaves the filter.
+_REMOVE = """
+redis.call('UNLINK', unpack(KEYS, 2, 7))
+redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
+           'look')
+"""
 
 
 @dataclass(frozen=True)
@@ -25,82 +41,147 @@ class Worker:
 
 @dataclass(frozen=True)
 class QueueState:
-    """The figures of a shared queue at one moment."""
+    """The figures of a queue in Redis at one moment.
 
+    Attributes:
+        crawl: the name of the spider whose queue it is; empty if no worker has joined it yet.
+        pending, suspects, dead, aside, leased: requests in the sets of these names.
+        done: requests that left the queue since it began.
+        is_started: the spider's start() is through.
+        ended_at: since when nothing is left, in seconds since 1970; 0: something is.
+        workers: those that share it, and those whose lease is over.
+    """
+
+    crawl: str
     pending: int
-    done: int  # since it began
-    is_started: bool  # whether the spider's start() is through
-    ended_at: float  # seconds since 1970; 0: the crawl is not over
+    suspects: int
+    dead: int
+    aside: int
+    leased: int
+    done: int
+    is_started: bool
+    ended_at: float
     workers: Sequence[Worker]
-    set_aside: int = 0  # requests that no worker can make again
 
     @property
     def waiting(self) -> int:
-        """Return how many requests are in the queue, taken by a worker or not."""
-        return self.pending + self.in_flight + self.set_aside
+        """Return how many requests are in the queue, in flight or not, dead ones included."""
+        return sum(getattr(self, name) for name in SETS)
 
     @property
-    def in_flight(self) -> int:
-        """Return how many requests all workers have taken."""
-        return sum(each.in_flight for each in self.workers)
+    def live(self) -> Sequence[Worker]:
+        """Return the workers that use the queue now."""
+        return [each for each in self.workers if each.is_alive]
 
 
 def read_state(server: RedisServer, key: str) -> QueueState | None:
-    """Return how the queue of a filter stands, None if it has none; raises a StorageError.
+    """Return how the queue of a filter stands, None if it has none; raises a StorageError."""
+    states = [read_shard(server, each) for each in shard_keys(server, key)]
+    found = [each for each in states if each is not None]
+    if len(states) == 1 or states[0] is None:
+        return states[0]
+    counts = {name: sum(getattr(each, name) for each in found) for name in (*SETS, "done")}
+    workers: dict[str, Worker] = {}
+    for worker in (each for state in found for each in state.workers):
+        same = workers.setdefault(worker.name, replace(worker, in_flight=0, is_alive=False))
+        workers[worker.name] = replace(
+            same,
+            is_alive=same.is_alive or worker.is_alive,
+            in_flight=same.in_flight + worker.in_flight,
+        )
+    ends = [each.ended_at for each in found]
+    return replace(
+        states[0],
+        ended_at=max(ends) if all(ends) else 0.0,
+        workers=list(workers.values()),
+        **counts,
+    )
 
-    Anybody may have written it: a damaged one is refused.
-    """
-    try:
-        return _read_state(server, key)
-    except ValueError as error:
-        raise RefusedError(
-            f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is: "
-            "delete it with `scrapy bloom reset --queue --force`"
-        ) from None
 
-
-def _read_state(server: RedisServer, key: str) -> QueueState | None:
-    pending, leased, of_workers, of_state, _ = keys_of_queue(key)
-    # Not as a transaction: on a Cluster, redis-py would make no dicts of the answers.
-    state = server.send("HGETALL", of_state)
-    if not state or b"flushed" in state:
+def read_shard(server: RedisServer, key: str) -> QueueState | None:
+    """Return how the queue of one shard stands; see `read_state`."""
+    with_queue = ("id", "crawl", "pushed", "done", "start", "ended")
+    found = server.send("HMGET", key, *with_queue)
+    filter_id, crawl, pushed, done, start, ended = found
+    if filter_id is None or (crawl is None and pushed is None):
         return None
-    waiting, fields = server.send("ZCARD", pending), server.send("HGETALL", of_workers)
-    now = 1000 * server.now()
-    alive = {
-        _matching(_WORKER, name, "worker"): int(_matching(_NUMBER, until, "end of a lease"))
+    names = _keys(key)
+    counts = server.transaction(*[("ZCARD", names[each]) for each in SETS])
+    try:
+        return QueueState(
+            crawl=(crawl or b"").decode(errors="backslashreplace"),
+            done=_number(done or b"0", "number of requests done"),
+            is_started=start == b"done",
+            ended_at=_number(ended or b"0", "end of the crawl") / 1000,
+            workers=_workers(server, names),
+            **dict(zip(SETS, counts, strict=True)),
+        )
+    except ValueError as error:
+        raise _damaged(server, key, error) from None
+
+
+def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
+    fields, now = server.send("HGETALL", names["workers"]), 1000 * server.now()
+    ends = {
+        _matching(_WORKER, name, "worker"): _number(until, "end of a lease")
         for name, until in fields.items()
         if b":" not in name
     }
     counts = server.batches(
-        [("ZLEXCOUNT", leased, b"[" + name, b"(" + name + b"\xff") for name in [*alive, _ASIDE]]
+        [("ZLEXCOUNT", names["leased"], b"[" + each, b"(" + each + b"\xff") for each in ends]
     )
-    workers = [
+    return [
         Worker(
-            id=name.decode(),
-            name=fields.get(name + b":name", b"?").decode(errors="backslashreplace"),
+            id=worker.decode(),
+            name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
             is_alive=until >= now,
             in_flight=count,
         )
-        for (name, until), count in zip(alive.items(), counts[:-1], strict=True)
+        for (worker, until), count in zip(ends.items(), counts, strict=True)
     ]
-    return QueueState(
-        pending=waiting,
-        done=int(_matching(_NUMBER, state.get(b"done", b"0"), "number of requests done")),
-        is_started=b"started" in state,
-        ended_at=int(_matching(_NUMBER, state.get(b"ended", b"0"), "end of the crawl")) / 1000,
-        workers=workers,
-        set_aside=counts[-1],
+
+
+def read_members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
+    """Return the requests in one of the `SETS` of a queue, in its order; raises a StorageError."""
+    for each in shard_keys(server, key):
+        yield from _members(server, each, name)
+
+
+def _members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
+    start = b"-"
+    before = WORKER_BYTES + TOKEN_BYTES if name == "leased" else 0
+    while some := server.send("ZRANGEBYLEX", _keys(key)[name], start, "+", "LIMIT", 0, _READ):
+        for member in some:
+            try:
+                yield Member.parsed(member[before:])
+            except (struct.error, ValueError):
+                error = ValueError(f"{member[:60]!r} is no request of CrashSafeScheduler")
+                raise _damaged(server, key, error) from None
+        start = b"(" + some[-1]
+
+
+def remove_queue(server: RedisServer, key: str) -> None:
+    """Remove the queue of a filter, for all crawlers, with all that is in it."""
+    for each in shard_keys(server, key):
+        server.script(_REMOVE, keys_of(each))
+
+
+def _keys(key: str) -> dict[str, str]:
+    return {name.rpartition(":")[2]: name for name in keys_of(key)[1:]}
+
+
+def _damaged(server: RedisServer, key: str, error: ValueError) -> RefusedError:
+    return RefusedError(
+        f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is: "
+        "delete it with `scrapy bloom reset --queue --force`"
     )
+
+
+def _number(value: bytes, what: str) -> int:
+    return int(_matching(_NUMBER, value, what))
 
 
 def _matching(pattern: re.Pattern[bytes], value: bytes, what: str) -> bytes:
     if pattern.fullmatch(value):
         return value
     raise ValueError(f"the {what} is {value[:60]!a}")
-
-
-def remove_queue(server: RedisServer, key: str) -> None:
-    """Remove the queue of a filter, for all crawlers, with all that waits in it."""
-    *keys, of_filter = keys_of_queue(key)
-    server.transaction(("UNLINK", *keys), ("HDEL", of_filter, "queue"))

@@ -1,53 +1,62 @@
 """One filter for many crawlers, in Redis or Valkey."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.exceptions import OutageError, StorageError
 from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.generations.status import FilterStatus
-from scrapy_bloom.job.paths import filter_files
+from scrapy_bloom.job.paths import SET_ASIDE, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import (
+    NEW,
+    LostKeysError,
+    OtherFilterError,
+    SharedFilter,
+    WentBackError,
+)
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.generations import SharedGenerations
-from scrapy_bloom.redis.keys.meta import FilterInfo, RedisGeneration, Stored
-from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.redis.lookup import SharedLookup
-from scrapy_bloom.redis.view import log_differences
-from scrapy_bloom.text import escaped
+from scrapy_bloom.redis.stored import RedisGeneration, Stored
+from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
+
+_AT_ONCE = 64  # fingerprints recorded by one script: in less than 5 ms
+MOST_LOSSES = 100  # in a row
+_MOST_UNCONFIRMED = 1000  # answers of the mirrors since the server's last word
 
 
 class RedisBackend:
     """A Bloom filter that many crawlers share.
 
-    What is recorded here is kept in a mirror in memory, too: bits only ever go from 0 to 1, so
-    what the mirror knows needs no question. All else is one atomic command to the server.
+    What is recorded is kept in mirrors in memory, too: bits only ever go from 0 to 1, so what a
+    mirror knows needs no question. All else is one script on the server.
 
     Args:
         server: the connection.
-        key: the name of the filter's hash, and the beginning of the names of its blocks' keys.
-        policy, origin, claims: see `LocalBackend`; the policy is for all crawlers together.
+        key: the name of the filter's hash, and part of the names of its other keys.
+        policy, origin: see `LocalBackend`; the policy is for all crawlers together.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
-        queue_is_shared: the crawlers' queue is in Redis, too. If the server loses something, the
-            queue has lost as much: nothing is written back, and the mirror is void. Without it, the
-            queue has survived, and the mirror is right.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
+        shards: see `SharedFilter`.
 
     Attributes:
-        collected: where `add` puts what is new, for whoever calls `record` later; None: it records.
+        parts: this one; see `ShardedBackend`.
+        filter: its generations and mirrors.
+        collect: what `add` calls in place of the server, if a queue records; see `SharedQueue`.
+        unconfirmed: how many answers came from the mirrors since the server's last word.
+        voided: how often the server turned out to have lost the filter.
     """
 
     def __init__(
@@ -58,37 +67,38 @@ class RedisBackend:
         origin: Origin = ANY_ORIGIN,
         *,
         mirror: bool = True,
-        queue_is_shared: bool = False,
         flush: bool = False,
         job: Job | None = None,
-        claims: bool = False,
         trust_secs: float = 1.0,
         clock: Callable[[], float] | None = None,
+        shards: int = 1,
     ) -> None:
-        self._trust_secs = trust_secs
-        self._policy = policy
-        self._origin = origin = replace(origin, error_rate=policy.error_rate)
+        self.parts: Sequence[RedisBackend] = [self]
         self.server = server
         self.key = key
         self.flush = flush
-        self._store = RedisStore(server, key)
-        self.collected: list[bytes] | None = None
-        self._shared = SharedGenerations(
-            self._store,
-            policy,
-            origin,
-            mirror=mirror,
-            queue_is_shared=queue_is_shared,
-            clock=clock,
-            changed=self._changed,
-        )
+        self.collect: Callable[[bytes], bool] | None = None
+        self.unconfirmed = self.voided = 0
+        self._mirror_hits = 0
+        self._policy = policy
+        self._origin = replace(origin, error_rate=policy.error_rate)
         self._job = job or Job()
+        self._trust_secs = trust_secs
+        self._confirm_at = 0.0  # on a monotonic clock
         self._last_status: FilterStatus | None = None
-        self._idle_again = 0.0  # on a monotonic clock
-        self._forgotten = RedisForgotten(server, key, "", self._shared.now, claims=claims)
+        self.filter = SharedFilter(
+            server,
+            key,
+            policy,
+            self._origin,
+            mirror=mirror,
+            changed=self._changed,
+            clock=clock,
+            shards=shards,
+        )
+        self._forgotten = RedisForgotten(server, key, "")
         self.forgotten = Forgotten(self._forgotten)
-        self._life = LifeCycle(policy, self._shared, self.forgotten)
-        self._lookup = SharedLookup(self._shared, self._life, trust_secs)
+        self.life = LifeCycle(policy, self.filter, self.forgotten)
 
     def open(self) -> None:
         """Connect, and join the filter, or create it.
@@ -99,38 +109,43 @@ class RedisBackend:
                 killed and shall be looked at.
             SeenFileError: the job's requests.seen cannot be imported.
         """
+        self.warn_of_eviction()
+        if not self.filter.join(self._prepare_job()):
+            self.log_differences()
+        self.record_all([])  # what the server refuses is better known now than at the first request
+
+    def join(self) -> None:
+        """Take part in the filter again, or create it; raises StorageError."""
+        self.filter.join()
+
+    def warn_of_eviction(self) -> None:
+        """Warn if the server may remove keys of the filter."""
         if policy := self.server.eviction_policy():
             logger.warning(
                 "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
-                "forget, and pages be crawled again; set it to noeviction",
+                "be lost, and pages be crawled again; set it to noeviction",
                 self.server.address,
                 escaped(policy),
             )
-        is_new = self._shared.join(self._prepare_job())
-        view = self._shared.view
-        if not is_new:
-            log_differences(view, self._policy, self._origin, self._store.name)
-        # What the server refuses is better known now than at the first request.
-        self._store.blocks.look(view.newest, view.locate(b""))
 
     def _prepare_job(self) -> Path | None:
         """Deal with a job that was killed; return the requests.seen for a new filter."""
-        job, stored = self._job, self._store.read()
-        info = stored.info if stored.generations else None
-        importable, count = job.importable(), sum(each.count for each in stored.generations)
-        if info is None and job.path is not None and filter_files(path := job.path / "bloom"):
+        job, stored = self._job, self.filter.read()
+        if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
                 '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
                 "recorded is crawled again. To go on with it, upload it first, as docs/scaling.md "
                 "says",
                 path,
             )
-        if not job.was_killed(has_filter=info is not None):
+        importable = job.importable()
+        if not job.was_killed(has_filter=stored is not None):
             return importable
-        if info is None:
+        if stored is None:
             is_away = job.recover(None, None, list)
-        elif job.used(info.epoch):
-            what = f"the job with the filter {self._store.key!r}"
+        elif job.used(stored.id):
+            count = sum(each.count for each in stored.generations)
+            what = f"the job with the filter {self.key!r}"
             is_away = job.recover(what, count, lambda: [self._set_aside(stored)])
         else:
             job.drop_queue()
@@ -139,113 +154,200 @@ class RedisBackend:
 
     def _set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
-        new = FilterInfo.of(self._origin, self.server.now())
-        name = self._store.set_aside(stored, new)
-        time.sleep(self._trust_secs)  # as in clear()
+        name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
+        self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self.filter.keys[1:]))
         return f"the key {name!r} of {self.server.address}"
+
+    def log_differences(self) -> None:
+        """Log how a filter that is there differs from what a crawl's settings ask for."""
+        live, differences = self.filter.live, []
+        if self._origin.salt not in {None, bytes.fromhex(self.filter.info.salt)}:
+            differences.append("its own salt (BLOOM_SALT is for a new one)")
+        capacity = sum(each.capacity for each in live)
+        if not self._policy.window and self._policy.first().capacity > capacity:
+            differences.append(f"room for {counted(capacity, 'request')}")
+        error_rate = sum(each.error_rate for each in live)
+        if self._policy.is_exceeded(error_rate):
+            differences.append(f"an error rate of {error_rate:.2g}")
+        if bool(self._policy.window) != bool(live[-1].open_until):
+            differences.append("a time window" if live[-1].open_until else "no time window")
+        if differences:
+            logger.info(
+                "This crawl joins %s, which was made with other settings and stays as it is: %s. "
+                "The settings count for further generations; all crawlers that share a filter "
+                "should have the same",
+                self.filter.name,
+                ", ".join(differences),
+            )
 
     def begin(self) -> None:
         """Begin the crawl: note that the job is in use."""
-        self._job.begin(self._shared.view.info.epoch)
-        newest = self._shared.live[-1] if self._shared.live else None
-        if newest is not None and newest.open_until and not self._life.has_window:
+        self._job.begin(self.filter.id)
+        newest = self.filter.live[-1]
+        if newest.open_until and not self.life.has_window:
             # There is no window any more: what is recorded now shall not end with the quarter.
             try:
-                self._shared.append(self._policy.first(), self._shared.now(), 0.0)
+                self.filter.append(self._policy.first(), self.filter.now(), 0.0)
             except NoRoomError as error:
-                self._shared.extend(0.0)
-                self._life.log_cannot_turn(error)
-        self._shared.begin_run()
+                self.filter.extend(0.0)
+                self.life.log_cannot_turn(error)
+        self.filter.run.begin(self.filter.live[-1].number, self.filter.now())
 
     def _changed(self) -> None:
         """Note that the list of generations has changed."""
         try:
-            self._job.goes_on_with(self._shared.view.info.epoch)
+            self._job.goes_on_with(self.filter.id)
         finally:  # also if the disk is full
-            self._life.plan()
-            self._enter_epoch()
-
-    def _enter_epoch(self) -> None:
-        """Go on to the forgotten requests of another filter, if it is another one."""
-        epoch = self._shared.view.info.epoch
-        if self._forgotten.epoch != epoch:
-            self._forgotten.enter(epoch)
-            self.forgotten.open()
+            self.life.plan()
+            if self._forgotten.filter_id != self.filter.id:
+                self._forgotten.filter_id = self.filter.id
+                self.forgotten.open()
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; True if it was new, to all crawlers; raises StorageError.
 
         A fingerprint whose first answer got lost counts as new: rather crawled twice than never.
         """
-        if self.collected is not None and fingerprint not in self:
-            self.collected.append(fingerprint)
-            return True
-        return self.record(fingerprint)
-
-    def record(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint at once; see `add`."""
-        if self._lookup.add(fingerprint):
-            self.forgotten.take(fingerprint)  # new it is anyway, and once
-            return True
-        if not self.forgotten.take(fingerprint):
+        if self.collect is not None:
+            return self.collect(fingerprint)
+        retries = self.server.retries
+        if self.is_known(fingerprint):
             return False
-        if self._policy.window:
-            self._lookup.record_anew(fingerprint)
-        return True
+        answer = self.record_all([fingerprint])
+        return answer in NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
         """Record fingerprints, many with one round trip; return how many were surely new."""
-        forgotten = {each for each in fingerprints if each in self.forgotten}
-        added = self._lookup.add_many([each for each in fingerprints if each not in forgotten])
-        return added + sum(map(self.add, forgotten))
+        self.confirm()
+        added, start = 0, 0
+        while start < len(fingerprints):
+            batch, voided = fingerprints[start : start + _AT_ONCE], self.voided
+            unknown = [each for each in batch if not self.filter.knows(each) or self._is_back(each)]
+            # So few that the newest generation is hardly fuller than it may be.
+            few = max(1, self.filter.live[-1].capacity // 100)
+            for first in range(0, len(unknown), few):
+                answers = self.record_all(unknown[first : first + few])
+                added += sum(answer in NEW for answer in answers)
+            if self.voided == voided:  # else the mirrors were wrong
+                start += _AT_ONCE
+        return added
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return fingerprint in self._lookup and fingerprint not in self.forgotten
+        if self.collect is not None:
+            return not self.collect(fingerprint)
+        return self.is_known(fingerprint) or self._exchange([fingerprint], "?") not in NEW
 
-    def keeps_newest(self) -> bool:
-        """See `Backend`."""
-        live = self._shared.live
-        return not self._policy.window or not live or self._shared.run.keeps(live[-1])
+    def record_all(self, fingerprints: Sequence[bytes]) -> str:
+        """Record fingerprints at once; return an answer for each: see `Reply`."""
+        return self._exchange(fingerprints, "n")
 
-    @property
-    def unconfirmed(self) -> int:
-        """Return how many answers came from the mirror since the server's last word."""
-        return self._lookup.unconfirmed
+    def _exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
+        """Ask the server, or record; if it has lost the filter, begin an empty one."""
+        for _ in range(MOST_LOSSES):
+            try:
+                if not self.filter.live:
+                    self.filter.join()
+                self.keep_up()
+                answers = self.filter.exchange(fingerprints, kind)
+            except OtherFilterError as error:
+                self.begin_anew(error)
+                continue
+            self._trust()
+            return answers
+        raise StorageError(f"{self.filter.name} is lost each time it is made; start again")
 
-    @property
-    def voided(self) -> int:
-        """Return how often unconfirmed answers of the mirror turned out to be void."""
-        return self._shared.voided
+    def keep_up(self) -> None:
+        """Let the generations grow and turn, if that is due."""
+        life = self.life
+        if life.has_window and self.filter.now() >= life.due_at:
+            life.turn()
+        if life.is_full():
+            life.grow()
+
+    def begin_anew(self, error: OtherFilterError) -> None:
+        """Drop what is known of a filter that the server has lost, all of it or a part."""
+        if self.filter.live:
+            self.voided += 1
+            name = self.filter.name[0].upper() + self.filter.name[1:]
+            if isinstance(error, WentBackError):
+                logger.warning(
+                    "%s has lost its latest changes, as when a server is restored from a snapshot "
+                    "or its replica takes over. What was lost is crawled again, so that no page is "
+                    "left out",
+                    name,
+                )
+            else:
+                logger.warning(
+                    "%s was lost: removed, flushed, evicted, or not saved before a restart. An "
+                    "empty filter was begun, and pages are crawled again, so that none is left "
+                    "out. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
+                    name,
+                )
+        if isinstance(error, WentBackError):
+            self.filter.drop_mirrors()
+        elif isinstance(error, LostKeysError):
+            self.filter.clear()
+            self.filter.join()
+        else:
+            self.filter.join()
+
+    def knows(self, fingerprint: bytes) -> bool:
+        """Return whether a mirror has a fingerprint, which is not forgotten; nothing is asked."""
+        is_known = self.filter.knows(fingerprint) and not self._is_back(fingerprint)
+        self._mirror_hits += is_known
+        return is_known
+
+    def is_known(self, fingerprint: bytes) -> bool:
+        """Return what `knows` does, and ask from time to time whether the server agrees."""
+        if not self.knows(fingerprint):
+            return False
+        self.unconfirmed += 1
+        begun = time.monotonic()
+        is_due = begun >= self._confirm_at or (
+            self.life.has_window and self.filter.now() >= self.life.due_at
+        )
+        if not is_due and self.unconfirmed <= _MOST_UNCONFIRMED:
+            return True
+        try:
+            self.confirm()
+        except OutageError:
+            if self.unconfirmed > _MOST_UNCONFIRMED:
+                raise
+            # What is known needs no server; what is new will wait for it, and tell.
+            self._confirm_at = next_attempt(begun, self._trust_secs)
+        return self.filter.knows(fingerprint)  # it may have been lost, or expired
+
+    def _is_back(self, fingerprint: bytes) -> bool:
+        return self.forgotten.may_have(fingerprint)
+
+    def _trust(self) -> None:
+        """Trust the mirrors: the server has answered, so what they said until now was right."""
+        self._confirm_at = time.monotonic() + self._trust_secs
+        self.unconfirmed = 0
 
     def confirm(self) -> None:
         """Ask the server whether the unconfirmed answers were right; raises StorageError."""
-        self._lookup.confirm()
+        self.record_all([])
+
+    def keeps_newest(self) -> bool:
+        """See `Backend`."""
+        live = self.filter.live
+        return not self._policy.window or (bool(live) and self.filter.run.keeps(live[-1]))
 
     def clear(self) -> None:
-        """Remove the filter, for all crawlers; the next request begins a new one.
-
-        It takes a second: then no other crawler trusts its mirror of the old filter any more. A
-        request that a mirror answered after the removal would be lost. Meanwhile, and for a second
-        more, nobody can record in the new filter: the caller empties its queue then. What others
-        had recorded and queued before that would look seen, and be nowhere.
-        """
-        self._shared.clear(and_wait=self._trust_secs)
-        self._enter_epoch()
+        """Remove the filter, for all crawlers; the next request begins another one."""
+        self.filter.clear()
 
     def close(self) -> None:
-        """Exchange the last counts with the other crawlers, and disconnect; raises StorageError."""
+        """Disconnect, and remove the filter if that is wanted; raises StorageError."""
         self.server.hurry()
         try:
-            self._shared.tell_count()
-            self._shared.learn_counts()
             self._last_status = self.status()
-            if self.flush and self._shared.live:
-                self._shared.clear()
-            elif self._shared.live:
-                self.forgotten.close()
-            if not self._shared.live:  # cleared: nothing stays behind
-                self._store.undefine(self._shared.view.info)
-                self._store.lock.release()
+            if self.flush:
+                self.filter.remove()
+            else:
+                with suppress(StorageError):  # after some days, the server forgets it by itself
+                    self.filter.leave()
         finally:
             try:
                 # Scrapy has closed the queue, and it fits what was recorded.
@@ -258,31 +360,18 @@ class RedisBackend:
             finally:
                 self.server.close()
 
-    def idle(self) -> None:
-        """Tell the other crawlers the counts while there is nothing to do: one may be closing."""
-        begun = time.monotonic()
-        if begun < self._idle_again:
-            return
-        with contextlib.suppress(StorageError):  # they are told at the close
-            self._shared.tell_count(patient=False)
-        self._idle_again = next_attempt(begun)
-
     def status(self) -> FilterStatus:
-        """Return the filter's figures now; those of the close, once it is closed.
-
-        What others recorded a moment ago may not be counted yet.
-        """
+        """Return the filter's figures now; those of the close, once it is closed."""
         if self._last_status is not None:
             return self._last_status
         # Without any: what the next request would create.
-        live = self._shared.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
-        return self._life.status(
-            f"{self.server.address}, key {escaped(self._store.key)}",
+        live = self.filter.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
+        return self.life.status(
+            f"{self.server.address}, key {escaped(self.key)}",
             live,
             more={
                 "redis/round_trips": self.server.round_trips,
-                "redis/mirror_hits": self._lookup.mirror_hits,
+                "redis/mirror_hits": self._mirror_hits,
                 "redis/retries": self.server.retries,
-                "redis/lost_keys": self._shared.recovery.lost_keys,
             },
         )

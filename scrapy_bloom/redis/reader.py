@@ -1,16 +1,54 @@
 """Read a filter in Redis, also while crawlers use it, without any change to it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, zip_longest
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.generations.policy import unexpired
+from scrapy_bloom.filters.hashing import block_of, make_hasher
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy, unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
-from scrapy_bloom.redis.keys.blocks import ALIVE, SEALED
-from scrapy_bloom.redis.keys.meta import RedisGeneration
-from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.redis.view import View
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.shards import shard_keys, shard_of, summed
+from scrapy_bloom.redis.stored import RedisGeneration, Stored
 from scrapy_bloom.text import counted
+
+
+def unjoined(server: RedisServer, key: str) -> SharedFilter:
+    """Return a filter to be read, copied or removed, and not to be taken part in."""
+    return SharedFilter(server, key, Policy(expected=1, error_rate=0.1), ANY_ORIGIN, mirror=False)
+
+
+def read_filter(filter_: SharedFilter) -> Stored:
+    """Return what is stored of a filter, to be copied; raises a StorageError if there is none."""
+    stored = read_any_filter(filter_)
+    if stored.info.shards > 1:
+        raise StorageError(
+            f"{filter_.name} has {stored.info.shards} shards (BLOOM_REDIS_SHARDS), and such a "
+            "filter cannot be copied"
+        )
+    return stored
+
+
+def read_any_filter(filter_: SharedFilter) -> Stored:
+    """Return what is stored of a filter, or a shard; raises a StorageError if there is none."""
+    stored = filter_.read()
+    if stored is None:
+        raise StorageError(
+            f"{filter_.server.address} has no filter {filter_.key!r}; check BLOOM_REDIS_KEY, with "
+            "the spider's name in it"
+        )
+    return stored
+
+
+def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes]:
+    """Return the blocks of a generation, key by key; raises a StorageError if one was lost."""
+    for chunk in range(generation.num_chunks):
+        data = filter_.server.send("GET", filter_.chunk_key(generation, chunk))
+        if data is None or len(data) != _size(generation, chunk):
+            raise _lost(filter_, generation)
+        yield data
 
 
 class RedisReader:
@@ -25,17 +63,25 @@ class RedisReader:
     """
 
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
-        self.store = RedisStore(server, key)
-        self.info, self.generations = self.store.read_filter()
+        self._server = server
+        self._filter = unjoined(server, key)
+        stored = read_any_filter(self._filter)
+        self.info, self.generations = stored.info, stored.generations
         self.location = f"{server.address}, key {key}"
         self.spider, self.fingerprinter = self.info.spider, self.info.fingerprinter
         self.error_rate, self.salt = self.info.error_rate, self.info.salt
         self.names = [counted(each.num_chunks, "key") for each in self.generations]
-        self.forgotten = RedisForgotten(server, key, self.info.epoch)
-        self._live = self.generations
+        self.forgotten = RedisForgotten(server, key, stored.id)
+        self._live: Sequence[RedisGeneration] = self.generations
         if self.generations[-1].open_until:
-            self._live = unexpired(self.generations, server.now(), window)
-        self._locate = View(self.info, self.generations).locate
+            live = {each.id for each in unexpired(self.generations, server.now(), window)}
+            self._live = [
+                each
+                for each in self.generations
+                if each.id in live or each.number >= stored.held_from
+            ]
+        most = max(each.geometry.num_hashes for each in self.generations)
+        self._locate = make_hasher(bytes.fromhex(self.salt), most)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
@@ -48,16 +94,37 @@ class RedisReader:
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints are recorded, or seem to be."""
-        hashed = [self._locate(each) for each in fingerprints]
-        seen = [False] * len(hashed)
+        seen = [False] * len(fingerprints)
         for generation in reversed(self._live):  # what is asked for is mostly in the newest
             rest = [index for index, is_seen in enumerate(seen) if not is_seen]
-            answers = self.store.blocks.look_many(generation, [hashed[index] for index in rest])
-            for index, (is_seen, marks) in zip(rest, answers, strict=True):
-                if marks not in {ALIVE, SEALED}:
-                    raise self._lost(generation)
+            answers = self._look(generation, [fingerprints[index] for index in rest])
+            for index, is_seen in zip(rest, answers, strict=True):
                 seen[index] = is_seen
         return seen
+
+    def _look(self, generation: RedisGeneration, fingerprints: Sequence[bytes]) -> list[bool]:
+        blocks, hashes = generation.geometry.num_blocks, generation.geometry.num_hashes
+        bits = 8 * generation.geometry.block_bytes
+        used, commands = set(), []
+        for fingerprint in fingerprints:
+            block_hash, positions = self._locate(fingerprint)
+            chunk, index = divmod(block_of(block_hash, blocks), CHUNK_BLOCKS)
+            used.add(chunk)
+            words = [
+                word for each in positions[:hashes] for word in ("GET", "u1", index * bits + each)
+            ]
+            key = self._filter.chunk_key(generation, chunk)
+            commands.append(("BITFIELD_RO", key, *words))
+        # Of a key that was lost, each bit is 0.
+        lengths = [("STRLEN", self._filter.chunk_key(generation, chunk)) for chunk in used]
+        answers = self._server.batches([*commands, *lengths])
+        if answers[len(commands) :] != [_size(generation, chunk) for chunk in used]:
+            raise _lost(self._filter, generation)
+        return [all(answer) for answer in answers[: len(commands)]]
+
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let recorded fingerprints be new once more."""
+        self.forgotten.add(fingerprints)
 
     def block_fills(self) -> list[Iterator[float]]:
         """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
@@ -65,7 +132,7 @@ class RedisReader:
 
     def count_forgotten(self) -> int:
         """Count the requests that are to be crawled again."""
-        return len(self.forgotten.everything())
+        return len(self.forgotten)
 
     def is_closed(self) -> bool | None:
         """Return None: nobody knows which crawls share the filter."""
@@ -77,18 +144,87 @@ class RedisReader:
 
     def close(self) -> None:
         """Close the connection."""
-        self.store.server.close()
+        self._server.close()
 
     def _fills(self, generation: RedisGeneration) -> Iterator[float]:
         size = generation.geometry.block_bytes
-        for data in self.store.blocks.chunks(generation):
+        for data in chunks(self._filter, generation):
             for start in range(0, len(data), size):
                 block = int.from_bytes(data[start : start + size], "little")
                 yield block.bit_count() / (8 * size)
 
-    def _lost(self, generation: RedisGeneration) -> StorageError:
-        return StorageError(
-            f"{self.store.server.address} has lost keys of generation {generation.number} of the "
-            f"filter {self.store.key!r}; let a crawl that uses it go on, to mend what it knows of "
-            "them"
-        )
+
+class ShardedReader:
+    """A filter in Redis that is split: see `RedisReader`, which has the same names.
+
+    Args:
+        shards: as they are now.
+    """
+
+    def __init__(self, shards: Sequence[RedisReader]) -> None:
+        first = shards[0]
+        self._shards = shards
+        self.generations = summed([each.generations for each in shards])
+        self.location = f"{first.location}, in {len(shards)} shards"
+        self.spider, self.fingerprinter = first.spider, first.fingerprinter
+        self.error_rate, self.salt = first.error_rate, first.salt
+        names = zip_longest(*(each.names for each in shards), fillvalue="0 keys")
+        self.names = [" + ".join(each) for each in names]
+        self.is_closed = self.is_in_use = first.is_closed
+        self.close = first.close
+
+    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
+        return self._asked(fingerprints, RedisReader.are_seen)
+
+    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints are recorded, or seem to be."""
+        return self._asked(fingerprints, RedisReader.are_recorded)
+
+    def _asked(
+        self,
+        fingerprints: Sequence[bytes],
+        ask: Callable[[RedisReader, Sequence[bytes]], list[bool]],
+    ) -> list[bool]:
+        parts = self._split(fingerprints)
+        answers = [iter(ask(shard, parts[shard])) for shard in self._shards]
+        return [next(answers[shard_of(each, len(answers))]) for each in fingerprints]
+
+    def _split(self, fingerprints: Sequence[bytes]) -> dict[RedisReader, list[bytes]]:
+        parts: dict[RedisReader, list[bytes]] = {each: [] for each in self._shards}
+        for each in fingerprints:
+            parts[self._shards[shard_of(each, len(parts))]].append(each)
+        return parts
+
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let recorded fingerprints be new once more."""
+        for shard, part in self._split(fingerprints).items():
+            shard.forget(part)
+
+    def block_fills(self) -> list[Iterator[float]]:
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
+        fills = zip_longest(*(each.block_fills() for each in self._shards), fillvalue=iter(()))
+        return [chain(*each) for each in fills]
+
+    def count_forgotten(self) -> int:
+        """Count the requests that are to be crawled again."""
+        return sum(each.count_forgotten() for each in self._shards)
+
+
+def opened_reader(
+    server: RedisServer, key: str, *, window: float = 0.0
+) -> RedisReader | ShardedReader:
+    """Return a filter's reader, whether it is split or not: see `RedisReader`."""
+    readers = [RedisReader(server, each, window=window) for each in shard_keys(server, key)]
+    return readers[0] if len(readers) == 1 else ShardedReader(readers)
+
+
+def _size(generation: RedisGeneration, chunk: int) -> int:
+    return len(generation.blocks(chunk)) * generation.geometry.block_bytes
+
+
+def _lost(filter_: SharedFilter, generation: RedisGeneration) -> StorageError:
+    return StorageError(
+        f"{filter_.server.address} has lost keys of generation {generation.number} of the filter "
+        f"{filter_.key!r}; a crawl that uses it begins an empty one"
+    )

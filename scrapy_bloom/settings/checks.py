@@ -38,6 +38,9 @@ whole_number = _number(
     f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
     lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
 )
+shards = _number(
+    int, "a whole number from 1 to 64", lambda number: 1 <= number <= 64 and number == int(number)
+)
 rate = _number(
     float,
     f"a number between 0 and 1 (at least {MIN_ERROR_RATE}), for example 1e-9",

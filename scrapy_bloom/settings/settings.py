@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy.settings import BaseSettings
+from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.settings import checks
@@ -30,6 +31,7 @@ class BloomSettings:
     Attributes:
         redis_url: of a "redis" backend, the URL that counts: BLOOM_REDIS_URL or scrapy-redis's.
         redis_params: options of redis-py beside that URL, from scrapy-redis's REDIS_PARAMS.
+        shares_queue: the queue is in Redis, too: that of CrashSafeScheduler is where its filter is.
     """
 
     expected_requests: int = _setting(1_000_000, checks.whole_number)
@@ -49,11 +51,12 @@ class BloomSettings:
     redis_cluster: bool = _setting(False, checks.flag)
     redis_sentinel: str | None = _setting(None, checks.service)
     redis_key: str = _setting("%(spider)s:bloom", checks.redis_key)
+    redis_shards: int = _setting(1, checks.shards)
     redis_deadline_secs: float = _setting(30.0, checks.seconds)
     redis_on_outage: str = _setting("close", checks.choice("close", "pass"))
     redis_mirror: bool = _setting(True, checks.flag)
     redis_flush: bool = _setting(False, checks.flag)
-    queue: str = _setting("job", checks.choice("job", "redis"))
+    shares_queue: bool = False
     queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
 
     @classmethod
@@ -68,8 +71,12 @@ class BloomSettings:
         for name in sorted(str(key) for key in settings):
             if name.startswith(PREFIX):
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
-        if values.get("backend") == "redis" and values.get("redis_url") is None:
-            values["redis_url"], values["redis_params"] = url_of_queue(settings)
+        if values.get("backend") == "redis":
+            if values.get("redis_url") is None:
+                values["redis_url"], values["redis_params"] = url_of_queue(settings)
+            if scheduler := settings["SCHEDULER"]:
+                scheduler = load_object(scheduler)
+                values["shares_queue"] = getattr(scheduler, "is_crash_safe", False)
         new = cls(**values)
         new._check_together(settings.get("JOBDIR"))
         return new
@@ -90,8 +97,17 @@ class BloomSettings:
             )
 
     def _check_together(self, job_dir: Any) -> None:
-        if self.queue == "redis":
-            self._check_shared_queue()
+        if self.shares_queue and self.redis_on_outage == "pass":
+            raise SettingError(
+                'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler keeps its queue in Redis, '
+                'too: without the server there is nothing to crawl; set it to "close"'
+            )
+        if self.redis_shards > 1 and self.backend == "redis" and not self.shares_queue:
+            raise SettingError(
+                f"BLOOM_REDIS_SHARDS is {self.redis_shards}, and a filter is split only with the "
+                'queue of CrashSafeScheduler; set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", '
+                "or remove BLOOM_REDIS_SHARDS"
+            )
         if self.record_on != "crawled":
             return
         what = 'BLOOM_RECORD_ON is "crawled", '
@@ -112,19 +128,6 @@ class BloomSettings:
             raise SettingError(
                 f"{what}and there is no BLOOM_DIR: nothing would be kept for later runs; set "
                 "BLOOM_DIR to a directory that they share"
-            )
-
-    def _check_shared_queue(self) -> None:
-        if self.backend != "redis":
-            raise SettingError(
-                f'BLOOM_QUEUE is "redis", and BLOOM_BACKEND is "{self.backend}": crawlers that '
-                'share a queue must share the filter, too; set BLOOM_BACKEND = "redis", or '
-                'BLOOM_QUEUE = "job"'
-            )
-        if self.redis_on_outage == "pass":
-            raise SettingError(
-                'BLOOM_QUEUE is "redis", and BLOOM_REDIS_ON_OUTAGE is "pass": without the server '
-                'there is no queue to crawl from; set BLOOM_REDIS_ON_OUTAGE = "close"'
             )
 
     @property
@@ -164,11 +167,6 @@ _SETTINGS = {
 
 
 def _checked(name: str, value: Any) -> Any:
-    if name == "BLOOM_COUNTING":
-        raise SettingError(
-            "BLOOM_COUNTING is gone: filters have no counters any more, and BLOOM_FORGET_FAILED = "
-            "True alone is enough to forget what failed; remove BLOOM_COUNTING"
-        )
     setting = _SETTINGS.get(name)
     if setting is None:
         raise SettingError(_unknown(name))

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_json, say
-from scrapy_bloom.copying.queues import CopiedQueue
 from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.files.reader import filter_directory
 from scrapy_bloom.generations.status import FilterStatus
@@ -43,12 +42,7 @@ def tell_changed(
         say_where(directory)
 
 
-def tell_copied(
-    options: argparse.Namespace,
-    copied: Copied,
-    destination: str,
-    queue: CopiedQueue | None = None,
-) -> None:
+def tell_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
     """Print what was copied."""
     if options.json:
         print_json(
@@ -57,9 +51,8 @@ def tell_copied(
                 "recorded": copied.requests,
                 "generations": copied.generations,
                 "bytes": copied.nbytes,
-                "bits_set": copied.bits,
                 "crc32": f"{copied.checksum:08x}",
-                "queue": queue and {"requests": queue.requests, "bytes": queue.nbytes},
+                "queue": None if copied.queued is None else {"requests": copied.queued},
             }
         )
         return
@@ -68,9 +61,8 @@ def tell_copied(
         f"{counted(copied.generations, 'generation')}, {size_text(copied.nbytes)}; read "
         "back and compared"
     )
-    if queue:
-        waiting = counted(queue.requests, "request that waits", "requests that wait")
-        say(f"And its queue: {waiting}, {size_text(queue.nbytes)}")
+    if copied.queued is not None:
+        say(f"And its queue: {counted(copied.queued, 'request')}")
 
 
 def say_where(directory: Path) -> None:

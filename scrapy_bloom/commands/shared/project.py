@@ -31,13 +31,14 @@ from scrapy_bloom.crawl.fingerprinting import (
 )
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.keys.store import RedisStore
-from scrapy_bloom.redis.reader import RedisReader
+from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
 from scrapy_bloom.settings.scrapy_redis import completed
 from scrapy_bloom.settings.settings import BloomSettings
 
-Reader = FilterReader | RedisReader
+Reader = FilterReader | RedisReader | ShardedReader
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
 _FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
@@ -146,13 +147,13 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
     return found
 
 
-def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> RedisStore:
-    """Return where a filter is in Redis, once the server has answered.
+def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> SharedFilter:
+    """Return a filter in Redis, not joined, once the server has answered.
 
     The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
     """
     key, name = options.key, options.spider or made_for
-    if key is not None and ("{" in key or "}" in key):
+    if key is not None and ("{" in key or "}" in key) and SET_ASIDE not in key:
         raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not name:
@@ -161,7 +162,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": name}
-    return RedisStore(answering_server(project), key)
+    return unjoined(answering_server(project), key)
 
 
 def answering_server(project: Project) -> RedisServer:
@@ -194,9 +195,9 @@ def opened_filter(
         with closing(FilterReader(path, window=window, recent=recent)) as reader:
             yield reader
         return
-    store = connect(options, project or load_project(settings, options.spider, options.place))
-    with closing(store.server):
-        yield RedisReader(store.server, store.key, window=window)
+    filter_ = connect(options, project or load_project(settings, options.spider, options.place))
+    with closing(filter_.server):
+        yield opened_reader(filter_.server, filter_.key, window=window)
 
 
 @contextmanager

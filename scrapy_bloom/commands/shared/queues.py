@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.commands.shared.output import note, print_table, say
+from scrapy_bloom.commands.shared.output import print_table, say
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.shared_state import QueueState, read_state
-from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_recent
-from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.queues.shared_state import read_members, read_state
+from scrapy_bloom.queues.stored_queue import read_counts, read_dead, read_recent
+from scrapy_bloom.redis.filter import SharedFilter
 
 _RATE_SECS = 1.0
 _MOST_DEAD = 10  # whose URLs are shown
@@ -19,7 +19,7 @@ _Figures = dict[str, Any]
 # Of both kinds of queue; each has None for what nobody counts there.
 _KEYS = (
     *("pending", "in_flight", "dead", "set_aside", "done", "done_per_second"),
-    *("started", "ended_at", "workers"),
+    *("spider", "started", "ended_at", "workers"),
 )
 
 _COLUMNS = (
@@ -56,24 +56,26 @@ def recent_changes(path: Path) -> dict[bytes, bool | None]:
     return {fingerprint: forgets for forgets, fingerprint in read_recent(database)}
 
 
-def shared_queue(store: RedisStore) -> _Figures | None:
+def shared_queue(filter_: SharedFilter) -> _Figures | None:
     """Return the figures of a shared queue, None if there is none.
 
     If a worker is alive, that takes a second: how many requests are done in it.
     """
-    begun, before = time.monotonic(), read_state(store.server, store.key)
+    server, key = filter_.server, filter_.key
+    begun, before = time.monotonic(), read_state(server, key)
     if before is None:
         return None
     state, rate = before, None
-    if live_workers(before):
+    if before.live:
         time.sleep(_RATE_SECS)
-        state = read_state(store.server, store.key) or before
+        state = read_state(server, key) or before
         rate = max(0, state.done - before.done) / (time.monotonic() - begun)
     return {
-        "dead": None,
-        "pending": state.pending,
-        "in_flight": state.in_flight,
-        "set_aside": state.set_aside,
+        "spider": state.crawl or None,
+        "dead": [url_of(each.data) for each in read_members(server, key, "dead")],
+        "pending": state.pending + state.suspects,
+        "in_flight": state.leased,
+        "set_aside": state.aside,
         "done": state.done,
         "done_per_second": rate,
         "started": state.is_started,
@@ -88,11 +90,6 @@ def shared_queue(store: RedisStore) -> _Figures | None:
             for each in state.workers
         ],
     }
-
-
-def live_workers(state: QueueState | None) -> int:
-    """Return how many workers use a queue now."""
-    return sum(each.is_alive for each in state.workers) if state else 0
 
 
 def queue_text(queue: _Figures) -> str:
@@ -117,13 +114,3 @@ def print_workers(queue: _Figures | None) -> None:
     if queue and queue["workers"]:
         say("")
         print_table(_COLUMNS, queue["workers"])
-
-
-def warn_of_workers(state: QueueState) -> None:
-    """Say so if a queue is copied while workers use it."""
-    if number := live_workers(state):
-        note(
-            f"scrapy bloom: warning: {number:,} worker{'s use' if number > 1 else ' uses'} the "
-            "queue now. What they did meanwhile may be missing in the copy, or be crawled again: "
-            "stop them, and copy again, to have all of it"
-        )

@@ -75,7 +75,7 @@ class InFlight:
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop is ended, and with it what is being downloaded: nothing has failed.
-            self._flights.pop(id(request), None)
+            self.leave(request)
         return lambda _: self._ended(request)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
@@ -89,6 +89,14 @@ class InFlight:
             # Not now: the engine schedules the other one right after this.
             self._replaced.append(request)
             CallLaterOnce(self.settle).schedule()
+
+    def end(self, request: Request) -> None:
+        """Note that what a request stands for has ended."""
+        self._ended(request)
+
+    def leave(self, request: Request) -> None:
+        """Note that a request is never done: not all that it leads to is stored."""
+        self._flights.pop(id(request), None)
 
     def __len__(self) -> int:
         return len(self._flights)

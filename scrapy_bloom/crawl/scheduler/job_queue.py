@@ -1,6 +1,8 @@
 """The queue of a job, which is the log of its filter, too."""
 
-from collections.abc import Sequence
+import contextlib
+import sqlite3
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -10,16 +12,21 @@ from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.overlay import Overlay
-from scrapy_bloom.queues.batch import Batch, Taken, url_of
+from scrapy_bloom.queues.batch import Batch, Found, Taken, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
 
-_STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
+_MOST_FOUND = 1000  # requests in a batch
 
 
 class JobQueue(SafeQueue):
     """The queue of a job, and the log of its filter; see `SafeQueue`.
+
+    A batch is stored before the next request is taken, when it has become large, and at the end of
+    the event loop's turn. So what the store has is at each instant a state from which the crawl can
+    go on.
 
     Args:
         store: the job's database.
@@ -35,15 +42,18 @@ class JobQueue(SafeQueue):
         *,
         by_slot: bool,
     ) -> None:
-        super().__init__(crawler, store, order, by_slot=by_slot)
+        super().__init__(crawler, store.name, order, by_slot=by_slot)
         self._database = store
+        self._batch = Batch()
         self._changes = changes
         self._progress_at = monotonic()
         for data in store.died:
             self._log_dead(data)
 
     def __len__(self) -> int:
-        return super().__len__() + (0 if self.has_failed else self._database.suspects)
+        if self.has_failed:
+            return 0
+        return self._database.pending + len(self._batch.found) + self._database.suspects
 
     def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
         """See `SafeQueue`."""
@@ -84,9 +94,25 @@ class JobQueue(SafeQueue):
         if not request.dont_filter:
             self.flush()
             if not self.has_failed and df.request_seen(request):
-                self.attempt(self._database.withdraw_last)
+                self._attempt(self._database.withdraw_last)
                 return None
         return self.place
+
+    def _add(self, found: Found) -> None:
+        collected = self._batch.found
+        collected.append(found)
+        if len(collected) >= _MOST_FOUND:
+            self.flush()
+        elif len(collected) == 1:
+            self._flush_soon.schedule()
+
+    # Batches.
+
+    def flush(self) -> None:
+        """Store the batch."""
+        if batch := self._collected():
+            self._attempt(self._database.apply, batch)
+            self._stored()
 
     def _collected(self) -> Batch:
         if self._changes is not None:
@@ -96,30 +122,77 @@ class JobQueue(SafeQueue):
         return self._batch
 
     def _stored(self) -> None:
-        super()._stored()
-        if self._changes is not None and not self.has_failed:
-            self._changes.stored(self._database.seq)
+        if not self.has_failed:
+            self._batch = Batch()
+            if self._changes is not None:
+                self._changes.stored(self._database.seq)
+
+    def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
+        if self.has_failed:
+            return None
+        try:
+            return function(*args)
+        except (sqlite3.Error, OSError, StorageError) as error:
+            self._fail(error)
+            return None
 
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         if self._changes is not None and self._changes.failure is None:
             self._changes.failure = error  # the filter gets no more, and tells of nothing
 
-    def _done(self, row: Any) -> None:
-        super()._done(row)
-        self._progress_at = monotonic()
+    def close(self) -> None:
+        """See `SafeQueue`."""
+        self._in_flight.settle()
+        self._flush_soon.cancel()
+        if self.has_failed:  # perhaps there is room again; if not, that was told
+            with contextlib.suppress(sqlite3.Error, OSError, StorageError):
+                self._database.apply(self._collected())
+                self.has_failed = False
+                self._stored()
+        else:
+            self.flush()
+        self.has_failed = True
+
+    # Taking.
+
+    def take(self) -> Request | None:
+        """See `SafeQueue`."""
+        while not self.has_failed:
+            taken = self._attempt(self._database.take, self._collected(), self._downloads)
+            self._stored()
+            taken = taken or self._take_suspect()
+            if taken is None:
+                break
+            try:
+                request = self.deserialized(taken.data)
+            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+                self._log_unreadable(error)
+                self._attempt(self._database.set_aside, taken.id)
+                continue
+            self._in_flight.add(request, partial(self._done, taken.id))
+            return request
+        return None
 
     def _take_suspect(self) -> Taken | None:
         """Take a suspect if it is alone: what the process dies of then is known."""
         if not self._database.suspects or self.has_failed:
             return None
         if self.in_flight and (
-            self._engine.downloader.active or monotonic() < self._progress_at + _STANDSTILL_SECS
+            self._engine.downloader.active or monotonic() < self._progress_at + STANDSTILL_SECS
         ):
             return None
         self._progress_at = monotonic()
-        taken: Taken | None = self.attempt(self._database.take_suspect)
+        taken: Taken | None = self._attempt(self._database.take_suspect)
         return taken
+
+    def _done(self, row: Any) -> None:
+        """Remove a request with the next batch: that has all that it led to, or an earlier one."""
+        self._progress_at = monotonic()
+        if not self.has_failed:  # else what it led to may have been refused
+            self._batch.done.append(row)
+            self._flush_soon.schedule()
 
     def _log_dead(self, data: bytes) -> None:
         self._logger.error(
@@ -127,5 +200,5 @@ class JobQueue(SafeQueue):
             "any more. It is kept in %s: `scrapy bloom info` shows it",
             url_of(data),
             MOST_DEATHS + 1,
-            self._store.name,
+            self._store_name,
         )

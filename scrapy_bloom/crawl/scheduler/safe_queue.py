@@ -1,11 +1,9 @@
 """The queue of CrashSafeScheduler: a request stays in it until it is done."""
 
-import contextlib
 import logging
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -18,21 +16,20 @@ from scrapy.squeues import FifoMemoryQueue
 from scrapy.utils.misc import load_object
 from scrapy.utils.reactor import CallLaterOnce
 from scrapy.utils.request import request_from_dict
+from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.engine import close_spider_soon
+from scrapy_bloom.crawl.engine import close_spider_soon, taking_turns
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
-from scrapy_bloom.exceptions import OutageError, RefusedError, SettingError, StorageError
-from scrapy_bloom.queues.batch import (
-    Batch,
-    Found,
-    RequestStore,
-    Taken,
-    deserialized,
-    serialized,
+from scrapy_bloom.exceptions import (
+    BloomError,
+    OutageError,
+    RefusedError,
+    SettingError,
 )
+from scrapy_bloom.queues.batch import Found, deserialized, serialized
 
-_MOST_FOUND = 1000  # requests in a batch
+STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
@@ -77,13 +74,11 @@ class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
     What callbacks produce is collected in a batch: requests found and done, and the changes of the
-    filter. It is stored before the next request is taken, when it has become large, and at the end
-    of the event loop's turn. So what the store has is at each instant a state from which the crawl
-    can go on.
+    filter. The store applies it as one step.
 
-    With `by_slot`, the least busy slot of the downloader is served first. Outages that `failures`
-    has told of are not told of again. Raises a SettingError if this version of Scrapy works in
-    another way.
+    `store_name` says where it is, for people. With `by_slot`, the least busy slot of the downloader
+    is served first. Outages that `failures` has told of are not told of again. Raises a
+    SettingError if this version of Scrapy works in another way.
 
     Attributes:
         has_failed: the store has failed, or is closed. What is in it stays.
@@ -95,7 +90,7 @@ class SafeQueue(ABC):
     def __init__(
         self,
         crawler: Crawler,
-        store: RequestStore,
+        store_name: str,
         order: Order,
         *,
         by_slot: bool,
@@ -103,25 +98,38 @@ class SafeQueue(ABC):
     ) -> None:
         self.has_failed = False
         self._crawler = crawler
+        assert crawler.spider is not None
         self._spider = crawler.spider
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
-        self._store = store
+        self._store_name = store_name
         self._order = order
         self._failures = failures
         self._warns_unserializable = True
-        self._batch = Batch()
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._engine: Any = crawler.engine
         self._in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
+        self._turn = taking_turns()
 
+    @abstractmethod
     def __len__(self) -> int:
-        return 0 if self.has_failed else self._store.pending + len(self._batch.found)
+        """Return how many requests are pending; not 0 if others may have some."""
 
     @property
     def in_flight(self) -> int:
         """Return how many requests were taken, and have not ended."""
         return len(self._in_flight)
+
+    async def may_go_on(self, request: Request | None) -> bool:  # noqa: ARG002
+        """Wait until more of the output of a request, or of start(), may be consumed.
+
+        False: no more of it is to be consumed, and it stays in flight.
+        """
+        await self._turn()
+        return True
+
+    def yielded(self, each: Any) -> None:  # noqa: B027 - nobody has to know
+        """Note a request or item that was yielded by a callback, an errback, or start()."""
 
     @abstractmethod
     def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
@@ -130,6 +138,18 @@ class SafeQueue(ABC):
         Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
         the caller keeps that one. None: it was not new.
         """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Store what is collected, or have it stored soon."""
+
+    @abstractmethod
+    def take(self) -> Request | None:
+        """Return the next request, which is in flight from now on; None if none is to be taken."""
+
+    @abstractmethod
+    def close(self) -> Deferred[None] | None:
+        """Store the last batch, and leave the queue to the next run, or to other workers."""
 
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
         """Return what is to be stored of a request; None if it cannot be serialized."""
@@ -153,52 +173,13 @@ class SafeQueue(ABC):
             newest_first=newest_first,
         )
 
-    def _add(self, found: Found) -> None:
-        collected = self._batch.found
-        collected.append(found)
-        if len(collected) >= _MOST_FOUND:
-            self.flush()
-        elif len(collected) == 1:
-            self._flush_soon.schedule()
-
-    def flush(self) -> None:
-        """Store the batch."""
-        if batch := self._collected():
-            self.attempt(self._store.apply, batch)
-            self._stored()
-
-    def _collected(self) -> Batch:
-        return self._batch
-
-    def _stored(self) -> None:
-        if not self.has_failed:
-            self._batch = Batch()
-
-    def take(self) -> Request | None:
-        """Return the next request, which is in flight from now on; None if none is to be taken."""
-        while not self.has_failed:
-            taken = self.attempt(self._store.take, self._collected(), self._downloads)
-            self._stored()
-            taken = taken or self._take_suspect()
-            if taken is None:
-                break
-            try:
-                request = self.deserialized(taken.data)
-            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
-                self._logger.error(  # noqa: TRY400 - one line
-                    "A request of the job cannot be made again, and is left in %s: %s: %s",
-                    self._store.name,
-                    type(error).__name__,
-                    error,
-                )
-                self.attempt(self._store.set_aside, taken.id)
-                continue
-            self._in_flight.add(request, partial(self._done, taken.id))
-            return request
-        return None
-
-    def _take_suspect(self) -> Taken | None:
-        return None
+    def _log_unreadable(self, error: Exception) -> None:
+        self._logger.error(
+            "A request of the job cannot be made again, and is left in %s: %s: %s",
+            self._store_name,
+            type(error).__name__,
+            error,
+        )
 
     def took_from_memory(self, request: Request) -> None:
         """Note that a request is in flight that was kept in memory."""
@@ -211,35 +192,6 @@ class SafeQueue(ABC):
         """Return a request that was stored. It may raise anything."""
         return request_from_dict(dict(deserialized(data)), spider=self._spider)
 
-    def _done(self, row: Any) -> None:
-        """Remove a request with the next batch: that has all that it led to, or an earlier one."""
-        if not self.has_failed:  # else what it led to may have been refused
-            self._batch.done.append(row)
-            self._flush_soon.schedule()
-
-    def close(self) -> None:
-        """Store the last batch, and leave the queue to the next run."""
-        self._in_flight.settle()
-        self._flush_soon.cancel()
-        if self.has_failed:  # perhaps there is room again; if not, that was told
-            with contextlib.suppress(sqlite3.Error, OSError, StorageError):
-                self._store.apply(self._collected())
-                self.has_failed = False
-                self._stored()
-        else:
-            self.flush()
-        self.has_failed = True
-
-    def attempt(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
-        if self.has_failed:
-            return None
-        try:
-            return function(*args, **options)
-        except (sqlite3.Error, OSError, StorageError) as error:
-            self._fail(error)
-            return None
-
     def _fail(self, error: Exception) -> None:
         self.has_failed = True
         reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
@@ -250,11 +202,19 @@ class SafeQueue(ABC):
                 return
             what, rest = str(error), f", and nothing is lost: start the crawl again when {when}"
         elif isinstance(error, (sqlite3.Error, OSError)):
-            what = f"The queue in {self._store.name} cannot be written or read: {error}"
+            where = f"The queue in {self._store_name}, or its filter,"
+            what = f"{where} cannot be written or read: {error}"
             rest = ", and nothing is lost: make room, or repair the disk, and start the crawl again"
         else:
-            what, rest = str(error), ""
-        self._logger.error("%s. The spider is closed (reason %s)%s", what, reason, rest)
+            what, rest = str(error) or type(error).__name__, ""
+        is_known = isinstance(error, (BloomError, sqlite3.Error, OSError))
+        self._logger.error(
+            "%s. The spider is closed (reason %s)%s",
+            what,
+            reason,
+            rest,
+            exc_info=None if is_known else error,
+        )
         close_spider_soon(self._crawler, reason)
 
     def _warn_of_unserializable(self, request: Request, error: ValueError) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,12 +16,15 @@ from scrapy.utils.job import job_dir
 from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.backends import has_log
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import command_without_crawl, fail_at_the_start
+from scrapy_bloom.crawl.engine import (
+    command_without_crawl,
+    fail_at_the_start,
+    pace,
+)
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
-from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
@@ -28,6 +32,8 @@ from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
 if TYPE_CHECKING:
+    from scrapy_bloom.queues.sharded import ShardedStore
+    from scrapy_bloom.queues.shared import SharedStore
     from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
@@ -41,7 +47,7 @@ class CrashSafeScheduler(BaseScheduler):
     items are through. A process that dies leaves them pending or in flight; the next run with the
     same job directory crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
 
-    With BLOOM_QUEUE = "redis", requests are kept in Redis in the same way, and all crawlers that
+    With BLOOM_BACKEND = "redis", requests are kept in Redis in the same way, and all crawlers that
     have the same filter share them. What a dead one had in flight is crawled by the others.
 
     Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
@@ -64,7 +70,6 @@ class CrashSafeScheduler(BaseScheduler):
         self._database: RequestDatabase | None = None
         self._queue: SafeQueue | None = None
         self._held = contextlib.ExitStack()  # what is to be released at the close
-        self._job_lock = contextlib.ExitStack()  # and after that
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
@@ -76,35 +81,25 @@ class CrashSafeScheduler(BaseScheduler):
         """
         path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
         job = Path(path).absolute() if path and is_crawl else None
-        is_shared = is_crawl and crawler.settings.get("BLOOM_QUEUE") == "redis"
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
         is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
-        job_lock = contextlib.ExitStack()
-        try:
-            if job is not None and not is_ours:  # else the filter does it
-                job_lock.callback(lock_job(job).release)
-            if job is not None:
-                check_no_disk_queue(job)
-            order_of(crawler)  # sooner than the filter is made
-            if is_shared and not is_ours:
-                raise SettingError(
-                    'BLOOM_QUEUE is "redis", and DUPEFILTER_CLASS is '
-                    f"{crawler.settings['DUPEFILTER_CLASS']!r}: the queue is beside a filter of "
-                    'scrapy_bloom; set DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter", or '
-                    'BLOOM_QUEUE = "job"'
-                )
-        except BloomError as error:
-            job_lock.close()
-            fail_at_the_start(crawler, error, logger)
-        # The filter tells of its own errors.
-        new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
-        if isinstance(new.df, BloomDupeFilter):
-            job_lock.push(new.df.job_lock.pop_all())  # it is still needed when that is closed
-        new._job_lock = job_lock
+        is_shared = is_crawl and is_ours and crawler.settings.get("BLOOM_BACKEND") == "redis"
+        with contextlib.ExitStack() as held:
+            try:
+                if job is not None and not is_shared:
+                    held.callback(lock_job(job).release)
+                if job is not None:
+                    check_no_disk_queue(job)
+                order_of(crawler)  # sooner than the filter is made
+            except BloomError as error:
+                fail_at_the_start(crawler, error, logger)
+            # The filter tells of its own errors.
+            new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
+            new._held.push(held.pop_all())
         try:
             new._open_database()
         except BloomError as error:
-            new._release()
+            new._held.close()
             fail_at_the_start(crawler, error, logger)
         if is_crawl and job is None and not is_shared:
             logger.warning(
@@ -121,7 +116,7 @@ class CrashSafeScheduler(BaseScheduler):
         database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
         self._database = database
         self._held.callback(database.close)
-        if isinstance(self.df, BloomDupeFilter) and has_log(self.crawler, self.df.backend):
+        if isinstance(self.df, BloomDupeFilter):
             assert isinstance(self.df.backend, LocalBackend)
             self.df.backend.open(database)
         else:
@@ -146,8 +141,10 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             if self._database is not None:
                 self._resume(self._database)
-            elif isinstance(self.df, BloomDupeFilter) and self.df.settings.queue == "redis":
+            elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
                 self._join_crawl(self.df)
+            if self._queue is not None:  # start() is by now what the shared queue has made of it
+                pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
         except BloomError as error:
             self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
             fail_at_the_start(self.crawler, error, logger)
@@ -169,45 +166,70 @@ class CrashSafeScheduler(BaseScheduler):
 
     def _join_crawl(self, df: BloomDupeFilter) -> None:
         """Share the queue in Redis with other workers."""
-        from scrapy_bloom.crawl.scheduler.shared_crawl import SharedCrawl  # noqa: PLC0415 - for those who use it
-        from scrapy_bloom.crawl.scheduler.shared_queue import (  # noqa: PLC0415 - likewise
-            SharedQueue,
-            SharedStore,
-            most_in_flight,
+        from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - for those who use it
+        from scrapy_bloom.queues.sharded import join_anew, store_of  # noqa: PLC0415 - likewise
+        from scrapy_bloom.redis.filter import OtherFilterError  # noqa: PLC0415 - likewise
+
+        backend, settings = cast("RedisBackend", df.backend), df.settings
+        store = store_of(
+            [each.filter for each in backend.parts],
+            self.spider.name,
+            by_slot=self._by_slot,
+            lease_secs=settings.queue_lease_secs,
         )
-
-        def record(stored: bytes) -> None:
-            if isinstance(self._queue, SharedQueue):
-                self._queue.record(stored, df)
-
-        shared = SharedCrawl(self.crawler, df, record, by_slot=self._by_slot)
-        self._held.callback(shared.close)
+        try:
+            store.join()
+            if settings.redis_flush and store.ended_at and not store.others:
+                # The last worker of that crawl could not do it: it died.
+                backend.clear()
+                backend.join()
+                store.join()
+        except OtherFilterError as error:  # the server has been emptied since the filter was joined
+            join_anew(store, backend, error)
+        self._log_joined(store)
         self._queue = SharedQueue(
             self.crawler,
-            SharedStore(shared.queue),
+            store,
             self._order,
-            backend=cast("RedisBackend", df.backend),
-            most_in_flight=most_in_flight(self.crawler.settings),
-            failures=df.failures,
+            df=df,
+            backend=backend,
             by_slot=self._by_slot,
+            lease_secs=settings.queue_lease_secs,
+            flush=settings.redis_flush,
         )
-        shared.begin(self._queue)
+
+    def _log_joined(self, store: "SharedStore | ShardedStore") -> None:
+        extra = {"spider": self.spider}
+        if store.ended_at and (store.others or not store.aside):
+            logger.info(
+                "The crawl of the queue in %s ended at %s, and nothing is left of it: this worker "
+                "has nothing to do. To crawl again, set another BLOOM_REDIS_KEY, or start after "
+                "`scrapy bloom reset`; with --queue, that keeps the filter",
+                store.name,
+                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store.ended_at)),
+                extra=extra,
+            )
+        elif store.pending:
+            logger.info(
+                "Joining the crawl of the queue in %s: pending requests: %s",
+                store.name,
+                f"{store.pending:,}",
+                extra=extra,
+            )
 
     def close(self, reason: str) -> Deferred[None] | None:
         """Store what is collected, close the duplicate filter, and leave the queue as it is."""
         if isinstance(self.df, BloomDupeFilter):
             self.df.settle(reason)  # which may forget requests: that is in the last batch
-        if self._queue is not None:
-            self._queue.close()
-        if self._database is None:
-            self._held.close()
+        closing = self._queue.close() if self._queue is not None else None
+        if closing is not None:
+            return closing.addCallback(lambda _: self._close_filter(reason))
+        return self._close_filter(reason)
+
+    def _close_filter(self, reason: str) -> Deferred[None] | None:
         try:
             return self.df.close(reason)
         finally:  # the filter has taken its last changes over from the log
-            self._release()
-
-    def _release(self) -> None:
-        with self._job_lock:
             self._held.close()
 
     def has_pending_requests(self) -> bool:

@@ -1,75 +1,69 @@
-"""The queue that workers share in Redis, as a store of batches: each step is sent at once."""
+"""A worker's part in a crawl whose queue is shared in Redis: batches, start(), and the end."""
 
-import contextlib
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakSet
 
-import scrapy
-from scrapy import Request
+from scrapy import Request, signals
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
-from scrapy.settings import BaseSettings
+from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import Order, SafeQueue
-from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.batch import Batch, Taken
-from scrapy_bloom.queues.redis import SharedRequests
+from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+from scrapy_bloom.crawl.engine import (
+    Bell,
+    ask_scheduler,
+    call_later,
+    is_closing,
+    is_running,
+    listen,
+    loop_caller,
+    read_start_again,
+    replace_start,
+    start_again,
+)
+from scrapy_bloom.crawl.scheduler.collected import (
+    Collected,
+    Entry,
+    Kept,
+    Parcel,
+    QueuedForgotten,
+    is_queued,
+)
+from scrapy_bloom.crawl.scheduler.courier import Courier
+from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
+from scrapy_bloom.queues.batch import Taken, url_of
+from scrapy_bloom.queues.sharded import ShardedStore, join_anew
+from scrapy_bloom.queues.shared import MOST_DEATHS, Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.redis.filter import OtherFilterError
+from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.shards import ShardedBackend
+from scrapy_bloom.text import counted, escaped
 
-# Beside the one that is downloaded, others are being scraped: Scrapy goes on meanwhile, and the
-# order of a crawl with CONCURRENT_REQUESTS = 1 depends on it.
-_FEW_IN_FLIGHT = 8
-
-
-def most_in_flight(settings: BaseSettings) -> int:
-    """Return how many requests may be taken from a shared queue and not be done; 0: any number."""
-    most = settings.getint("CONCURRENT_REQUESTS")
-    if 0 < most < _FEW_IN_FLIGHT:
-        most = _FEW_IN_FLIGHT
-    if scrapy.version_info < (2, 14):  # whose scraper keeps each response for 0.1 seconds
-        most *= 2
-    return most
-
-
-class SharedStore:
-    """A `RequestStore` over a shared queue."""
-
-    def __init__(self, requests: SharedRequests) -> None:
-        self.name = requests.name
-        self.requests = requests
-        self.set_aside, self.close = requests.set_aside, requests.close
-
-    @property
-    def pending(self) -> int:
-        """See `RequestStore`."""
-        return self.requests.pending
-
-    def apply(self, batch: Batch) -> None:
-        """See `RequestStore`."""
-        while batch.found:
-            found = batch.found.pop(0)
-            self.requests.push(
-                found.data,
-                slot=found.slot,
-                priority=found.priority,
-                rank=found.rank,
-                newest_first=found.newest_first,
-            )
-        while batch.done:
-            self.requests.done(batch.done.pop(0))
-
-    def take(self, batch: Batch, active: Callable[[str], int]) -> Taken | None:
-        """See `RequestStore`."""
-        self.apply(batch)
-        return self.requests.take(active)
+_MOST_PREFETCHED = 16
+_SOON_SECS = 0.03  # until less than a whole batch is sent
+_LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
+_LAST_LOOK_SECS = 0.05  # when nothing seems to be left
+_POLL_SECS = 0.5
+_RENEWALS = 4  # in the time that a lease lasts
 
 
 class SharedQueue(SafeQueue):
-    """A worker's queue; see `SafeQueue`. A request is recorded once it is queued.
+    """A worker's queue; see `SafeQueue`.
+
+    What callbacks produce is collected in a batch, and a thread sends one at a time. The answers
+    bring further requests. So the event loop never waits for the server.
 
     Args:
-        store: the shared queue.
-        backend: of the filter.
+        store: joined.
+        df: the duplicate filter, whose fingerprints are recorded with the requests.
+        backend: its filter.
+        lease_secs: BLOOM_QUEUE_LEASE_SECS.
+        flush: BLOOM_REDIS_FLUSH: the last worker removes a queue that is over, and its filter.
     """
 
     place = "redis"
@@ -77,73 +71,428 @@ class SharedQueue(SafeQueue):
     def __init__(
         self,
         crawler: Crawler,
-        store: SharedStore,
+        store: SharedStore | ShardedStore,
         order: Order,
         *,
-        backend: RedisBackend,
-        most_in_flight: int,
-        failures: Failures,
+        df: BloomDupeFilter,
+        backend: RedisBackend | ShardedBackend,
         by_slot: bool,
+        lease_secs: float,
+        flush: bool,
     ) -> None:
-        super().__init__(crawler, store, order, failures=failures, by_slot=by_slot)
-        self._requests = store.requests
+        super().__init__(crawler, store.name, order, by_slot=by_slot, failures=df.failures)
+        self._shared = store
+        self._df = df
         self._backend = backend
-        self._most_in_flight = most_in_flight
+        self._lease_secs = lease_secs
+        self._flush = flush
+        most = crawler.settings.getint("CONCURRENT_REQUESTS")
+        self._prefetch = min(_MOST_PREFETCHED, max(most, 1))
+        self._changes = Collected()
+        self._sent: Parcel | None = None  # and not answered
+        self._ready: deque[Taken] = deque()  # taken, and not handed out
+        self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
+        self._in_memory: set[bytes] = set()  # fingerprints of requests that cannot be stored
+        self._fingerprints: list[bytes] = []  # for the request that the filter is asked for
+        self._has_parent: WeakSet[Request] = WeakSet()
+        self._kept = Kept(store.shards)
+        self._era = 0  # how often all was void, as far as the event loop knows
+        self._voids = 0  # as far as the thread knows
+        self._send_at = self._look_at = 0.0  # on a monotonic clock
+        self._timers: set[float] = set()
+        self._progress_at = time.monotonic()
+        self._leased_until = time.monotonic() + lease_secs
+        self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
+        self._may_start, self._runs_start, self._started_in = True, False, -1
+        self._requeues = bool(store.aside and not store.others)
+        self._is_over = bool(store.ended_at) and not self._requeues
+        self._reads_start = True
+        self._is_closing = self._is_void = False
+        self._changed = Bell()  # there is an answer, or the queue has failed, or is closed
+        self._closed: Deferred[None] = Deferred()
+        backend.collect = self._collect
+        self._forgotten = QueuedForgotten(
+            [RedisForgotten(each.server, each.key, each.filter.id) for each in backend.parts],
+            partial(self._note, "forgotten"),
+            self._forgets(),
+        )
+        backend.forgotten.use(self._forgotten)
+        feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
+        listen(crawler.engine, feature, way_out, fetching=lambda _: self.yielded)
+        replace_start(crawler.engine, self._start)
+        self._courier: Courier[Parcel, Reply | Exception | None] = Courier(
+            self._exchange, self._delivered, loop_caller(), Parcel, lease_secs / _RENEWALS
+        )
+
+    def __len__(self) -> int:
+        if self.has_failed:
+            return 0
+        return len(self._ready) + self._changes.found or int(not self._is_over)
+
+    # What is found, and done.
+
+    def _collect(self, fingerprint: bytes) -> bool:
+        """Return whether a fingerprint is new, as far as is known here; note it for its request."""
+        if (
+            fingerprint in self._unanswered
+            or fingerprint in self._in_memory
+            or self._backend.knows(fingerprint)
+        ):
+            return False
+        self._fingerprints.append(fingerprint)
+        return True
+
+    def yielded(self, each: Any) -> None:
+        """See `SafeQueue`. What the downloader puts in place of a request counts, too."""
+        if isinstance(each, Request):
+            self._has_parent.add(each)
 
     def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
         """See `SafeQueue`."""
-        new: list[bytes] = []
-        self._backend.collected = new
-        try:
-            is_seen = not request.dont_filter and df.request_seen(request)
-        finally:
-            self._backend.collected = None
-        if is_seen:
+        self._fingerprints = []
+        if not request.dont_filter and df.request_seen(request):
             return None
-        found = self._serialized(request)
-        if found is not None:
-            self._batch.found.append(found)
-            self.flush()
-        if self.has_failed or not self._record(request, new):
-            if found is not None:
-                self.attempt(self._requests.take_back)
-            return None
+        fingerprints = self._fingerprints[-1:]
+        found = self._serialized(request, *fingerprints)
         if found is None:
-            self._in_flight.keep_in_memory(request, lambda: None)
-        return self.place if found is not None else "memory"
+            self._in_memory.update(fingerprints)
+            record = partial(self._record, self._era, fingerprints)
+            self._in_flight.keep_in_memory(request, record)
+            return "memory"
+        kind = "n"
+        if not request.meta.get("bloom_record", True):
+            kind = "?"
+        elif request.meta.get("bloom_filter", True) is not True:
+            kind = "u"
+        self._unanswered.update(fingerprints)
+        self._is_over = False
+        self._changes.add_found(Entry(found, request, kind, request in self._has_parent))
+        self._flush_soon.schedule()
+        return self.place
 
-    def _record(self, request: Request, fingerprints: list[bytes]) -> bool:
-        """Record what is queued; False if another worker has recorded it meanwhile."""
-        try:
-            return all(map(self._backend.record, fingerprints))
-        except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
-            assert self._failures is not None
-            self._failures.add(request, error)
+    def _record(self, era: int, fingerprints: Sequence[bytes]) -> None:
+        """Record a request that is done, and was kept in memory."""
+        self._in_memory.difference_update(fingerprints)
+        if era == self._era:  # else what it led to may be lost
+            self._unanswered.update(fingerprints)
+            for each in fingerprints:
+                self._note("recorded", each)
+
+    def _done(self, row: bytes) -> None:
+        self._progress_at = time.monotonic()
+        self._note("done", row)
+
+    def _note(self, name: str, each: Any) -> None:
+        if not self.has_failed:  # else what led to it may have been refused
+            self._changes.add(name, each)
+            self._flush_soon.schedule()
+
+    async def may_go_on(self, request: Request | None) -> bool:
+        """See `SafeQueue`. While the spider is being closed, nobody waits for room."""
+        await self._turn()
+        while not self._changes.has_room and not self.has_failed and not is_closing(self._engine):
+            await self._changed.wait(_POLL_SECS)
+        if self._changes.has_room and not self.has_failed:
             return True
+        if request is not None:
+            self._in_flight.leave(request)
+        return False
 
-    def record(self, stored: bytes, df: BaseDupeFilter) -> None:
-        """Record a request that is queued, and may not be recorded."""
-        collected, self._backend.collected = self._backend.collected, None
-        with contextlib.suppress(Exception):  # it will be told of when it is taken
-            request = self.deserialized(stored)
-            if not request.dont_filter:
-                df.request_seen(request)
-        self._backend.collected = collected
+    # Batches.
 
-    def close(self) -> None:
-        """See `SafeQueue`; leave the queue to the other workers."""
-        had_failed = self.has_failed
-        if had_failed:  # a server that is away is not waited for again
-            self._batch = Batch()
-        super().close()
+    def flush(self) -> None:
+        """Send what is collected, if it is time to, and none is under way."""
+        if self._sent is not None or self.has_failed:
+            return
+        now, changes = time.monotonic(), self._changes
+        is_low = 2 * len(self._ready) <= self._prefetch
+        if changes and not self._send_at:
+            self._send_at = now + _SOON_SECS
+        if (
+            changes.fills_a_batch
+            or (changes and now >= self._send_at)
+            or (is_low and (changes.found or now >= self._look_at))
+        ):
+            self._send()
+            return
+        if changes:
+            self._flush_at(self._send_at)
+        if is_low:
+            self._flush_at(self._look_at)
+
+    def _flush_at(self, when: float) -> None:
+        if when in self._timers:
+            return
+
+        def flush() -> None:
+            self._timers.discard(when)
+            self.flush()
+
+        self._timers.add(when)
+        call_later(max(0.0, when - time.monotonic()), flush)
+
+    def _send(self) -> None:
+        batch = self._changes.parcel()
+        self._send_at = time.monotonic() if self._changes else 0.0
+        batch.era = self._era
+        if not self._is_closing:
+            batch.want = self._prefetch - len(self._ready)
+            batch.may_start = self._may_start
+            batch.stands_still = (
+                not self._engine.downloader.active
+                and time.monotonic() >= self._progress_at + STANDSTILL_SECS
+            )
+            if self._downloader is not None:
+                slots = self._engine.downloader.slots
+                batch.downloads = {str(slot): n for slot in slots if (n := self._downloads(slot))}
+        self._sent = batch
+        self._courier.send(batch)
+
+    def _forgets(self) -> int:
+        return sum(each.filter.forgets for each in self._backend.parts)
+
+    def _exchange(self, batch: Parcel) -> Reply | Exception | None:
+        """Send a batch, in a thread; return the answer, or what is wrong."""
+        shared, backend = self._shared, self._backend
         try:
-            self._store.close()
-        except StorageError as error:
-            if not had_failed:
-                self._fail(error)
+            if batch.is_last:
+                shared.leave()
+                return None
+            if batch.era != self._voids:  # then what these had led to may be lost
+                batch.recorded, batch.start_ended = [], False
+            if self._requeues:
+                shared.requeue("aside")
+                self._requeues = False
+            batch.sent_at = time.monotonic()
+            try:
+                reply = shared.apply(batch)
+                self._kept.note(batch, reply)
+                backend.keep_up()
+            except VoidError as error:
+                batch.lost = self._kept.lost(error.last_known)
+                self._voids += 1
+                return error
+            self._forgotten.hear(self._forgets())
+        except OtherFilterError as error:
+            try:
+                join_anew(shared, backend, error)
+            except Exception as failure:  # noqa: BLE001 - as below
+                return failure
+            batch.lost = self._kept.start_over()
+            self._voids += 1
+            return VoidError(shared.name)
+        except Exception as error:  # noqa: BLE001 - the thread must go on, and the spider close
+            return error
+        return reply
+
+    def _delivered(self, batch: Parcel, outcome: Reply | Exception | None) -> None:
+        """Take up what a batch has brought."""
+        if batch.is_last:
+            self._has_left(outcome)
+            return
+        was_sent = batch is self._sent
+        if was_sent:
+            self._sent = None
+        if isinstance(outcome, VoidError):
+            self._begin_anew([*batch.lost, *batch.entries])
+        elif isinstance(outcome, Exception):
+            if not self._is_void:
+                self._fail(outcome)
+        elif outcome is not None:
+            self._leased_until = batch.sent_at + self._lease_secs
+            self._note_answers(batch, outcome)
+            self._note_state(outcome)
+            if len(outcome.taken) < batch.want and not (outcome.taken and outcome.pending):
+                self._look_at = time.monotonic() + _LOOK_AGAIN_SECS
+            self._ready += outcome.taken
+        self._changed.ring()
+        if self._is_closing and was_sent:
+            self._send_last()
+        elif not self.has_failed:
+            ask_scheduler(self._engine)
+            self.flush()
+
+    def _note_answers(self, batch: Parcel, reply: Reply) -> None:
+        self._unanswered.difference_update(batch.recorded)
+        for index, entry in enumerate(batch.entries):
+            if entry.found.fingerprint is not None:
+                self._unanswered.discard(entry.found.fingerprint)
+            if entry.request is not None and not is_queued(entry, reply, index):
+                self._was_duplicate(entry.request)
+
+    def _was_duplicate(self, request: Request) -> None:
+        """Count a request that another worker was faster to find as Scrapy counts duplicates."""
+        assert self._crawler.stats is not None
+        self._crawler.stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
+        self._crawler.stats.inc_value("scheduler/enqueued", -1)
+        self._df.was_duplicate()
+        self._df.log(request, self._spider)
+        self._crawler.signals.send_catch_log(
+            signal=signals.request_dropped, request=request, spider=self._spider
+        )
+
+    def _note_state(self, reply: Reply) -> None:
+        for data in reply.died:
+            self._logger.error(
+                "%s was in flight in %d workers that died, the last time alone: it is not crawled "
+                "any more. It is kept in %s: `scrapy bloom info` shows it",
+                url_of(data),
+                MOST_DEATHS + 1,
+                self._store_name,
+            )
+        for name, held in reply.expired:
+            self._logger.info(
+                "The worker %s gives no sign of life: its lease is over, and %s pending again, "
+                "which it had taken of the queue in %s",
+                escaped(name),
+                counted(held, "request is", "requests are"),
+                self._store_name,
+            )
+        self._may_start = not reply.is_started
+        self._runs_start = reply.runs_start and self._started_in != self._era
+        if self._runs_start and not self._reads_start and not self._is_closing:
+            self._reads_start = True
+            read_start_again(self._engine, self._start(None), self.may_go_on, self.yielded)
+        is_idle = not (self._ready or self._changes or self._in_flight or self._sent)
+        if reply.left or not reply.is_started or reply.taken or not is_idle:
+            self._counters = None
+        elif reply.ended_at or self._counters == reply.counters:
+            self._is_over = True
+            if not reply.ended_at:
+                self._note("is_over", True)
+        else:
+            self._counters = reply.counters
+            self._look_at = time.monotonic() + _LAST_LOOK_SECS
+
+    def _begin_anew(self, unsent: Sequence[Entry]) -> None:
+        """Drop what is void: what was taken is pending again, or its queue is gone.
+
+        What was found goes to the queue as it is now: it is the only word of some of it.
+        """
+        self._era += 1
+        number = len(self._ready) + len(self._in_flight)
+        self._ready.clear()
+        entries = [*unsent, *self._changes.entries]
+        self._changes = Collected(entries)
+        if self._sent is not None:  # on its way to the queue as it is now
+            entries += self._sent.entries
+        found = (entry.found.fingerprint for entry in entries)
+        self._unanswered = {fingerprint for fingerprint in found if fingerprint is not None}
+        self._is_over = False
+        self._send_at = self._look_at = 0.0
+        self._counters, self._may_start, self._runs_start = None, True, False
+        self._leased_until = time.monotonic() + self._lease_secs
+        self._logger.info(
+            "This worker's lease of the queue in %s had ended, or the server has lost it: it goes "
+            "on with a new one; %s crawled again, by this worker or another",
+            self._store_name,
+            counted(number, "request is", "requests are"),
+        )
+
+    # Taking.
 
     def take(self) -> Request | None:
         """See `SafeQueue`."""
-        # What is in flight is crawled twice after a crash: that is kept to what is promised, also
-        # while responses wait to be scraped.
-        return None if 0 < self._most_in_flight <= self.in_flight else super().take()
+        request = None
+        while request is None and self._ready and not self.has_failed and not self._is_closing:
+            if time.monotonic() >= self._leased_until:
+                break  # another worker may have it by now
+            taken = self._ready.popleft()
+            try:
+                request = self.deserialized(taken.data)
+            except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
+                self._log_unreadable(error)
+                self._note("set_aside", taken.id)
+        if request is not None:
+            self._progress_at = time.monotonic()
+            self._in_flight.add(request, partial(self._done, taken.id))
+        self._flush_soon.schedule()
+        return request
+
+    # The spider's start(), which is one of the items of the queue.
+
+    async def _start(self, start: AsyncIterator[Any] | None) -> AsyncIterator[Any]:
+        """Stand in for start() until the crawl is over: one worker at a time runs it."""
+        try:
+            while not (self._is_closing or self.has_failed or self._is_over):
+                if not self._runs_start:
+                    await self._changed.wait(_POLL_SECS)
+                    ask_scheduler(self._engine)
+                    continue
+                era, self._runs_start = self._era, False
+                self._started_in = era
+                stands_for = Request("data:,start()")
+                self._in_flight.add(stands_for, partial(self._start_done, era))
+                # Without one, the server has lost the queue.
+                items, start = start or await start_again(self._crawler), None
+                try:
+                    async for each in items:
+                        if era != self._era:
+                            break  # it is run again, here or elsewhere
+                        yield each
+                except Exception:  # as with Scrapy's scheduler, that is its end
+                    self._in_flight.end(stands_for)
+                    raise
+                # What it yields while the crawl is being closed may be dropped.
+                if is_running(self._engine):
+                    self._in_flight.end(stands_for)
+        finally:
+            self._reads_start = False
+
+    def _start_done(self, era: int) -> None:
+        if era == self._era:
+            self._note("start_ended", True)
+
+    # The end.
+
+    def close(self) -> Deferred[None]:
+        """Send what is collected, and leave the queue to the other workers."""
+        self._in_flight.settle()
+        self._flush_soon.cancel()
+        self._is_closing = self.has_failed = True  # nothing is collected any more
+        self._backend.server.hurry()
+        self._changed.ring()
+        if self._sent is None:
+            if self._changes or self._is_over or self._is_void:
+                self._send_last()
+            else:
+                self._send()  # perhaps the server has lost what was sent to it
+        return self._closed
+
+    def _send_last(self) -> None:
+        """Send what is left, batch by batch, and leave."""
+        if self._changes and not self._is_void:
+            self._send()
+        else:
+            self._courier.send(Parcel(is_last=True))
+            self._courier.end()
+
+    def _fail(self, error: Exception) -> None:
+        self._is_void = True
+        super()._fail(error)
+        self._changed.ring()
+
+    def _has_left(self, outcome: object) -> None:
+        shared = self._shared
+        if isinstance(outcome, Exception):
+            if not self._is_void:
+                self._fail(outcome)
+        elif shared.others:
+            pass
+        elif not shared.ended_at:
+            self._logger.info(
+                "The crawl of the queue in %s is not over, and nobody is left to crawl: pending "
+                "requests: %s. The same command goes on with them",
+                self._store_name,
+                f"{shared.pending:,}",
+            )
+        elif self._flush and shared.aside:
+            self._logger.warning(
+                "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s "
+                "left in it that could not be made again",
+                self._store_name,
+                counted(shared.aside, "request is", "requests are"),
+            )
+        elif self._flush:
+            self._backend.flush = True
+        self._closed.callback(None)

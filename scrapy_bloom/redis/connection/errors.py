@@ -1,5 +1,7 @@
 """Errors of a Redis server: whether they may pass, and what to do about them."""
 
+import re
+
 from scrapy_bloom.redis.connection.client import import_redis
 from scrapy_bloom.text import escaped
 
@@ -7,6 +9,7 @@ from scrapy_bloom.text import escaped
 # Redis 6 puts what went wrong in front of the reply that a script has got.
 _PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
 _IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command in front of it
+_IN_SCRIPT = re.compile(r"^ACL failure in script: |\.? script: (\S+, )?on @\S+$")
 
 _NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
 # What to do about an error whose class or text has one of the words.
@@ -19,11 +22,10 @@ _HINTS = {
         "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
         "its URL or REDISCLI_AUTH)"
     ),
-    ("NoPermission", "NOPERM"): (
-        "the user needs ~KEY* and ~{KEY* (KEY: BLOOM_REDIS_KEY) and, in this order, "
-        "+@connection +@transaction +@string +@bitmap +@hash +@set +@sortedset -@dangerous +info "
-        "+time +del +exists +expire +persist +pexpire +pttl +rename +type +unlink, for a "
-        "shared queue +eval +evalsha, for a Cluster +cluster|slots"
+    ("NoPermission", "NOPERM", "no permissions"): (
+        "the user needs ~KEY and ~{KEY}* (KEY: BLOOM_REDIS_KEY) and, in this order, +@connection "
+        "+@transaction +@string +@bitmap +@hash +@sortedset -@dangerous +info +time +exists "
+        "+expire +persist +rename +unlink +eval +evalsha, for a Cluster +cluster|slots"
     ),
     ("WRONGTYPE",): "something else has that key: set BLOOM_REDIS_KEY to another name",
     ("SENTINEL", "unknown command"): (
@@ -79,7 +81,10 @@ def is_passing(error: Exception) -> bool:
     if not isinstance(error, errors.ResponseError):
         return False
     text = short_text(error)
-    return text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
+    is_moving = (
+        "access a non local key" in text
+    )  # a script's: its slot moves, and not all keys have
+    return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
 
 
 def short_text(error: Exception) -> str:
@@ -87,5 +92,6 @@ def short_text(error: Exception) -> str:
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
     text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
     text, _, _ = text.partition(", with args beginning with")  # which may be a password
+    text = _IN_SCRIPT.sub("", text)  # its name and line tell a user nothing
     text = escaped(text).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

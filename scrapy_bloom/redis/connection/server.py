@@ -12,7 +12,6 @@ from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, Setti
 from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.client import connect, import_redis
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
-from scrapy_bloom.redis.connection.identity import Identity
 from scrapy_bloom.redis.connection.url import hosts_of, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -26,13 +25,6 @@ _BATCH = 64  # commands sent at once
 _CLOSING_SECS = 5.0  # for an outage that begins at the close
 
 
-class ReplacedError(BloomError):
-    """Another server answers now, or the same one in an older state: what was known is void.
-
-    Whatever was asked may have been executed there.
-    """
-
-
 class RedisServer:
     """A Redis or Valkey server, a Cluster of them, or the master that a Sentinel names.
 
@@ -44,11 +36,9 @@ class RedisServer:
             User and password in the URL are the service's; those of the Sentinels are in `params`,
             as `sentinel_kwargs`.
         deadline_secs: how long a call waits out an outage.
-        identified: ask each new connection which server is at its other end.
 
     Attributes:
         address: the URL without user, password and options, for people.
-        is_watched: `call` raises ReplacedError; only if the server is identified.
         round_trips: calls answered or failed.
         retries: calls made again after a failure.
 
@@ -64,7 +54,6 @@ class RedisServer:
         cluster: bool = False,
         sentinel: str | None = None,
         deadline_secs: float = 30.0,
-        identified: bool = False,
     ) -> None:
         try:
             self.address = without_secrets(url)
@@ -78,8 +67,6 @@ class RedisServer:
                 f"{self.address}: several hosts can only be Sentinels (BLOOM_REDIS_SENTINEL)"
             )
         self.round_trips = self.retries = 0
-        self.is_watched = False
-        self._identity = Identity(cluster=cluster)
         self._cluster = cluster
         self._connect = partial(
             connect,
@@ -87,7 +74,6 @@ class RedisServer:
             dict(params or {}),
             cluster=cluster,
             sentinel=sentinel,
-            connected=self._identity.ask if identified else None,
         )
         self.deadline_secs = deadline_secs
         self._client: Any = None
@@ -110,7 +96,6 @@ class RedisServer:
         Raises:
             OutageError: the server could not be reached within the deadline.
             RefusedError: it refused the command.
-            ReplacedError: while that is watched.
         """
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
@@ -129,8 +114,6 @@ class RedisServer:
                 failure = reason(error)
             else:
                 self._log_return()
-                if self.is_watched:
-                    self._raise_if_replaced()
                 return result
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
@@ -183,16 +166,6 @@ class RedisServer:
         else:
             self.send("UNLINK", *keys)
 
-    def was_replaced(self) -> bool:
-        """Check whether another server answers than when this was last asked."""
-        has_changed, self._identity.has_changed = self._identity.has_changed, False
-        return has_changed
-
-    def _raise_if_replaced(self) -> None:
-        self._identity.look_at(self._client)
-        if self.was_replaced():
-            raise ReplacedError(f"{self.address} is another server than before")
-
     def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
         """Warn once of an outage that is waited out, but not of a single reply that was lost."""
         rest = begun + self.deadline_secs - now
@@ -200,7 +173,7 @@ class RedisServer:
             self._warned_of = begun
             logger.warning(
                 "%s does not answer: %s. It is waited for, up to %g seconds "
-                "(BLOOM_REDIS_DEADLINE_SECS); meanwhile everything stands still",
+                "(BLOOM_REDIS_DEADLINE_SECS)",
                 self.address,
                 short_text(error),
                 self.deadline_secs,

@@ -1,0 +1,331 @@
+"""The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script a batch.
+
+`scrapy_bloom.redis.scripts` has the scripts, and what they keep. Nothing here waits for anything
+but the server, so a thread calls it.
+"""
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.queues.batch import Found, Taken
+from scrapy_bloom.redis import scripts
+from scrapy_bloom.redis.batch_script import BATCH
+from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
+from scrapy_bloom.text import escaped
+
+MOST_DEATHS = 3  # of processes, as `scrapy_bloom.redis.scripts` has it: then it is a suspect
+
+MAX_BATCH, MAX_BATCH_BYTES = 64, 262_144  # for which a script takes less than 5 ms
+
+_LARGEST = 2**63 - 1  # a priority
+_ORDER = struct.Struct(">QB")  # priority and rank
+_WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
+
+
+class Member(NamedTuple):
+    """A request as it is in the queue."""
+
+    slot: str
+    priority: int
+    rank: int
+    position: int  # lower ones are taken first within priority and rank
+    deaths: int
+    data: bytes
+
+    @classmethod
+    def parsed(cls, member: bytes) -> "Member":
+        """Return what a member of a sorted set says."""
+        slot, _, rest = member.partition(b"\0")
+        priority, rank = _ORDER.unpack_from(rest)
+        position, deaths = struct.unpack_from(">QB", rest, _ORDER.size)
+        data = rest[_ORDER.size + 9 + _WORKER * deaths :]
+        name = slot.decode(errors="surrogatepass")
+        return cls(name, _LARGEST - priority, rank - 128, position, deaths, data)
+
+
+def slot_name(slot: str) -> bytes:
+    """Return the name of a slot as members have it: without NUL, which ends it there."""
+    return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
+
+
+def order_of(found: Found) -> bytes:
+    """Return what the member of a request begins with, up to its position."""
+    priority = max(-_LARGEST, min(found.priority, _LARGEST))
+    return slot_name(found.slot) + b"\0" + _ORDER.pack(_LARGEST - priority, found.rank + 128)
+
+
+@dataclass
+class SharedBatch:
+    """What a worker has to tell, and wants to have: `MAX_BATCH` changes at most.
+
+    Attributes:
+        found: requests to be queued; those with a fingerprint only if that is new.
+        unconditional: indexes of those that are queued even if it is not.
+        unrecorded: indexes of those whose fingerprint is not recorded.
+        recorded: fingerprints that are recorded without a request.
+        forgotten: fingerprints that are to be crawled again.
+        done, set_aside: ids of requests that were taken; of those that are no longer this worker's,
+            nothing comes.
+        want: how many requests to take.
+        downloads: of each slot that has any.
+        stands_still: all requests that this worker has are waiting, perhaps for a suspect.
+        has_others: it is not alone in other shards, so that it takes no suspect.
+        may_start: this worker could run the spider's start().
+        start_ended: it has.
+        is_over: this worker takes the crawl to be over.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    unconditional: set[int] = field(default_factory=set)
+    unrecorded: set[int] = field(default_factory=set)
+    recorded: list[bytes] = field(default_factory=list)
+    forgotten: list[bytes] = field(default_factory=list)
+    done: list[bytes] = field(default_factory=list)
+    set_aside: list[bytes] = field(default_factory=list)
+    want: int = 0
+    downloads: Mapping[str, int] = field(default_factory=dict)
+    stands_still: bool = False
+    has_others: bool = False
+    may_start: bool = False
+    start_ended: bool = False
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server has answered to a batch.
+
+    Attributes:
+        answers: for each request found: "n" if it is queued, since it is new; "f" if it is, since
+            its fingerprint was forgotten; else it is a duplicate. Empty if the first answer was
+            lost: then all of them are recorded.
+        taken: requests that are in flight from now on.
+        runs_start: this worker is to run the spider's start().
+        is_started: it is through.
+        left: how many requests are pending or in flight, here or elsewhere.
+        pending: how many of these can be taken.
+        held: how many this worker has.
+        has_suspect: one of these is a suspect.
+        counters: pushed and done, of each shard.
+        ended_at: since when nothing is left, in seconds since 1970; 0: something is.
+        died: requests that are dead letters from now on.
+        expired: names of workers whose lease is over, and how many requests each had.
+        number: of the batch.
+    """
+
+    answers: str
+    taken: Sequence[Taken]
+    runs_start: bool
+    is_started: bool
+    left: int
+    pending: int
+    held: int
+    has_suspect: bool
+    counters: tuple[int, ...]
+    ended_at: float
+    died: Sequence[bytes]
+    expired: Sequence[tuple[str, int]]
+    number: int
+
+
+class VoidError(OtherFilterError):
+    """What this worker knew and held is void: it has joined again, under another name.
+
+    Attributes:
+        last_known: of each shard, the number of the last batch that it has of those before; none if
+            the queue is another one.
+    """
+
+    def __init__(self, name: str, *last_known: int) -> None:
+        super().__init__(f"the queue in {name} is another one, or has forgotten this worker")
+        self.last_known = last_known
+
+
+class SharedStore:
+    """One worker's end of the queue that many share, and of its filter.
+
+    Each method may raise an OutageError or a RefusedError; then it may be called again with the
+    same arguments.
+
+    Args:
+        filter_: joined.
+        spider: its name; a queue is of one spider.
+        by_slot: requests are taken slot by slot; else by priority alone.
+        lease_secs: how long a worker keeps what it has taken without a sign of life.
+        has_start: the spider's start() is in this queue, and not in that of another shard.
+    """
+
+    shards = 1
+
+    def __init__(
+        self,
+        filter_: SharedFilter,
+        spider: str,
+        *,
+        by_slot: bool,
+        lease_secs: float,
+        has_start: bool = True,
+    ) -> None:
+        self.filter = filter_
+        self.name = f"{filter_.server.address}, key {escaped(filter_.key)}"
+        self._spider = spider
+        self._by_slot = int(by_slot)
+        self._lease_ms = round(1000 * lease_secs)
+        self._has_start = int(has_start)
+        self._worker = b""
+        self._number = 0  # of the last batch that was applied
+        self.others = self.aside = self.pending = self.held = 0
+        self.has_suspect = False
+        self.ended_at = 0.0
+
+    def _run(self, script: str, *args: Any) -> Any:
+        return self.filter.server.script(script, self.filter.keys, *args)
+
+    def join(self) -> int:
+        """Become a new worker, which holds nothing; what it held before is pending again.
+
+        Return the number of the last of its batches until now that the server has; -1: of none.
+        """
+        former = self._worker
+        if former:  # the server went back, and may have lost bits, or it gave this worker up
+            self.filter.drop_mirrors()
+        worker = secrets.token_hex(_WORKER // 2).encode()
+        name = f"{socket.gethostname()}:{os.getpid()}"
+        answer = self._run(
+            scripts.JOIN,
+            *(self.filter.id, worker, name, self._spider, self._lease_ms, former),
+            *(self.filter.live[-1].number, self._has_start),
+        )
+        if answer[0] == b"spider":
+            raise SettingError(
+                f"{self.filter.name} has the queue of the spider {escaped(answer[1].decode())}, "
+                f"and this one is {self._spider!r}; set another BLOOM_REDIS_KEY, for example one "
+                'with "%(spider)s"'
+            )
+        if answer[0] == b"other":
+            raise OtherFilterError(f"{self.filter.name} was removed, or lost")
+        self._worker, self._number = worker, 0
+        _, self.others, self.pending, self.aside, ended, held_from, last_known = answer
+        self.held, self.has_suspect = 0, False
+        self.ended_at = _seconds(ended)
+        self.filter.held_from = int(held_from)
+        return int(last_known or -1)
+
+    def apply(self, batch: SharedBatch) -> Reply:
+        """Apply a batch; raises VoidError if the server does not know this worker any more."""
+        reply = self.attempt(batch)
+        if reply is None:
+            raise VoidError(self.name, self.join())
+        return reply
+
+    def attempt(self, batch: SharedBatch) -> Reply | None:
+        """Apply a batch; None if the server does not know this worker any more: it has to join."""
+        while True:
+            answer = self._run(BATCH, *self._words(batch))
+            kind = answer[0]
+            if kind == b"ok":
+                self._number += 1
+                return self._noted(batch, answer)
+            if kind == b"version":
+                self.filter.refresh()
+            elif kind == b"lost":
+                raise LostKeysError(f"{self.filter.server.address} has lost keys of {self.name}")
+            elif kind == b"other":
+                raise OtherFilterError(f"{self.filter.name} was removed, or lost")
+            else:
+                return None
+
+    def _words(self, batch: SharedBatch) -> list[Any]:
+        filter_ = self.filter
+        words: list[Any] = [filter_.id, filter_.version]
+        words += [self._worker, self._number + 1, self._lease_ms, *filter_.header()]
+        words.append(len(batch.found) + len(batch.recorded))
+        for index, found in enumerate(batch.found):
+            kind = (
+                "u" if index in batch.unconditional else "?" if index in batch.unrecorded else "n"
+            )
+            kind += str(int(found.newest_first))
+            bits = filter_.bits_of(found.fingerprint) if found.fingerprint is not None else b""
+            words += [kind, order_of(found), found.fingerprint or b"", bits, found.data]
+        for fingerprint in batch.recorded:
+            words += ["n", b"", fingerprint, filter_.bits_of(fingerprint), b""]
+        words += [len(batch.forgotten), *batch.forgotten]
+        for ids in (batch.done, batch.set_aside):
+            # Numbers begin anew with each worker, and so do tokens.
+            tokens = [each[_WORKER:] for each in ids if each.startswith(self._worker)]
+            words += [len(tokens), *tokens]
+        words += [batch.want, self._by_slot, len(batch.downloads)]
+        for slot, number in batch.downloads.items():
+            words += [slot_name(slot), number]
+        words += [int(batch.stands_still), int(batch.has_others)]
+        return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
+
+    def _noted(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
+        _, raw, counts, entries, start, left, pending, held, pushed, done, ended, *rest = answer
+        answers = raw.decode()
+        self.pending, self.held, self.ended_at = pending, held, _seconds(ended)
+        for index, found in enumerate(batch.found):
+            if found.fingerprint is not None and index not in batch.unrecorded:
+                self.filter.note(found.fingerprint, answers[index] if answers else "n")
+        for fingerprint in batch.recorded:
+            self.filter.note(fingerprint, "n")
+        self.filter.note_counts(*counts)
+        died, expired, has_suspect = rest
+        self.has_suspect = bool(has_suspect)
+        taken = [
+            Taken(entry[: _WORKER + _TOKEN], Member.parsed(entry[_WORKER + _TOKEN :]).data)
+            for entry in entries
+        ]
+        names = [name.decode(errors="backslashreplace") for name in expired[::2]]
+        return Reply(
+            answers=answers,
+            taken=taken,
+            runs_start=start == self._worker,
+            is_started=start == b"done",
+            left=left,
+            pending=pending,
+            held=held,
+            has_suspect=self.has_suspect,
+            counters=(int(pushed), int(done)),
+            ended_at=self.ended_at,
+            died=[Member.parsed(each).data for each in died],
+            expired=list(zip(names, expired[1::2], strict=True)),
+            number=self._number,
+        )
+
+    def requeue(self, kind: str) -> int:
+        """Let requests that were set "aside", or are "dead", be pending again; how many."""
+        number = 0
+        while True:
+            answer = self._run(scripts.REQUEUE, self.filter.id, kind)
+            if answer[0] == b"other":
+                raise OtherFilterError(f"{self.filter.name} was removed, or lost")
+            number += int(answer[1])
+            if not answer[2]:
+                break
+        if number:
+            self.ended_at, self.pending = 0.0, self.pending + number
+        return number
+
+    def leave(self) -> None:
+        """Give back what was taken and is not done, and leave the queue to the others."""
+        while True:
+            answer = self._run(scripts.LEAVE, self.filter.id, self._worker)
+            if answer[0] == b"other":
+                self.others = self.pending = self.aside = 0
+                self.ended_at = 0.0
+                return
+            _, is_through, self.others, self.pending, self.aside, ended = answer
+            self.ended_at = _seconds(ended)
+            if is_through:
+                return
+
+
+def _seconds(milliseconds: bytes) -> float:
+    return int(milliseconds) / 1000 if milliseconds else 0.0

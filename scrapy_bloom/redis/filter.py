@@ -1,0 +1,498 @@
+"""A filter in Redis or Valkey, as one crawl takes part in it: its generations and their mirrors.
+
+Each change of the generations gives the filter another version, and each script names the version
+that it is for. So no bit is ever set in a generation that is over.
+"""
+
+import logging
+import math
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
+from scrapy_bloom.generations.lifecycle import NoRoomError, Run
+from scrapy_bloom.generations.lookup import Recent
+from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
+from scrapy_bloom.redis import scripts
+from scrapy_bloom.redis.batch_script import RECORD
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import block_key, keys_of
+from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
+
+logger = logging.getLogger(__name__)
+
+NEW = ("n", "f")  # answers to what was not recorded, or was forgotten
+_MOST_RECENT = 65_536  # 6 MB of fingerprints
+_KEYS_AT_ONCE = 64  # made at once, before the draft is renewed
+_DRAFT_MS = 60_000  # without a sign of life: whoever made it has died
+_NAME_BYTES = 8  # of a mirror: fewer than a worker's
+_POLL_SECS = 0.1
+_START_PATIENCE_SECS = 3600.0  # while another makes the first generation
+
+
+class OtherFilterError(StorageError):
+    """The filter is gone, or another one is in its place: what was known of it is void."""
+
+
+class LostKeysError(OtherFilterError):
+    """The server has lost a part of the filter, or of its queue, so all of it is void."""
+
+
+class WentBackError(OtherFilterError):
+    """The server has lost the latest changes, so what the mirrors know of them is void."""
+
+
+class _Lookup(NamedTuple):
+    locate: Callable[[bytes], Hashed]
+    recent: Recent
+    mirrors: Sequence[BloomFilter]  # the newest first
+
+
+class SharedFilter:
+    """A filter's hash and blocks, and the mirrors of its bits; see `Generations`.
+
+    Args:
+        server: the connection.
+        key: the name of the hash.
+        policy, origin: as in `LocalBackend`.
+        mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
+        changed: called when the list of generations has changed.
+        clock: seconds since 1970, for tests; None: the server's.
+        shards: how many filters there are of this kind, of which this is one.
+
+    Attributes:
+        id: of the filter; another one if it was lost, or removed.
+        live: generations, oldest first.
+        kept: generations that expired, whose mirrors this run goes on to ask.
+        held_from: see `Generations`: a shared queue is there, and its crawl has not ended.
+        forgets: how often fingerprints were forgotten, as far as is known.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        key: str,
+        policy: Policy,
+        origin: Origin,
+        *,
+        mirror: bool = True,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] | None = None,
+        shards: int = 1,
+    ) -> None:
+        self.server = server
+        self.key = key
+        self.keys = keys_of(key)
+        self.name = f"the filter {key!r} in {server.address}"
+        self.version = ""
+        self.info = FilterInfo.of(origin, 0.0, shards)
+        self.held_from = math.inf
+        self.forgets = 0
+        self.run = Run(policy)
+        self._policy = policy
+        self._origin = origin
+        self._mirror = mirror
+        self._changed = changed
+        self._clock = clock
+        self._shards = shards
+        self._server_ahead = 0.0  # its clock, of our monotonic one
+        self._header: Sequence[Any] = ()
+        self._pack = struct.Struct("")
+        # Replies feed the mirrors, so batches are numbered: a server that has lost some says so.
+        self._name_of_mirror, self._number = "", 0
+        self._know_nothing()
+
+    # Joining.
+
+    def _know_nothing(self) -> None:
+        self.id = ""
+        self.live: Sequence[RedisGeneration] = ()
+        self.kept: Sequence[RedisGeneration] = ()
+        # For the mirrors. A thread may replace it, as a whole, while the event loop asks.
+        self._lookup = _Lookup(make_hasher(bytes(16), 1), Recent(_MOST_RECENT), ())
+
+    def join(
+        self, importable: Path | None = None, *, new_id: str = "", creates: bool = True
+    ) -> bool:
+        """Take part in the filter, or create it; return whether it is new.
+
+        A new one gets the id `new_id`, or a random one, and begins with the requests.seen that is
+        `importable`. Without `creates`, an OtherFilterError is raised in its place.
+        """
+        self._know_nothing()
+        self._server_ahead = self.server.now() - time.monotonic()
+        is_new, end = False, time.monotonic() + _START_PATIENCE_SECS
+        while (stored := self.read()) is None:
+            if not creates:
+                raise OtherFilterError(f"{self.name} was removed, or lost")
+            try:
+                is_new = self._create(importable, new_id or secrets.token_hex(8))
+            except OtherFilterError:  # made by another crawl meanwhile
+                continue
+            if not is_new:
+                if time.monotonic() > end:
+                    raise StorageError(f"another crawl is making {self.name}, and does not end")
+                time.sleep(_POLL_SECS)
+        there, here = stored.info.fingerprinter, self._origin.fingerprinter
+        if there != here:
+            raise FingerprinterMismatchError.of(self.name, there, here, "another BLOOM_REDIS_KEY")
+        if not new_id:
+            stored.info.check_shards(self.name, self._shards)
+        self._adopt(stored)
+        with suppress(OtherFilterError):  # removed meanwhile: the first batch will tell
+            self.note_drafts([], goes_on=False)  # removes what those have left that died
+        return is_new
+
+    def read(self) -> Stored | None:
+        """Return what is stored, None if nothing is; raises RefusedError if it is no filter."""
+        what = f"the key {self.key!r} of {self.server.address}"
+        raw = self.server.send("HGETALL", self.key)
+        if not raw or (b"id" not in raw and all(name.startswith(b"draft:") for name in raw)):
+            return None
+        try:
+            return parsed(raw)
+        except StorageError as error:
+            raise RefusedError(f"{what}: {error}") from None
+        except ValueError as error:
+            raise RefusedError(
+                f"{what} is no filter of scrapy_bloom, or a damaged one ({error}); it was left as "
+                "it is: set BLOOM_REDIS_KEY to another name"
+            ) from None
+
+    def refresh(self) -> None:
+        """Read which generations there are now; raises OtherFilterError."""
+        stored = self.read()
+        if stored is None or stored.id != self.id:
+            raise OtherFilterError(f"{self.name} was removed, or lost")
+        self._adopt(stored)
+
+    def _adopt(self, stored: Stored) -> None:
+        is_same = stored.id == self.id
+        if not is_same:
+            self.run.begin_anew()
+            self._begin_mirrors()
+        known = {each.id: each for each in self.live} if is_same else {}
+        live = []
+        for each in stored.generations:
+            same = known.pop(each.id, each)
+            same.count, same.open_until = each.count, each.open_until
+            live.append(same)
+        kept = list(self.kept) if is_same else []
+        kept += [
+            each for each in known.values() if each.mirror is not None and self.run.keeps(each)
+        ]
+        self.id, self.version, self.info = stored.id, stored.version, stored.info
+        self.held_from = stored.held_from
+        self._use(live, kept)
+        self._changed()
+
+    def _use(self, live: Sequence[RedisGeneration], kept: Sequence[RedisGeneration]) -> None:
+        """Ask these generations from now on, and mirror them."""
+        salt = bytes.fromhex(self.info.salt)
+        if self._mirror:
+            add_mirrors(live, kept, salt, self._shards)
+        most = max(each.geometry.num_hashes for each in [*kept, *live])
+        mirrors = [each.mirror for each in [*live[::-1], *kept[::-1]] if each.mirror]
+        self._lookup = _Lookup(make_hasher(salt, most), Recent(_MOST_RECENT), mirrors)
+        self._pack = struct.Struct(f">{len(live)}I{most}H")
+        self._header = [len(live), live[-1].number]
+        for each in reversed(live):
+            self._header += [each.id, each.geometry.num_hashes, each.geometry.num_blocks]
+        self.live, self.kept = live, kept
+
+    def _create(self, importable: Path | None, ours: str) -> bool:
+        size, content, count = self._policy.first(), None, 0
+        info = FilterInfo.of(self._origin, self.now(), self._shards)
+        if importable is not None:
+            seen = open_seen(importable)
+            size = self._policy.first(at_least=seen.count())
+            content = size.filter(bytes.fromhex(info.salt))
+            count = import_seen(seen, content.add)
+        now = self.now()
+        end = self._policy.open_until(now)
+        new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
+        try:
+            if not self._make_blocks(new, content):
+                return False
+        except NoRoomError as error:
+            raise StorageError(
+                f"{self.server.address}: {error}; give it more, or lower BLOOM_EXPECTED_REQUESTS"
+            ) from error
+        fields = {"filter": info.text, "version": secrets.token_hex(8), **new.fields}
+        _, there = self._script(scripts.CREATE, ours, new.id, *_counted_words(fields))
+        if there.decode() != ours:
+            self._discard(new)
+        return bool(there.decode() == ours)
+
+    # Scripts.
+
+    def _script(self, text: str, *args: Any) -> Any:
+        return self.server.script(text, self.keys, *args)
+
+    def header(self) -> Sequence[Any]:
+        """Return the words of a batch that describe the generations, the newest first."""
+        return self._header
+
+    def bits_of(self, fingerprint: bytes) -> bytes:
+        """Return the bits of a fingerprint in all generations, as a batch has them."""
+        block_hash, positions = self._lookup.locate(fingerprint)
+        blocks = [block_of(block_hash, each.geometry.num_blocks) for each in reversed(self.live)]
+        return self._pack.pack(*blocks, *positions)
+
+    def knows(self, fingerprint: bytes) -> bool:
+        """Return whether a mirror has a fingerprint; nothing is asked."""
+        locate, recent, mirrors = self._lookup
+        if fingerprint in recent:
+            return True
+        block_hash, positions = locate(fingerprint)
+        if any(each.has_hashed(block_hash, positions) for each in mirrors):
+            recent.note(fingerprint)
+            return True
+        return False
+
+    def note(self, fingerprint: bytes, answer: str) -> None:
+        """Note in the mirrors what a batch answered: who has it, or has it now.
+
+        What was forgotten may be in any generation, and is asked for again.
+        """
+        if answer == "f":
+            return
+        generation = self.live[-1 if answer in NEW else -ord(answer)]
+        if generation.mirror is not None:
+            block_hash, positions = self._lookup.locate(fingerprint)
+            generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
+            self._lookup.recent.note(fingerprint)
+
+    def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
+        """Record fingerprints ("n"), or ask for them ("?"); return an answer for each.
+
+        Raises an OtherFilterError, also if keys or the latest changes were lost.
+        """
+        while True:
+            # What feeds no mirror has no number of its own: nothing is lost if it is forgotten. But
+            # the first batch has one, so a server that takes no writes refuses it at the start.
+            is_numbered = bool(fingerprints) or not self._number
+            number = self._number + is_numbered
+            words: list[Any] = [self.id, self.version, self._name_of_mirror, number]
+            words.append(int(is_numbered))
+            words += [*self._header, len(fingerprints)]
+            for each in fingerprints:
+                words += [kind, "", each, self.bits_of(each), ""]
+            answer = self.server.script(RECORD, self.keys[:1], *words, 0)
+            if answer[0] == b"ok":
+                break
+            if answer[0] == b"lost":
+                raise LostKeysError(f"{self.server.address} has lost keys of {self.name}")
+            if answer[0] == b"back":
+                raise WentBackError(f"{self.server.address} has lost changes of {self.name}")
+            self.refresh()  # which raises the error if it is another filter
+        self._number = number
+        _, answers, counts = answer
+        for each, letter in zip(fingerprints, answers.decode(), strict=True):
+            if kind != "?" or letter not in NEW:
+                self.note(each, letter)
+        self.note_counts(*counts)
+        return str(answers.decode())
+
+    def note_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
+        """Note what a batch has told of the filter: it was forgotten how often, and its count."""
+        self.forgets = int(forgets or 0)
+        self.live[-1].count = int(count or 0)
+
+    def remove(self) -> None:
+        """Remove the filter and its queue, for all crawlers, unless it is another one by now."""
+        stored = self.read()  # others may have changed the generations
+        if stored is not None and self._script(scripts.REMOVE, self.id)[0] == b"ok":
+            for each in stored.generations:
+                self.remove_blocks(each)
+
+    def clear(self) -> None:
+        """Remove the filter, or what is left of it. It has to be joined again."""
+        self.remove()
+        self._know_nothing()
+
+    def drop_mirrors(self) -> None:
+        """Begin the mirrors anew: the server may have lost bits."""
+        for each in self.live:
+            each.mirror = None
+        self._begin_mirrors()
+        self._use(self.live, ())
+
+    def _begin_mirrors(self) -> None:
+        """Number batches from 1 on, under a name that the server has not met."""
+        self._name_of_mirror = secrets.token_hex(_NAME_BYTES // 2) if self._mirror else ""
+        self._number = 0
+
+    def leave(self) -> None:
+        """Have the server forget the mirrors' name."""
+        if self._number and self._name_of_mirror:
+            self.server.send("HDEL", self.key, f"mirror:{self._name_of_mirror}", patient=False)
+
+    # The generations: see `Generations`.
+
+    def now(self) -> float:
+        """Return the time for all crawlers; never before the newest generation's."""
+        now = self._clock() if self._clock else time.monotonic() + self._server_ahead
+        return max(now, self.live[-1].created_at if self.live else 0.0)
+
+    def ends(self, newest: Generation) -> float:
+        """Return when the newest is over; the window may have been changed since it was made."""
+        own = self._policy.open_until(newest.created_at)
+        if newest.open_until and newest.number >= self.held_from:
+            return newest.open_until
+        return min(newest.open_until or own, own)
+
+    def append(self, size: Size, created_at: float, open_until: float) -> bool:
+        """Add a generation; False if another crawler is about to. Raises NoRoomError."""
+        ended = self.live[-1]
+        new = RedisGeneration.of(
+            size,
+            ended.number + 1,
+            created_at,
+            open_until=open_until or self._policy.open_until(created_at),
+        )
+        if not self._make_blocks(new):
+            return False
+        self.change(set_=new.fields, draft=new.id)
+        if new.id not in {each.id for each in self.live}:  # another crawler was faster
+            self._discard(new)
+        return self.live[-1].number > ended.number
+
+    def extend(self, open_until: float) -> None:
+        """Keep the newest generation open for longer, for all crawlers."""
+        newest = self.live[-1]
+        newest.open_until = open_until
+        name = f"gen:{newest.number}"
+        self.change(set_={name: newest.fields[name]})
+
+    def expire(self, number: int) -> None:
+        """Remove so many of the oldest generations."""
+        gone = self.live[:number]
+        self.change(
+            [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
+            # Whoever comes next removes their keys if this crawler dies first.
+            {f"draft:{each.id}": f"[{each.num_chunks}, 0]" for each in gone},
+        )
+        for each in gone:
+            if each not in self.live:
+                self._discard(each)
+
+    def change(
+        self, remove: Iterable[str] = (), set_: dict[str, str] | None = None, draft: str = ""
+    ) -> None:
+        """Change fields of the hash, unless others have changed the generations meanwhile.
+
+        A draft becomes a generation in the same step.
+        """
+        removed = list(remove)
+        answer = self._script(
+            scripts.CHANGE,
+            *(self.id, self.version, secrets.token_hex(8), draft, len(removed), *removed),
+            *_counted_words(set_ or {}),
+        )
+        if answer[0] == b"other":
+            raise OtherFilterError(f"{self.name} was removed, or lost")
+        self.refresh()
+
+    # Blocks.
+
+    def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
+        """Return the name of the key of some blocks: see `CHUNK_BLOCKS`."""
+        return block_key(self.key, generation.id, chunk)
+
+    def _make_blocks(self, new: RedisGeneration, content: BloomFilter | None = None) -> bool:
+        """Make a generation's keys; False if another crawler is making one. Raises NoRoomError."""
+        if not self.note_drafts([new], goes_on=False):
+            return False
+        try:
+            for start in range(0, new.num_chunks, _KEYS_AT_ONCE):
+                chunks = range(start, min(start + _KEYS_AT_ONCE, new.num_chunks))
+                self.server.call(partial(self._make, new, chunks, content))
+                if not self.note_drafts([new], goes_on=True):  # taken for dead
+                    self._discard(new)
+                    return False
+        except (NoRoomError, RefusedError, OtherFilterError):
+            self._discard(new)
+            raise
+        return True
+
+    def _make(
+        self, new: RedisGeneration, chunks: range, content: BloomFilter | None, client: Any
+    ) -> None:
+        pipeline = client.pipeline(transaction=False)
+        for chunk in chunks:
+            # Neither changes a key that is there: a copy of them may arrive later.
+            blocks, key = new.blocks(chunk), self.chunk_key(new, chunk)
+            if content is not None:
+                pipeline.set(key, bytes(content.blocks(blocks.start, blocks.stop)), nx=True)
+            last = 8 * len(blocks) * new.geometry.block_bytes - 1
+            pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)
+        # Memory is checked before a command, not after it: the last key may have filled it.
+        pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)
+        try:
+            pipeline.execute()
+        except Exception as error:
+            if (
+                "OOM command not allowed" in str(error)
+                or type(error).__name__ == "OutOfMemoryError"
+            ):
+                raise NoRoomError(
+                    f"the server's memory is full (maxmemory), and a generation takes "
+                    f"{new.geometry.nbytes:,} bytes"
+                ) from error
+            raise
+
+    def _discard(self, new: RedisGeneration) -> None:
+        self.remove_blocks(new)
+        self._drop_draft(new.id)
+
+    def remove_blocks(self, generation: RedisGeneration) -> None:
+        """Remove all keys of a generation that is none any more."""
+        self._remove_keys(generation.id, generation.num_chunks)
+
+    def _remove_keys(self, generation_id: str, num_chunks: int) -> None:
+        for start in range(0, num_chunks, _KEYS_AT_ONCE):
+            chunks = range(start, min(start + _KEYS_AT_ONCE, num_chunks))
+            names = [block_key(self.key, generation_id, chunk) for chunk in chunks]
+            self.server.send("UNLINK", *names)
+
+    def note_drafts(self, new: Sequence[RedisGeneration], *, goes_on: bool) -> bool:
+        """Note that generations are being made, and remove those whose makers have died.
+
+        Args:
+            new: what is made here.
+            goes_on: they were noted before.
+
+        Returns:
+            False if others are making some, or have given these up.
+
+        Raises:
+            OtherFilterError: the filter, or its absence, is not what it was.
+        """
+        words = [word for each in new for word in (each.id, each.num_chunks)]
+        answer = self._script(scripts.DRAFT, self.id, _DRAFT_MS, int(goes_on), *words)
+        if answer[0] == b"other":
+            raise OtherFilterError(f"{self.name} was removed, or lost, or made by another crawl")
+        if answer[0] == b"busy":
+            return False
+        left_over = iter(answer[1])
+        for draft, number in zip(left_over, left_over, strict=True):
+            self._remove_keys(draft.decode(), int(number))
+            self._drop_draft(draft.decode())
+        return True
+
+    def _drop_draft(self, generation_id: str) -> None:
+        self.server.send("HDEL", self.key, f"draft:{generation_id}")
+
+
+def _counted_words(fields: dict[str, str]) -> list[Any]:
+    return [len(fields), *(word for field in fields.items() for word in field)]

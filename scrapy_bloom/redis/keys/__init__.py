@@ -1,1 +1,0 @@
-"""The keys of a filter in Redis: what they hold, making and reading them."""

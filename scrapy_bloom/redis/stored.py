@@ -1,0 +1,253 @@
+"""What the hash of a filter in Redis says. Anybody may have written it: it is checked, or refused.
+
+`scrapy_bloom.redis.scripts` lists its fields.
+"""
+
+import json
+import math
+import mmap
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from scrapy_bloom.exceptions import SettingError, StorageError
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
+from scrapy_bloom.filters.sizing import Geometry
+from scrapy_bloom.generations.plausible import check_asked, check_generation, check_time
+from scrapy_bloom.generations.policy import Generation, Origin
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+
+FORMAT_VERSION = 1
+MAX_SHARDS = 64
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; the server is asked for the others
+
+_FIGURES = ("capacity", "error_rate", "created_at", "open_until")
+_MOST = 1 << 63  # integers are below it
+_LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
+_ID = re.compile(r"[0-9a-f]{16}")
+_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")
+_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")  # JSON may hold one, and no file or terminal
+_COUNT = re.compile(rb"[0-9]{1,18}")
+_DRAFT = re.compile(r"\[[0-9]{1,7}, [0-9]{1,15}\]")  # how many keys, and since when in ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterInfo:
+    """Description that all generations of a filter share: the field `filter`."""
+
+    salt: str  # hexadecimal
+    fingerprinter: str  # import path of what makes the fingerprints
+    spider: str  # for information
+    created_at: float  # seconds since 1970
+    error_rate: float = 0.0  # as asked for, for information; 0: not said
+    shards: int = 1  # that filter and queue are split into
+    format: int = FORMAT_VERSION
+    hash_scheme: int = HASH_SCHEME
+
+    @classmethod
+    def of(cls, origin: Origin, created_at: float, shards: int = 1) -> "FilterInfo":
+        """Describe a new filter, with a random salt if none was asked for."""
+        return cls(
+            salt=checked_salt(origin.salt).hex(),
+            fingerprinter=origin.fingerprinter,
+            spider=origin.spider,
+            created_at=created_at,
+            error_rate=origin.error_rate,
+            shards=shards,
+        )
+
+    def check_shards(self, name: str, asked: int) -> None:
+        """Raise a SettingError if a crawl asks for another number of shards."""
+        if asked != self.shards:
+            raise SettingError(
+                f"{name} was made with BLOOM_REDIS_SHARDS = {self.shards}, and the setting is "
+                f"{asked}; set it to {self.shards}, set another BLOOM_REDIS_KEY, or start over "
+                "after `scrapy bloom reset`"
+            )
+
+    @property
+    def text(self) -> str:
+        """The field `filter`."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(eq=False, kw_only=True)
+class RedisGeneration(Generation):
+    """A generation in Redis, and what of it is known here."""
+
+    id: str = field(default_factory=lambda: secrets.token_hex(8))  # in the names of its keys
+    mirror: BloomFilter | None = None  # the bits known to be set
+
+    @property
+    def num_chunks(self) -> int:
+        """Return how many keys hold its blocks."""
+        return -(-self.geometry.num_blocks // CHUNK_BLOCKS)
+
+    def blocks(self, chunk: int) -> range:
+        """Return the blocks in one of its keys."""
+        start = chunk * CHUNK_BLOCKS
+        return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Its fields of the hash."""
+        content = {
+            "id": self.id,
+            "num_blocks": self.geometry.num_blocks,
+            "num_hashes": self.geometry.num_hashes,
+            **{name: getattr(self, name) for name in _FIGURES},
+        }
+        return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
+
+
+def add_mirrors(
+    live: Sequence[RedisGeneration], kept: Sequence[RedisGeneration], salt: bytes, shards: int
+) -> None:
+    """Give live generations a mirror each, the newest first, as far as a shard has room for it."""
+    used = sum(each.geometry.nbytes for each in [*kept, *live] if each.mirror is not None)
+    for each in reversed(live):
+        nbytes = each.geometry.nbytes
+        if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
+            used += nbytes
+            each.mirror = BloomFilter.over(
+                memoryview(mmap.mmap(-1, nbytes)),
+                each.geometry,
+                capacity=each.capacity,
+                error_rate=each.error_rate,
+                salt=salt,
+            )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Content of a filter's hash."""
+
+    id: str
+    version: str
+    info: FilterInfo
+    generations: Sequence[RedisGeneration]  # oldest first, at least one
+    forgets: int  # how often fingerprints were forgotten
+    held_from: float  # see `Generations`
+
+
+def parsed(raw: Mapping[bytes, bytes]) -> Stored:
+    """Return what all fields of a hash say.
+
+    Raises:
+        StorageError: the filter is of a newer format, or has counters.
+        ValueError: this is no filter of ours, or a damaged one; it says what is wrong.
+    """
+    texts: dict[str, str] = {}
+    for name, value in raw.items():
+        if max(len(name), len(value)) > _LONGEST:
+            raise ValueError(f"its field {name[:60]!a} is far too long")
+        texts[name.decode("utf-8", "backslashreplace")] = value.decode("utf-8", "backslashreplace")
+    for needed in ("id", "version", "filter"):
+        if needed not in texts:
+            raise ValueError(f"it has no field {needed!r}")
+    if not _ID.fullmatch(texts["id"]) or not _ID.fullmatch(texts["version"]):
+        raise ValueError("its id or version is not hexadecimal, or of another length")
+    found = [_content(name, text, raw) for name, text in texts.items()]
+    (info,) = (each for each in found if isinstance(each, FilterInfo))
+    generations = [each for each in found if isinstance(each, RedisGeneration)]
+    generations.sort(key=lambda each: each.number)
+    numbers = [each.number for each in generations]
+    if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
+        raise ValueError(f"its generations are {numbers}")
+    if len({each.id for each in generations}) < len(generations):
+        raise ValueError("two of its generations have one id")
+    forgets = _count(raw.get(b"forgets", b"0"))
+    held = math.inf if b"ended" in raw or b"held" not in raw else _count(raw[b"held"])
+    return Stored(texts["id"], texts["version"], info, generations, forgets, held)
+
+
+def _content(
+    name: str, text: str, raw: Mapping[bytes, bytes]
+) -> FilterInfo | RedisGeneration | None:
+    """Return what a field says, None if it is checked and nobody asks for it here."""
+    try:
+        if name == "filter":
+            return _info(_members(text))
+        if name.startswith("draft:"):
+            _check_draft(text)
+        if number := _number_in(name):
+            return _generation(number, _members(text), raw.get(b"count:%d" % number, b"0"))
+    except ValueError as error:
+        raise ValueError(f"its field {name[:60]!a}: {error}") from None
+    return None
+
+
+def _check_draft(text: str) -> None:
+    if not _DRAFT.fullmatch(text):
+        raise ValueError(f"its value is {text[:60]!a}")
+
+
+def _number_in(name: str) -> int:
+    kind, _, number = name.partition(":")
+    return int(number) if kind == "gen" and number.isdecimal() and len(number) < 10 else 0
+
+
+def _info(raw: Mapping[str, Any]) -> FilterInfo:
+    if type(version := raw.get("format")) is int and FORMAT_VERSION < version < _MOST:
+        raise StorageError(
+            f"the filter has format version {version}, and this scrapy_bloom knows versions up to "
+            f"{FORMAT_VERSION}; upgrade scrapy_bloom to use it"
+        )
+    types = {each.name: each.type for each in fields(FilterInfo)}
+    info = FilterInfo(**_of_types(raw, types))
+    if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
+        raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
+    if not _SALT.fullmatch(info.salt):
+        raise ValueError("its salt is not hexadecimal, or of another length")
+    check_time("created_at", info.created_at)
+    check_asked(info.error_rate)
+    if not 1 <= info.shards <= MAX_SHARDS:
+        raise ValueError(f"it has {info.shards} shards")
+    return info
+
+
+def _generation(number: int, raw: Mapping[str, Any], count: bytes) -> RedisGeneration:
+    types = {"id": str, "num_blocks": int, "num_hashes": int, **dict.fromkeys(_FIGURES, float)}
+    found = _of_types(raw, {**types, "capacity": int})
+    if not _ID.fullmatch(found["id"]):
+        raise ValueError("the id of a generation is not hexadecimal, or of another length")
+    figures = {name: found[name] for name in _FIGURES}
+    geometry = Geometry(found["num_blocks"], found["num_hashes"])
+    new = RedisGeneration(
+        id=found["id"], number=number, geometry=geometry, count=_count(count), **figures
+    )
+    check_generation(new)
+    return new
+
+
+def _count(value: bytes) -> int:
+    if not _COUNT.fullmatch(value):
+        raise ValueError(f"its count is {value[:60]!a}")
+    return int(value)
+
+
+def _members(text: str) -> Mapping[str, Any]:
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("a field is no JSON") from None
+    if not isinstance(raw, dict):
+        raise ValueError("a field is no JSON object")  # noqa: TRY004 - of the content
+    return raw
+
+
+def _of_types(raw: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members that are known, each of its type; a float may be written as an int."""
+    members = {}
+    for name, kind in types.items():
+        value: Any = raw.get(name)
+        if kind is float and type(value) is int and abs(value) < _MOST:
+            value = float(value)
+        is_half = isinstance(value, str) and _HALF_OF_A_PAIR.search(value) is not None
+        if type(value) is not kind or (kind is int and abs(value) >= _MOST) or is_half:
+            raise ValueError(f"{name} is {ascii(value)[:60]}")
+        members[name] = value
+    return members
