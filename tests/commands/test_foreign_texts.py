@@ -50,11 +50,11 @@ def test_names_of_workers(tmp_path: Path) -> None:
     crawl = SharedCrawl(site, tmp_path)
     (worker,) = crawl.hold(20, workers=1)
     dead = "dead".ljust(16, "0")
-    crawl.server.client.hset(crawl.keys[2], mapping={dead: 1, f"{dead}:name": EVIL + PLAIN})
+    crawl.server.client.hset(crawl.keys[3], mapping={dead: 1, f"{dead}:name": EVIL + PLAIN})
     ran = bloom("info", crawl.server.url, "--key", crawl.key, cwd=tmp_path)
     assert not controls(ran.out)
     assert f"\n{ESCAPED}{PLAIN} " in ran.out
-    crawl.server.client.hdel(crawl.keys[3], "look")
+    crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
     assert not controls(worker.output)
     (line,) = crawl.told("gives no sign of life")

@@ -7,7 +7,7 @@ import pytest
 import servers
 from cli import at_a_terminal, bloom
 from crawls import Crawl
-from scrapy_bloom.queues.members import keys_of_queue
+from scrapy_bloom.redis.scripts import keys_of
 from sites import Site
 from workspace import fingerprints, in_redis, shared_filter, urls
 
@@ -18,12 +18,12 @@ def key(tmp_path: Path) -> str:
 
 
 def settings(key: str) -> dict[str, object]:
-    more = in_redis(key, BLOOM_QUEUE="redis")
+    more = in_redis(key)
     return {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", **more}
 
 
 def queue_keys(server: servers.Server, key: str) -> list[bytes]:
-    return server.client.keys(f"{{{key}}}:queue:*")
+    return [each for each in server.client.keys(f"{{{key}}}:*") if b":blocks:" not in each]
 
 
 def test_who_has_taken_how_much(
@@ -61,16 +61,8 @@ def test_who_has_taken_how_much(
     assert "the crawl ended at " in bloom("info", *place, cwd=tmp_path).out
 
 
-def test_a_queue_without_a_filter_and_the_reverse(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
+def test_a_filter_without_a_queue(key: str, server: servers.Server, tmp_path: Path) -> None:
     place = (server.url, "--key", key)
-    Crawl.held(tree, 20, tmp_path, settings(key)).interrupt()
-    server.client.delete(key)
-    assert "without a filter" in bloom("info", *place, cwd=tmp_path).out
-    assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"] > 0
-    assert "Deleted the queue" in bloom("reset", *place, "--yes", cwd=tmp_path).out
-    assert not queue_keys(server, key)
     assert "has no filter" in bloom("info", *place, cwd=tmp_path).error
     shared_filter(server, key, fingerprints(urls(range(10))))
     assert bloom("info", *place, "--json", cwd=tmp_path).json["queue"] is None
@@ -89,7 +81,7 @@ def test_reset_removes_both_and_says_what_waits(
     assert queue_keys(server, key)
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
-    assert server.client.hkeys(key) == [b"reset"]
+    assert not server.client.exists(key)
     tree.hits.clear()
     assert Crawl(tree.url, tmp_path, settings(key)).finish() == 0
     assert len(tree.hits) == 150
@@ -109,7 +101,6 @@ def test_reset_of_the_queue_keeps_the_filter(
     after = bloom("info", *place, "--json", cwd=tmp_path).json
     assert after["queue"] is None
     assert after["recorded"] == before["recorded"]
-    assert b"queue" not in server.client.hkeys(key)
     tree.hits.clear()
     again = Crawl(tree.url, tmp_path, settings(key))
     assert again.finish() == 0
@@ -131,5 +122,4 @@ def test_in_a_cluster(key: str, tree: Site, tmp_path: Path) -> None:
     figures = bloom("info", *place, "--json", cwd=tmp_path).json
     assert figures["recorded"] > figures["queue"]["pending"] > 0
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
-    assert not cluster.client.exists(*keys_of_queue(key)[:-1])
-    assert cluster.client.hkeys(key) == [b"reset"]
+    assert not cluster.client.exists(*keys_of(key))

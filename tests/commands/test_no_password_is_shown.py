@@ -26,7 +26,6 @@ MISSPELT = [
     "name",
     [
         "BLOOM_BACKEND",
-        "BLOOM_QUEUE",
         "BLOOM_REDIS_CLUSTER",
         "BLOOM_REDIS_SENTINEL",
         "BLOOM_REDIS_KEY",

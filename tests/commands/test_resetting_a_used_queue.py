@@ -39,14 +39,13 @@ def test_it_is_refused_while_workers_use_it(options: tuple[str, ...], crawl: Sha
     assert reset(crawl, *options, "--yes").status == 0
 
 
-def test_force_deletes_the_queue_and_says_that_workers_end(crawl: SharedCrawl) -> None:
+def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) -> None:
     workers = names(crawl)
     question = reset(crawl, "--queue", "--force").error
     assert "nobody can be asked here" in question.lower()
     assert all(name in question for name in workers)
     assert re.search(r"in which \d+ requests wait", question)
-    assert "end as if the crawl were finished" in question
-    assert "start over" not in question
+    assert "with the filter as it is" in question
     assert reset(crawl, "--queue", "--force", "--yes").status == 0
     crawl.finish()  # as the question says
     assert len(crawl.site.hits) < PAGES
@@ -55,7 +54,7 @@ def test_force_deletes_the_queue_and_says_that_workers_end(crawl: SharedCrawl) -
 def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: SharedCrawl) -> None:
     question = reset(crawl, "--force").error
     assert all(name in question for name in names(crawl))
-    assert "start over" in question
+    assert "anew, with an empty filter" in question
     assert reset(crawl, "--force", "--yes").status == 0
     crawl.finish()
     assert len(crawl.site.hits) == PAGES

@@ -94,11 +94,6 @@ def test_recording_what_is_crawled_beside_a_queue(site: Site, job: Path) -> None
     assert "there is a JOBDIR (job): the requests in a paused job's queue" in line
 
 
-def test_counting_is_gone(site: Site, job: Path) -> None:
-    line = refused(site, job, {"BLOOM_COUNTING": True, "BLOOM_FORGET_FAILED": True})
-    assert "BLOOM_FORGET_FAILED = True alone is enough" in line
-
-
 def test_misspelt_setting(site: Site, job: Path) -> None:
     line = refused(site, job, {"BLOOM_ERROR_RAET": "1e-3"})
     assert "BLOOM_ERROR_RAET is not a setting" in line

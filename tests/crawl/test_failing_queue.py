@@ -4,7 +4,7 @@ from pathlib import Path
 
 from crawls import Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.stored_queue import read_counts
 from sites import Site
 
 PAGES = 150
@@ -33,7 +33,7 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
     (line,) = crawl.told("ERROR")
-    assert f"The queue in {tmp_path}/job/requests.sqlite cannot be written or read" in line
+    assert f"The queue in {tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0
@@ -49,12 +49,15 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
     spider = spider_with(
         tmp_path,
         "import sqlite3\n"
-        "async def locking(self):\n"
-        "    self.other = sqlite3.connect('job/requests.sqlite')\n"
-        "    self.other.execute('BEGIN IMMEDIATE')\n"
+        "class Locking:\n"
+        "    def open_spider(self, spider=None):\n"  # after the scheduler, before the first request
+        "        self.other = sqlite3.connect('job/requests.sqlite', timeout=60)\n"
+        "        self.other.execute('BEGIN IMMEDIATE')\n"
+        "async def nothing(self):\n"
         "    return\n"
         "    yield\n"
-        "LinkSpider.start = locking\n",
+        "LinkSpider.start = nothing\n"
+        "LinkSpider.custom_settings = {'ITEM_PIPELINES': {Locking: 1}}\n",
     )
     before = dict(tree.hits)
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)

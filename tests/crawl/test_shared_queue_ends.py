@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import servers
-from crawls import Crawl
+from crawls import Crawl, spider_with
 from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import Site
+from sites import ScriptedSite, Site
 
 SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
 
@@ -82,19 +82,18 @@ def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Pat
 
 
 def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
+    """To it, the server has lost all: it crawls again, rather than to leave anything out."""
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
     stopped, other = crawl.hold(20)
     stopped.stop()
     crawl.end_leases(stopped)
     crawl.finish(other)
-    answers = tree.total()
     stopped.send(signal.SIGCONT)
-    assert stopped.finish() == 0
-    (error,) = stopped.told("ERROR")
-    assert "has ended while this worker stood still" in error
-    assert "Traceback" not in stopped.output
-    assert tree.total() <= answers + 16  # that were under way
-    assert crawl.starts() == 1
+    crawl.finish(stopped)
+    (warning,) = stopped.told("WARNING")
+    assert "was lost: removed, flushed" in warning
+    assert crawl.starts() == 2
+    assert all(tree.hits[f"/p/{number}"] >= 2 for number in range(PAGES))
     assert not servers.keys_for_good(crawl.server.client, f"*{crawl.key}*")
 
 
@@ -156,15 +155,117 @@ def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -
     assert "'scheduler/unserializable': " in worker.output
 
 
-def test_a_flush_that_was_cut_off(tree: Site, tmp_path: Path) -> None:
-    """The queue was removed, and the filter not: the next run must not take all for seen."""
+# A spider that gets its requests from elsewhere: nobody finds them again if they are lost.
+
+FED = 40
+FEED = f"""
+from scrapy import signals
+from scrapy.exceptions import DontCloseSpider
+
+@classmethod
+def from_crawler(cls, crawler, *args, **options):
+    spider = super(LinkSpider, cls).from_crawler(crawler, *args, **options)
+    crawler.signals.connect(spider.feed, signals.spider_idle)
+    return spider
+
+def feed(self):
+    if not LOG.with_name("fed").exists():
+        LOG.with_name("fed").touch()
+        for number in range({FED}):
+            self.crawler.engine.crawl(scrapy.Request(self.start_urls[0] + f"fed/{{number}}"))
+        raise DontCloseSpider
+
+LinkSpider.from_crawler, LinkSpider.feed = from_crawler, feed
+"""
+
+
+@pytest.mark.parametrize("worker_is", ["going on", "closing"])
+def test_requests_without_a_parent_and_a_server_that_loses_them(
+    worker_is: str, server: servers.Server, tmp_path: Path
+) -> None:
+    site = ScriptedSite({"/": [()]})
+    crawl = SharedCrawl(site, tmp_path, server=server, code=FEED, CONCURRENT_REQUESTS=1)
+    try:
+        site.hold_after(3)
+        worker = crawl.start()
+        servers.wait_for(
+            lambda: site.is_holding() and crawl.state().pending + crawl.state().leased > FED - 5,
+            lambda: worker.output,
+        )
+        if worker_is == "closing":
+            worker.send(signal.SIGINT)
+            worker.wait_until(lambda: "Received SIGINT" in worker.output)
+        server.client.flushall()
+        if worker_is == "closing":
+            crawl.finish(reason="shutdown")
+            assert crawl.state().pending
+            crawl.workers.clear()
+            crawl.start()
+        crawl.finish()
+        assert set(site.hits) == {"/", *(f"/fed/{number}" for number in range(FED))}
+        assert crawl.starts() == 2
+        assert crawl.state().ended_at
+    finally:
+        site.end()
+
+
+def test_a_start_that_yields_what_cannot_be_serialized(tree: Site, tmp_path: Path) -> None:
+    """The others wait for what it leads to: start() is not through before it is done."""
+    yields = "yield scrapy.Request(self.start_urls[0] + 'p/89?own=1', callback=lambda _: None)"
+    crawl = SharedCrawl(tree, tmp_path, first_time=yields)
+    crawl.site.hold_after(0)
+    workers = [crawl.start() for _ in range(2)]
+    servers.wait_for(lambda: tree.under_way >= 1, lambda: workers[0].output)
+    assert not crawl.state().is_started
+    assert workers[1].running()
+    crawl.finish()
+    assert len(tree.hits) == PAGES
+    assert crawl.starts() == 1
+    assert crawl.state().ended_at
+
+
+def test_two_spiders_with_one_key(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path)
-    crawl.finish(crawl.start())
-    state, client = crawl.keys[3], crawl.server.client
-    kept = {name: client.hget(state, name) for name in ("id", "ended")}
-    client.delete(*crawl.keys[:4])
-    client.hset(state, mapping={**kept, "flushed": 1})
-    crawl.finish(crawl.start(BLOOM_REDIS_FLUSH=True))
-    assert crawl.starts() == 2
-    assert set(tree.hits.values()) == {2, 6}  # the start page has three addresses
-    assert not servers.keys_for_good(client, f"*{crawl.key}*")
+    crawl.hold(20, 1)
+    other = spider_with(tmp_path / "worker-0", "LinkSpider.name = 'others'\n")
+    refused = Crawl(tree.url, tmp_path / "refused", crawl.settings, spider=other)
+    assert refused.finish() == 1
+    (error,) = refused.told("ERROR")
+    assert "has the queue of the spider links, and this one is 'others'" in error
+    assert "BLOOM_REDIS_KEY" in error
+    assert error == refused.output.splitlines()[-1]
+    crawl.finish()
+    assert len(tree.hits) == PAGES
+    assert not crawl.told("", "ERROR")
+
+
+DEADLY = """
+import os
+import signal
+
+def parse(self, response):
+    if response.url.startswith(self.start_urls[0] + "p/44?"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return links(self, response)
+
+links = LinkSpider.parse
+LinkSpider.parse = parse
+"""
+
+
+def test_a_page_that_kills_its_worker(tree: Site, tmp_path: Path) -> None:
+    """It kills four workers, the last one alone; all others are crawled."""
+    crawl = SharedCrawl(tree, tmp_path, code=DEADLY)
+    for _ in range(4):
+        worker = crawl.start()
+        assert worker.finish() == -signal.SIGKILL, worker.output
+        crawl.end_leases(worker)
+    last = crawl.start()
+    crawl.finish(last)
+    (error,) = last.told("ERROR")
+    assert f"{tree.url}p/44?" in error
+    assert "was in flight in 4 workers that died, the last time alone" in error
+    assert len(tree.hits) == PAGES
+    state = crawl.state()
+    assert (state.dead, state.pending, state.leased) == (1, 0, 0)
+    assert state.ended_at

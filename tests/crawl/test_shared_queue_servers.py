@@ -15,7 +15,7 @@ from sites import Site
 from workspace import in_redis
 
 NOWHERE = "http://127.0.0.1:9/"
-SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "BLOOM_QUEUE": "redis"}
+SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 
 
 @pytest.fixture
@@ -55,6 +55,32 @@ def test_a_server_that_is_restarted(tree: Site, durable: servers.Server, tmp_pat
     assert crawl.starts() == 1
 
 
+# The server is emptied each time when a worker has joined the filter, and not yet its queue.
+_EMPTIED = """
+from scrapy_bloom.queues.shared import SharedStore
+times, join = 3, SharedStore.join
+
+def emptied_before(store):
+    global times
+    times -= 1
+    if times >= 0:
+        store.filter.server.send("FLUSHALL")
+    join(store)
+
+SharedStore.join = emptied_before
+"""
+
+
+def test_a_server_that_is_emptied_while_a_worker_joins(
+    tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(tree, tmp_path, server=server, code=_EMPTIED)
+    crawl.start()
+    crawl.finish()
+    assert len(tree.hits) == PAGES
+    assert not crawl.told("", "ERROR")
+
+
 def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_path: Path) -> None:
     """With the filter gone as well, the crawl starts anew."""
     crawl = SharedCrawl(tree, tmp_path, server=server)
@@ -68,44 +94,18 @@ def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_
     assert not crawl.told("", "ERROR")
 
 
-def test_a_server_that_has_lost_the_queue_alone(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=server)
-    workers = crawl.hold(20)
-    servers.wait_for(
-        lambda: server.client.hexists(crawl.key, "queue"), lambda: "the filter is not marked"
-    )
-    server.client.delete(*crawl.keys[:4])
-    crawl.finish(reason="bloom_queue_failed")
-    for worker in workers:
-        (error,) = worker.told("ERROR")
-        assert "has lost the queue of " in error
-        assert "`scrapy bloom reset " in error
-    refused = Crawl(tree.url, tmp_path / "refused", crawl.settings, spider=crawl.spider)
-    assert refused.finish() == 1
-    (error,) = refused.told("ERROR")
-    assert "has lost the queue of " in error
-    assert error == refused.output.splitlines()[-1]
-    assert server.client.keys(f"{{{crawl.key}}}:queue:*") == []
-
-
-@pytest.mark.parametrize("fields", [["started"], ["started", "starting"]])
-def test_a_server_that_has_lost_the_word_that_start_is_through(
-    fields: list[str], tree: Site, tmp_path: Path
-) -> None:
-    """As one that is set back to an older state, or a replica that takes its master's place."""
+@pytest.mark.parametrize("name", ["pending", "leased", "workers"])
+def test_a_server_that_has_lost_a_key_of_the_queue(name: str, tree: Site, tmp_path: Path) -> None:
+    """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""
     crawl = SharedCrawl(tree, tmp_path)
-    crawl.hold(20, 1)
-    state, client = crawl.keys[3], crawl.server.client
-    (worker,) = crawl.state().workers
-    client.hdel(state, "started")
-    if "starting" not in fields:
-        client.hset(state, "starting", worker.id)
+    crawl.hold(20)
+    (key,) = [key for key in crawl.keys if key.endswith(f":{name}")]
+    assert crawl.server.client.delete(key)
     crawl.finish()
     assert len(tree.hits) == PAGES
+    assert crawl.starts() == (1 if name == "workers" else 2)
     assert crawl.state().ended_at
-    assert crawl.starts() == 2
+    assert crawl.state().leased == 0
 
 
 def test_the_last_worker_flushes(tree: Site, tmp_path: Path) -> None:
@@ -146,13 +146,9 @@ def refusal(crawl: Crawl) -> str:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"BLOOM_QUEUE": "file"}, "BLOOM_QUEUE is 'file'"),
-        ({"BLOOM_BACKEND": "local"}, "BLOOM_BACKEND"),
-        ({"SCHEDULER": "scrapy.core.scheduler.Scheduler"}, "CrashSafeScheduler"),
         ({"BLOOM_REDIS_ON_OUTAGE": "pass"}, "BLOOM_REDIS_ON_OUTAGE"),
         ({"BLOOM_QUEUE_LEASE_SECS": 0.5}, "BLOOM_QUEUE_LEASE_SECS is '0.5'"),
         ({"BLOOM_QUEUE_LEASE_SECS": 86_401}, "BLOOM_QUEUE_LEASE_SECS is '86401'"),
-        ({"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"}, "DUPEFILTER_CLASS"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -1,6 +1,5 @@
 """The tables of the documents: their figures are computed again."""
 
-import math
 import re
 
 from documents import page, section
@@ -10,8 +9,8 @@ from scrapy_bloom.filters.sizing import (
     expected_false_drops,
     optimal_num_bits,
 )
-from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
-from scrapy_bloom.redis.view import MAX_MIRROR_BYTES
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
+from scrapy_bloom.redis.stored import MAX_MIRROR_BYTES
 
 
 def size(nbytes: float) -> str:
@@ -22,14 +21,14 @@ def size(nbytes: float) -> str:
 def test_the_table_of_sizes_in_redis() -> None:
     table = page("redis.md")
     rows = re.findall(r"^\| 10\^(\d+) \| (.*?) \|$", table, re.MULTILINE)
-    assert [int(exponent) for exponent, _ in rows] == [7, 8, 9, 10, 11]
+    assert [int(exponent) for exponent, _ in rows] == [7, 8, 9, 10]
     for exponent, cells in rows:
         geometry = choose_geometry(10 ** int(exponent), 5e-10)
-        nbytes, keys, mirror, nodes = cells.split(" | ")
+        nbytes, keys, mirror, memory = cells.split(" | ")
         assert nbytes == size(geometry.nbytes)
         assert keys == f"{-(-geometry.num_blocks // CHUNK_BLOCKS):,}"
         assert mirror == (nbytes if geometry.nbytes <= MAX_MIRROR_BYTES else "none")
-        assert nodes == str(math.ceil(geometry.nbytes * 2 / 2**36))  # of 64 GiB, half of it free
+        assert memory == size(2 * geometry.nbytes)  # half of it is free
 
 
 def test_the_table_of_sizes() -> None:

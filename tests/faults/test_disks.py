@@ -148,14 +148,14 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     (error,) = crawl.told("ERROR")
-    assert f"The queue in {tmp_path}/kept/requests.sqlite cannot be written or read" in error
+    assert f"The queue in {tmp_path}/kept/requests.sqlite, or its filter, cannot be" in error
     assert "make room, or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()
     crawl = Crawl(tree.url, tmp_path, settings, prefix=disk.prefix)
     assert crawl.finish() == 0, crawl.output
     assert "'finish_reason': 'finished'" in crawl.output
-    assert not crawl.lines("ERROR")
+    assert not crawl.told("ERROR")  # Scrapy's own spider.state may have found no room
     assert all_pages(tree)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from crawls import Crawl
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.sqlite import read_counts
+from scrapy_bloom.queues.stored_queue import read_counts
 from sites import tree_site
 
 PAGES = 300

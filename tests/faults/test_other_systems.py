@@ -22,7 +22,8 @@ from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.stored_queue import read_counts
 from sites import LIMIT, Site
 
 PAGES = {f"/p/{number}" for number in range(150)}

@@ -13,6 +13,7 @@ import pytest
 import servers
 from cli import bloom
 from crawls import BASE_SETTINGS, BLOOM, SUPPORT, Crawl, with_modules
+from scrapy_bloom.queues.stored_queue import read_counts
 from sites import Site
 from workspace import contents, in_redis, make_queue, shared_filter, write_urls
 
@@ -28,8 +29,10 @@ def check_once(site: Site) -> None:
 
 def check_refused(crawl: Crawl) -> None:
     assert crawl.finish() != 0, crawl.output
-    (error,) = crawl.told("ERROR")
-    assert "in use by another running crawl; wait for it to end, or give this one another" in error
+    errors = crawl.told("ERROR")
+    assert len(errors) == 1, crawl.output
+    text = "in use by another running crawl; wait for it to end, or give this one another"
+    assert text in errors[0]
 
 
 @pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
@@ -195,3 +198,57 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     assert "job/bloom is in use by another running crawl" in told[0]
     check_once(tree)
     assert not (tmp_path / "job/bloom.in-use").exists()
+
+
+TWO_JOBS = """
+    import os, signal, sys
+    from scrapy.crawler import CrawlerProcess
+    from link_spider import LinkSpider
+
+    class Other(LinkSpider):
+        name = "other"
+
+    pages = []
+    parse = LinkSpider.parse
+
+    def dying(self, response):
+        pages.append(response.url)
+        if len(pages) == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return parse(self, response)
+
+    LinkSpider.parse = dying
+    process = CrawlerProcess({
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+    })
+    for spider in (LinkSpider, Other):
+        spider.custom_settings = {"JOBDIR": f"jobs/{spider.name}"}
+        process.crawl(spider, url=sys.argv[1])
+    process.start()
+"""
+
+
+def test_two_crawlers_of_one_process_have_a_job_each(tree: Site, tmp_path: Path) -> None:
+    """Both jobs go on after a kill, and each crawls all pages."""
+
+    def run(dies_at: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(TWO_JOBS), tree.url, str(dies_at)],
+            cwd=tmp_path,
+            env=with_modules(SUPPORT),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    assert run(PAGES).returncode == -signal.SIGKILL
+    tree.settle()
+    ended = run(0)
+    assert ended.stderr.count("'finish_reason': 'finished'") == 2, ended.stderr
+    assert not [line for line in ended.stderr.splitlines() if "] ERROR: " in line]
+    assert len(tree.hits) == PAGES
+    assert min(tree.hits.values()) >= 2
+    for name in ("links", "other"):
+        assert read_counts(tmp_path / "jobs" / name / "requests.sqlite") == (0, 0)

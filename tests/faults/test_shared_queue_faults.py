@@ -29,11 +29,12 @@ from redis_faults import (
     told,
     url_of,
 )
-from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, Worker, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
 
-MOST = 16  # that each has in flight: CONCURRENT_REQUESTS
+# That a worker has in flight (CONCURRENT_REQUESTS), or was done with, and had not told the server.
+MOST = 16 + 32
 GONE = "gives no sign of life: its lease is over"
 LATE = "This worker's lease of the queue"
 
@@ -63,7 +64,6 @@ def begin(
     """So many workers, which share a crawl."""
     shared = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
-        "BLOOM_QUEUE": "redis",
         "BLOOM_QUEUE_LEASE_SECS": LONG,
         **settings,
     }
@@ -97,7 +97,7 @@ def in_the_middle(
         ):
             return False
         found[:] = state.workers
-        return state.in_flight >= site.site.under_way  # and what was prefetched, or done of late
+        return state.leased >= site.site.under_way  # and what was prefetched, or done of late
 
     servers.wait_for(are_there, lambda: "".join(crawl.output for crawl in crawls))
     most = max(found, key=lambda worker: worker.in_flight)
@@ -123,8 +123,8 @@ def end_leases(url: str, workers: Sequence[Worker] = ()) -> None:
     """End the leases of workers that are killed or stand still, or else all, as time would."""
     server = RedisServer(url)
     for each in workers or state_of(url).workers:
-        server.send("HSET", keys_of_queue(KEY)[2], each.id, 1)
-    server.send("HDEL", keys_of_queue(KEY)[3], "look")  # and that time for the next look
+        server.send("HSET", keys_of(KEY)[3], each.id, 1)
+    server.send("HDEL", KEY, "look")  # and that time for the next look
     server.close()
 
 
@@ -150,22 +150,22 @@ def test_what_a_killed_worker_had_taken_is_crawled_by_the_others(
 DIES = """
 import os
 import signal
-from scrapy_bloom.redis.backend import RedisBackend
+from scrapy_bloom.queues.shared import SharedStore
 
-add = RedisBackend.add
+apply = SharedStore.apply
 
-def add_three(self, fingerprint, new=[]):
-    if fingerprint not in self:
-        new.append(fingerprint)
-    if len(new) == 4:
+def apply_three(self, batch, applied=[]):
+    reply = apply(self, batch)
+    applied.extend(batch.found)
+    if len(applied) > 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    return add(self, fingerprint)
+    return reply
 
-RedisBackend.add = add_three
+SharedStore.apply = apply_three
 """
 
 
-def test_what_a_killed_worker_had_stored_and_not_recorded_is_crawled_once(
+def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
     server: servers.Server, tmp_path: Path
 ) -> None:
     """Only what was in flight is crawled twice, and not what that leads to as well."""
@@ -250,7 +250,7 @@ def test_the_crawl_goes_on_when_a_replica_takes_over(
     try:
         crawls = begin(site, cluster.url, tmp_path, BLOOM_REDIS_CLUSTER=True)
         in_the_middle(crawls, site, cluster.url, cluster=True)
-        master = cluster.master_of(keys_of_queue(KEY)[0])
+        master = cluster.master_of(KEY)
         # Who says meanwhile that a page is done may say it to a master that passes nothing on.
         for crawl in crawls:
             crawl.stop()

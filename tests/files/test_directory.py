@@ -12,6 +12,7 @@ from local_filters import WINDOW, fps, make
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.files.directory import check_free
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.recovery import Job
 
 
@@ -59,7 +60,8 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Job(tmp_path).begin()
-    make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
+    with lock_job(tmp_path):
+        make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
     (told,) = caplog.messages
     assert "What was recorded is kept; requests" in told
 

@@ -81,8 +81,7 @@ def test_a_sync_that_fails_at_the_close_is_told_of(
 
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="Input/output error"):
         patch.setattr(os, "fsync", fails)
-        crawl.backend.close()
-    crawl.database.close()
+        crawl.close()
     again = LoggedFilter(tmp_path)
     assert all(each in again.backend for each in fps(3))
     again.close()

@@ -91,6 +91,11 @@ class Job:
             (self.path / name).unlink(missing_ok=True)
             shutil.copy(copy / name, self.path / name)
 
+    def kill_without_log(self) -> None:
+        other = make(self.filter)
+        add(other, b"page")
+        abandon(other)
+
 
 # What is done to a job, what is told of it, and whether the queue may lack requests.
 MISFITS: dict[str, tuple[Callable[[Job], None], str, bool]] = {
@@ -102,6 +107,7 @@ MISFITS: dict[str, tuple[Callable[[Job], None], str, bool]] = {
     "an older filter": (Job.restore_filter, NEWER, False),
     "no filter": (Job.remove_filter, LACKS, False),
     "another filter": (Job.replace_filter, LACKS, False),
+    "a filter that was left in use": (Job.kill_without_log, "did not close .*-0001.bloom", True),
 }
 
 
@@ -263,7 +269,7 @@ def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
     abandon(other)
     crawl = LoggedFilter(tmp_path / "job", kept)
     (told,) = caplog.messages
-    assert "requests that were queued but not yet crawled at that time look seen" in told
+    assert "requests that are missing in the queue are not crawled" in told
     assert b"page" in crawl.backend
     assert not list(kept.glob("*.set-aside-*"))
     crawl.close()

@@ -15,7 +15,8 @@ from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.log_records import LogRecords
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.queues.batch import Batch
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.stored_queue import read_recent
 from servers import wait_for
 
 ONE = "generation-0001.bloom"
@@ -101,7 +102,7 @@ def test_the_last_change_of_a_fingerprint_counts(
     again.close()
 
 
-def test_a_checkpoint_syncs_the_log_then_the_filter_then_its_record(
+def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crawl = LoggedFilter(tmp_path)
@@ -119,7 +120,7 @@ def test_a_checkpoint_syncs_the_log_then_the_filter_then_its_record(
         fsync(fd)
         steps.append(Path(f"/proc/self/fd/{fd}").readlink().name)
         is_recorded = in_files(tmp_path / "bloom", second)
-        if steps == ["requests.sqlite-wal"]:
+        if len(steps) <= 3:  # the log, and the record
             assert is_recorded == [False]
             assert not (tmp_path / "bloom" / NAME).exists()
         records = LogRecords.read(tmp_path / "bloom")
@@ -130,9 +131,8 @@ def test_a_checkpoint_syncs_the_log_then_the_filter_then_its_record(
         patch.setattr(os, "fsync", noted)
         crawl.checkpoint()
     ours = [each for each in steps if "sqlite" not in each or each.endswith("requests.sqlite-wal")]
-    assert ours[:2] == ["requests.sqlite-wal", ONE]
-    assert steps.index(f"{NAME}-wal") < steps.index("logs.json.tmp")
-    assert ours[2:] == ["logs.json.tmp", "bloom"]
+    assert ours == ["requests.sqlite-wal", "logs.json.tmp", "bloom", ONE]
+    assert steps.index("bloom") < steps.index(f"{NAME}-wal")
     assert len(read_recent(tmp_path / "requests.sqlite")) == 2
     crawl.database.apply(Batch(done=[1]))
     assert read_recent(tmp_path / "requests.sqlite") == []
@@ -157,11 +157,12 @@ def test_opening_writes_what_was_forgotten_to_the_disk_before_it_leaves_the_log(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", noted)
+        patch.setattr(RequestDatabase, "checkpointed", lambda *_: steps.append("checkpointed"))
         again = LoggedFilter(tmp_path)
-    log, forgotten = steps.index("requests.sqlite-wal"), steps.index(f"{NAME}-wal")
-    last_record = len(steps) - 1 - steps[::-1].index("logs.json.tmp")
-    assert log < forgotten < last_record
-    assert log < steps.index(ONE) < last_record
+    log, record = steps.index("requests.sqlite-wal"), steps.index("logs.json.tmp")
+    leaves = steps.index("checkpointed")
+    assert log < record < steps.index(f"{NAME}-wal") < leaves
+    assert record < steps.index(ONE, record) < leaves
     assert page not in again.backend
     again.close()
 

@@ -10,7 +10,7 @@ from logged_filters import LoggedFilter
 from scrapy_bloom import StorageError
 from scrapy_bloom.files import reader
 from scrapy_bloom.files.reader import FilterReader, filter_directory, found_files
-from scrapy_bloom.queues.sqlite import read_recent
+from scrapy_bloom.queues.stored_queue import read_recent
 
 ORIGIN = {"salt": bytes(range(16)), "spider": "shop", "fingerprinter": "a.B"}
 ONE = "generation-0001.bloom"

@@ -59,9 +59,8 @@ SHARED = {
 }
 PERSISTENT = {"local": local, **SHARED}
 BACKENDS = {"memory": memory, **PERSISTENT}
-CLAIMING = {  # runs whose queue dies with them
-    f"claiming {name}": lambda directory, new=new, **changes: new(directory, claims=True, **changes)
-    for name, new in {"local": local, "valkey": SHARED["valkey"], "cluster": on_cluster}.items()
+CLAIMING = {  # a run whose queue dies with it
+    "claiming local": lambda directory, **changes: local(directory, claims=True, **changes)
 }
 
 

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
 
 NAMES = [b"%d" % number for number in range(400)]
 
@@ -30,9 +30,8 @@ NAMES = [b"%d" % number for number in range(400)]
 def key(tmp_path: Path) -> Iterator[str]:
     yield f"{tmp_path.name}-{os.getpid()}"
     client = servers.shared("valkey").client
-    for name in (f"{tmp_path.name}-*", f"{{{tmp_path.name}-*"):
-        for each in client.scan_iter(name):
-            client.delete(each)
+    for each in client.scan_iter(f"*{tmp_path.name}-*"):
+        client.delete(each)
 
 
 def shared(key: str, url: str | None = None, **options: object) -> RedisBackend:
@@ -50,8 +49,8 @@ def local(directory: Path, **options: object) -> LocalBackend:
     return backend
 
 
-def take_all(barrier, results, key: str, url: str, claims: bool) -> None:
-    backend = shared(key, url, claims=claims)
+def take_all(barrier, results, key: str, url: str) -> None:
+    backend = shared(key, url)
     names = random.Random().sample(NAMES, len(NAMES))
     barrier.wait(60)
     taken = [name for name in names if backend.add(name)]
@@ -60,16 +59,14 @@ def take_all(barrier, results, key: str, url: str, claims: bool) -> None:
     results.put(taken)
 
 
-@pytest.mark.parametrize("claims", [False, True])
-def test_what_is_forgotten_is_new_to_exactly_one_of_four(claims: bool, key: str) -> None:
+def test_what_is_forgotten_is_new_to_exactly_one_of_four(key: str) -> None:
     first = shared(key)
     assert all(first.add(name) for name in NAMES)
     first.forgotten.add(NAMES)
     context, url = multiprocessing.get_context("spawn"), servers.shared("valkey").url
     barrier, results = context.Barrier(4), context.Queue()
     crawlers = [
-        context.Process(target=take_all, args=(barrier, results, key, url, claims))
-        for _ in range(4)
+        context.Process(target=take_all, args=(barrier, results, key, url)) for _ in range(4)
     ]
     for each in crawlers:
         each.start()
@@ -79,20 +76,19 @@ def test_what_is_forgotten_is_new_to_exactly_one_of_four(claims: bool, key: str)
     assert taken == Counter(NAMES)
     assert not any(first.add(name) for name in NAMES)
     first.close()
-    assert not [each for each in left(key) if b":forgotten:" in each or b":claimed:" in each]
+    assert not is_any_forgotten(key)
 
 
-def left(key: str) -> list[bytes]:
-    return servers.shared("valkey").client.keys(f"*{key}*")
+def is_any_forgotten(key: str) -> bool:
+    return bool(servers.shared("valkey").client.exists(keys_of(key)[-1]))
 
 
-@pytest.mark.parametrize("claims", [False, True])
-def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: str) -> None:
+def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
     server = servers.Server()
     proxy = DroppingProxy(server.port, 0.05, seed=3)
     try:
         url = f"redis://127.0.0.1:{proxy.port}/0"
-        one, two = shared(key, url, claims=claims), shared(key, url, claims=claims)
+        one, two = shared(key, url), shared(key, url)
         names = NAMES[:100]
         for name in names:
             one.add(name)
@@ -110,60 +106,6 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(claims: bool, key: st
     finally:
         proxy.end()
         server.end()
-
-
-def claim_and_wait(results, key: str, url: str) -> None:
-    backend = shared(key, url, claims=True)
-    taken = [name for name in NAMES if backend.add(name)]
-    backend.forgotten.remove(taken[:100])
-    results.put(len(taken))
-    signal.pause()
-
-
-def test_what_a_killed_run_had_claimed_is_given_back(key: str) -> None:
-    first = shared(key, claims=True)
-    assert all(first.add(name) for name in NAMES)
-    first.forgotten.add(NAMES)
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    other = context.Process(
-        target=claim_and_wait, args=(results, key, servers.shared("valkey").url)
-    )
-    other.start()
-    assert results.get(timeout=60) == len(NAMES)
-    assert not any(first.add(name) for name in NAMES)  # it lives
-    other.kill()
-    other.join(60)
-    first.close()
-    after = shared(key, claims=True)
-    assert [name for name in NAMES if after.add(name)] == NAMES[100:]
-    after.close()  # nothing of it was crawled
-    third = shared(key, claims=True)
-    assert [name for name in NAMES if third.add(name)] == NAMES[100:]
-    third.forgotten.remove(NAMES)
-    third.close()
-    assert not [each for each in left(key) if b":forgotten:" in each or b":claimed:" in each]
-
-
-def test_a_run_on_another_machine_lives_as_long_as_it_says_so(key: str) -> None:
-    first = shared(key, claims=True)
-    first.add(b"page")
-    first.forgotten.add([b"page"])
-    client = servers.shared("valkey").client
-    (forgotten,) = client.keys(f"{{{key}}}:forgotten:*")
-    epoch = forgotten.decode().rpartition(":")[2]
-    run = "elsewhere boot pid/12/34/abcd"
-    client.rename(forgotten, f"{{{key}}}:claimed:{epoch}:{run}")
-    client.sadd(f"{{{key}}}:runs:{epoch}", run)
-    client.set(f"{{{key}}}:alive:{epoch}:{run}", 1)
-    second = shared(key, claims=True)
-    assert not second.add(b"page")
-    second.close()
-    client.delete(f"{{{key}}}:alive:{epoch}:{run}")
-    third = shared(key, claims=True)
-    assert third.add(b"page")
-    third.close()
-    first.close()
 
 
 def test_a_process_is_told_from_another_of_its_number() -> None:
@@ -193,7 +135,7 @@ def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     assert not backend.add(b"page")
     backend.clear()
     backend.close()
-    assert not [each for each in left(key) if b":forgotten:" in each]
+    assert not is_any_forgotten(key)
 
 
 def test_it_goes_to_the_new_filter_also_if_the_job_cannot_be_told_of_that(
@@ -289,9 +231,11 @@ def test_forgotten_requests_of_a_shared_filter_expire_with_its_window(key: str) 
     backend = shared(key, window_secs=100.0, clock=lambda: now)
     backend.add(b"page")
     backend.forgotten.add([b"page", b"other"])
-    assert [each for each in left(key) if b":forgotten:" in each]
+    assert is_any_forgotten(key)
+    client = servers.shared("valkey").client
+    client.zadd(keys_of(key)[-1], {b"page": 0, b"other": 0})
     for _ in range(10):
         now += 26
         backend.add(b"%f" % now)
-    assert not [each for each in left(key) if b":forgotten:" in each]
+    assert not is_any_forgotten(key)
     backend.close()

@@ -20,6 +20,8 @@ SALT = bytes(16)
 class Store:
     """Keeps generations in a list; the test says what `append` answers."""
 
+    held_from = math.inf
+
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self.clock = clock
         self.live: list[Generation] = []

@@ -45,7 +45,7 @@ _SLOW = " and ".join(
         *("another_thread", "shared_filter", "goes_to_the_new", "[redis", "cluster", "mirror"),
     )
 )
-_LOCAL_QUEUE = ("conflicts", "lease", "members", "queue", "recent", "sqlite")
+_LOCAL_QUEUE = ("batch", "conflicts", "sqlite", "stored_queue")
 PARTS = {
     "filters": Part(modules=["filters/*"], tests=["tests/filters"]),
     "files": Part(
@@ -68,7 +68,9 @@ PARTS = {
         but="shared and not valkey",
     ),
     "shared-queues": Part(
-        modules=["queues/redis.py", "queues/shared_state.py"], tests=["tests/queues"], but="parts"
+        modules=["queues/shared.py", "queues/shared_state.py"],
+        tests=["tests/queues"],
+        but="parts or simulation",
     ),
 }
 

@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,23 +28,23 @@ from request_queues import (
     InFile,
     InRedis,
     done,
+    find,
     name_of,
     names,
     push,
-    store_in,
+    set_aside,
     take,
-    withdraw,
 )
-from scrapy_bloom.queues.batch import Batch, Found, serialized
-
-Store = InFile | InRedis
+from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 
 SLOTS = ["", "\0", "a\0b", "a", "b.example", "\ud800", "ÿ", "\U0010ffff", "\x01", "x" * 10_000]
 
 
 @pytest.fixture(params=["file", *PLACES])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store = store_in(request.param, tmp_path)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InFile | InRedis]:
+    place = request.param
+    store = InFile(tmp_path) if place == "file" else InRedis(place, str(tmp_path))
     yield store
     store.end()
 
@@ -53,8 +52,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 # Order.
 
 
-def test_priorities_ranks_and_positions(store: Store) -> None:
-    queue = store.open_store()
+def test_priorities_ranks_and_positions(store: InFile | InRedis) -> None:
+    queue = store.open()
     push(queue, "start 1", rank=1, newest_first=False)
     push(queue, "start 2", rank=1, newest_first=False)
     for name in ("old", "new"):
@@ -67,9 +66,9 @@ def test_priorities_ranks_and_positions(store: Store) -> None:
     assert names(queue, 9) == [*order, "late"]
 
 
-def test_newest_and_oldest_first_in_one_rank(store: Store) -> None:
+def test_newest_and_oldest_first_in_one_rank(store: InFile | InRedis) -> None:
     """As when a setting was changed between two runs: each kind keeps its order."""
-    queue = store.open_store()
+    queue = store.open()
     for number in range(10):
         push(queue, str(number), newest_first=number % 2 == 0)
     order = [int(name) for name in names(queue, 11)]
@@ -77,8 +76,8 @@ def test_newest_and_oldest_first_in_one_rank(store: Store) -> None:
     assert [number for number in order if number % 2] == [1, 3, 5, 7, 9]
 
 
-def test_priorities_beyond_64_bits(store: Store) -> None:
-    queue = store.open_store()
+def test_priorities_beyond_64_bits(store: InFile | InRedis) -> None:
+    queue = store.open()
     for priority in (-(2**70), 0, 2**70):
         push(queue, str(priority), priority=priority)
     push(queue, "least", priority=-(2**63) + 2)
@@ -86,36 +85,59 @@ def test_priorities_beyond_64_bits(store: Store) -> None:
     assert names(queue, 5) == [str(2**70), "most", "0", "least", str(-(2**70))]
 
 
-def test_slots_take_turns(store: Store) -> None:
+def test_slots_take_turns(store: InFile | InRedis) -> None:
     """The next slot in the order of names that has the fewest downloads."""
-    queue = store.open_store(by_slot=True)
+    queue = store.open(by_slot=True)
     for number in range(3):
         for slot in "abc":
             push(queue, f"{slot}{number}", slot=slot, newest_first=False)
-    downloads: dict[str, int] = defaultdict(int)
+    downloads: Counter[str] = Counter()
     order = []
     for _ in range(6):
-        taken = take(queue, downloads.__getitem__)
+        taken = take(queue, downloads)
         assert taken
         order.append(name_of(taken))
         downloads[order[-1][0]] += 1
     assert order == ["a0", "b0", "c0", "a1", "b1", "c1"]
     downloads.update(a=5, b=1, c=1)
-    taken = take(queue, downloads.__getitem__)
+    taken = take(queue, downloads)
     assert taken
     assert name_of(taken) == "b2"  # after c comes a, but that is busy
 
 
-def test_priority_counts_within_a_slot_only(store: Store) -> None:
-    queue = store.open_store(by_slot=True)
+def test_the_slot_with_the_fewest_downloads_is_next(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
+    for slot in "abc" * 3:
+        push(queue, slot, slot=slot)
+    for counts, slot in (
+        ({"a": 1, "b": 1, "c": 0}, "c"),
+        ({"a": 1, "b": 0, "c": 0}, "b"),  # after c comes a, which has one
+        ({"a": 2, "b": 2, "c": 1}, "c"),
+        ({"a": 2, "b": 1, "c": 1}, "b"),
+        ({"a": 3, "b": 3, "c": 3}, "c"),
+    ):
+        taken = take(queue, counts)
+        assert taken
+        assert name_of(taken) == slot
+
+
+def test_the_first_slot_is_that_of_the_first_name(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
+    for slot in ("b", "A"):
+        push(queue, slot, slot=slot)
+    assert names(queue, 1) == ["A"]
+
+
+def test_priority_counts_within_a_slot_only(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
     push(queue, "a urgent", slot="a", priority=9)
     push(queue, "a more urgent", slot="a", priority=10)
     push(queue, "b late", slot="b", priority=-9)
     assert names(queue, 4) == ["a more urgent", "b late", "a urgent"]
 
 
-def test_slots_of_any_name(store: Store) -> None:
-    queue = store.open_store(by_slot=True)
+def test_slots_of_any_name(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
     for number, slot in itertools.product(range(2), SLOTS):
         push(queue, f"{slot} {number}", slot=slot, newest_first=False)
     turns = [names(queue, len(SLOTS)) for _ in range(2)]
@@ -123,15 +145,22 @@ def test_slots_of_any_name(store: Store) -> None:
     assert take(queue) is None
 
 
-def test_many_slots(store: Store) -> None:
-    queue = store.open_store(by_slot=True)
-    number = 10_000
-    for each in range(number):
-        push(queue, str(each), slot=f"{each % (number // 2)}.example", newest_first=False)
-    assert queue.pending == number
+def test_many_slots(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
+    slots, at_once = 5000, 500
+    for start in range(0, 2 * slots, at_once):
+        numbers = range(start, start + at_once)
+        find(
+            queue,
+            *(
+                Found(serialized({"name": str(n)}), slot=f"{n % slots}.org", newest_first=False)
+                for n in numbers
+            ),
+        )
+    assert queue.pending == 2 * slots
     first = {int(name) for name in names(queue, 100)}
     assert len(first) == 100
-    assert max(first) < number // 2  # of as many slots
+    assert max(first) < slots  # of as many slots
 
 
 class BothStores(RuleBasedStateMachine):
@@ -141,56 +170,64 @@ class BothStores(RuleBasedStateMachine):
     def begin(self, by_slot: bool, newest_first: set[int]) -> None:
         self.path = Path(tempfile.mkdtemp())
         self.by_slot, self.newest_first = by_slot, newest_first  # ranks of which the newest is
-        self.stores = [store_in(place, self.path) for place in ("file", "valkey")]
-        self.queues: list[Any] = [store.open_store(by_slot=by_slot) for store in self.stores]
-        self.pushed = 0
-        self.in_flight: list[list] = []
+        self.file, self.redis = InFile(self.path), InRedis("valkey", str(self.path))
+        self.database, self.shared = (
+            each.open(by_slot=by_slot) for each in (self.file, self.redis)
+        )
+        self.slots: dict[str, str] = {}
+        self.in_flight: list[tuple[Taken, Taken]] = []
 
-    @rule(
-        slot=st.sampled_from("ab"),
-        priority=st.integers(-2, 2),
-        rank=st.integers(-1, 1),
-        is_taken_back=st.booleans(),
-    )
-    def push(self, slot: str, priority: int, rank: int, is_taken_back: bool) -> None:
-        self.pushed += 1
-        for queue in self.queues:
+    @rule(slot=st.sampled_from("abc"), priority=st.integers(-2, 2), rank=st.integers(-1, 1))
+    def push(self, slot: str, priority: int, rank: int) -> None:
+        name = str(len(self.slots))
+        self.slots[name] = slot
+        for queue in (self.database, self.shared):
             push(
                 queue,
-                str(self.pushed),
+                name,
                 slot=slot if self.by_slot else "",
                 priority=priority,
                 rank=rank,
                 newest_first=rank in self.newest_first,
             )
-            if is_taken_back:
-                withdraw(queue)
 
-    @rule()
-    def take(self) -> None:
-        self.queues[1].requests._look_again = 0
-        both = [take(queue) for queue in self.queues]
-        assert len({taken and name_of(taken) for taken in both}) == 1
-        if both[0]:
-            self.in_flight.append(both)
+    @rule(want=st.integers(1, 5), downloads=st.lists(st.sampled_from("abc"), max_size=4))
+    def take(self, want: int, downloads: list[str]) -> None:
+        """Some with one batch are those that are taken one by one."""
+        counts = Counter(downloads)
+        several = self.shared.apply(SharedBatch(want=want, downloads=counts)).taken
+        for each in several:
+            taken = take(self.database, counts)
+            assert taken
+            assert name_of(taken) == name_of(each)
+            self.in_flight.append((taken, each))
+            counts[self.slot_of(taken)] += 1
+        if len(several) < want:
+            assert take(self.database, counts) is None
+
+    def slot_of(self, taken: Taken) -> str:
+        return self.slots[name_of(taken)] if self.by_slot else ""
 
     @precondition(lambda self: self.in_flight)
     @rule()
     def done(self) -> None:
-        for queue, taken in zip(self.queues, self.in_flight.pop(), strict=True):
-            done(queue, taken)
+        taken, same = self.in_flight.pop()
+        done(self.database, taken)
+        done(self.shared, same)
 
     @invariant()
     def as_many_are_pending(self) -> None:
-        assert self.queues[0].pending == self.queues[1].pending
+        if hasattr(self, "path"):
+            assert self.database.pending == self.shared.pending
 
     def teardown(self) -> None:
-        for queue in self.queues:
-            queue.close()
-        pending, in_flight = self.stores[1].counts()
-        assert self.stores[0].counts() == (pending, 0)
-        assert in_flight == 0  # the close gives back
-        for store in self.stores:
+        if not hasattr(self, "path"):
+            return
+        assert self.file.counts() == self.redis.counts()
+        self.file.leave(self.database)
+        self.redis.leave(self.shared)
+        assert self.redis.counts() == (sum(self.file.counts()), 0)
+        for store in (self.file, self.redis):
             store.end()
         shutil.rmtree(self.path)
 
@@ -202,8 +239,8 @@ TestBothStores.settings = settings(max_examples=40, stateful_step_count=30)
 # Pending, in flight, gone.
 
 
-def test_what_was_in_flight_is_pending_again(store: Store) -> None:
-    queue = store.open_store()
+def test_what_was_in_flight_is_pending_again(store: InFile | InRedis) -> None:
+    queue = store.open()
     for name in "abcd":
         push(queue, name)
     first, second = take(queue), take(queue)
@@ -211,28 +248,26 @@ def test_what_was_in_flight_is_pending_again(store: Store) -> None:
     assert second
     assert [name_of(each) for each in (first, second)] == ["d", "c"]
     assert store.counts() == (2, 2)
-    push(queue, "e")
-    withdraw(queue)
     done(queue, first)
     assert names(queue, 1) == ["b"]
     assert queue.pending == 1
     assert store.counts() == (1, 2)
     store.die(queue)
-    store.bury()
-    again = store.open_store(by_slot=True)  # the order may change between runs
+    again = store.open(by_slot=True)  # the order may change between runs
     assert names(again, 4) == ["c", "b", "a"]
     assert take(again) is None
 
 
-def test_it_is_as_it_was_after_a_kill(store: Store, tmp_path: Path) -> None:
+def test_it_is_as_it_was_after_a_kill(store: InFile | InRedis, tmp_path: Path) -> None:
     """Each change is stored before the call returns."""
-    place = "file" if isinstance(store, InFile) else store.place
+    place = "" if isinstance(store, InFile) else store.place
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from request_queues import *\n"
-        "store = store_in(sys.argv[1], Path(sys.argv[2]), url=sys.argv[3])\n"
-        "queue = store.open_store(by_slot=True)\n"
+        "place, path, url = sys.argv[1:]\n"
+        "store = InRedis(place, path, url=url) if place else InFile(Path(path))\n"
+        "queue = store.open(by_slot=True)\n"
         "for n in range(500):\n"
         "    push(queue, str(n), newest_first=False)\n"
         "taken = [take(queue) for _ in range(10)]\n"
@@ -241,22 +276,22 @@ def test_it_is_as_it_was_after_a_kill(store: Store, tmp_path: Path) -> None:
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     url = "" if isinstance(store, InFile) else store.url
-    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     ended = subprocess.run(
         [sys.executable, "-c", script, place, tmp_path, url],
         timeout=60,
         check=False,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
     )
     assert ended.returncode == -signal.SIGKILL
     assert store.counts() == (489, 10)
-    store.bury()
-    queue = store.open_store(by_slot=True)
+    if isinstance(store, InRedis):
+        store.lapse_all()
+    queue = store.open(by_slot=True)
     assert names(queue, 500) == [str(n) for n in range(1, 500)]
 
 
-def test_what_is_done_is_gone(store: Store) -> None:
-    queue = store.open_store()
+def test_what_is_done_is_gone(store: InFile | InRedis) -> None:
+    queue = store.open()
     for number in range(50):
         push(queue, str(number), newest_first=False)
     for number in range(50):
@@ -266,53 +301,45 @@ def test_what_is_done_is_gone(store: Store) -> None:
         done(queue, taken)
     assert take(queue) is None
     assert queue.pending == 0
-    queue.close()
+    store.leave(queue)
     assert store.counts() == (0, 0)
-    assert take(store.open_store()) is None
+    assert take(store.open()) is None
 
 
-def test_what_is_taken_back_was_never_there(store: Store) -> None:
-    queue = store.open_store()
-    push(queue, "a")
-    push(queue, "b")
-    withdraw(queue)
-    push(queue, "c")
-    assert queue.pending == 2
-    assert names(queue, 3) == ["c", "a"]
-
-
-def test_a_batch_is_stored_and_taken_from_in_one_step(store: Store) -> None:
-    queue = store.open_store()
-    batch = Batch([Found(serialized({"name": name}), newest_first=False) for name in "abc"])
-    first = queue.take(batch, lambda _: 0)
-    assert first
-    assert name_of(first) == "a"
-    assert store.counts() == (2, 1)
-    batch = Batch([Found(serialized({"name": "urgent"}), priority=1)], done=[first.id])
-    second = queue.take(batch, lambda _: 0)
-    assert second
-    assert name_of(second) == "urgent"
+def test_what_is_found_and_done_is_stored_in_one_step(store: InFile | InRedis) -> None:
+    queue = store.open()
+    push(queue, "parent")
+    parent = take(queue)
+    assert parent
+    found = [Found(serialized({"name": name}), newest_first=False) for name in "abc"]
+    if isinstance(queue, SharedStore):
+        taken = queue.apply(SharedBatch(found, done=[parent.id], want=1)).taken
+    else:
+        taken = [each] if (each := queue.take(Batch(found, done=[parent.id]))) else []
+    assert [name_of(each) for each in taken] == ["a"]
     assert queue.pending == 2
     assert store.counts() == (2, 1)
-    queue.apply(Batch(done=[second.id]))
-    assert names(queue, 3) == ["b", "c"]
-    assert store.counts() == (0, 2)
+    urgent = Found(serialized({"name": "urgent"}), priority=1)
+    find(queue, urgent)
+    done(queue, *taken)
+    assert names(queue, 4) == ["urgent", "b", "c"]
+    assert store.counts() == (0, 3)
 
 
-def test_a_batch_of_many(store: Store) -> None:
-    queue = store.open_store()
+def test_a_batch_of_many(store: InFile | InRedis) -> None:
+    queue = store.open()
     found = [Found(serialized({"name": str(n)}), newest_first=False) for n in range(1000)]
-    queue.apply(Batch(found))
+    find(queue, *found)
     assert queue.pending == 1000
-    taken = [take(queue) for _ in range(300)]
+    taken = [each for _ in range(300) if (each := take(queue))]
     assert [name_of(each) for each in taken] == [str(n) for n in range(300)]
     done(queue, *taken)
     assert names(queue, 1) == ["300"]
     assert store.counts() == (699, 1)
 
 
-def test_what_is_set_aside_waits_for_a_later_run(store: Store) -> None:
-    queue = store.open_store()
+def test_what_is_set_aside_waits_for_a_later_run(store: InFile | InRedis) -> None:
+    queue = store.open()
     push(queue, "gone callback")
     push(queue, "other")
     for name in ("other", "gone callback"):
@@ -322,15 +349,15 @@ def test_what_is_set_aside_waits_for_a_later_run(store: Store) -> None:
         if name == "other":
             done(queue, taken)
         else:
-            queue.set_aside(taken.id)
+            set_aside(queue, taken)
     assert take(queue) is None
     assert queue.pending == 0
-    queue.close()
-    assert names(store.open_store(), 2) == ["gone callback"]
+    store.leave(queue)
+    assert names(store.open(), 2) == ["gone callback"]
 
 
-def test_a_row_is_true_and_its_own(store: Store) -> None:
-    queue = store.open_store()
+def test_a_row_is_true_and_its_own(store: InFile | InRedis) -> None:
+    queue = store.open()
     for _ in range(20):
         push(queue, "same")
     rows = [taken.id for _ in range(20) if (taken := take(queue))]
@@ -338,12 +365,12 @@ def test_a_row_is_true_and_its_own(store: Store) -> None:
     assert len(set(rows)) == 20
 
 
-def test_large_requests(store: Store) -> None:
-    queue = store.open_store(by_slot=True)
+def test_large_requests(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
     sizes = [0, 1, 2**16, 2**24]
     for size in sizes:
         data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-        queue.apply(Batch([Found(data, slot="a", newest_first=False)]))
+        find(queue, Found(data, slot="a", newest_first=False))
     for size in sizes:
         taken = take(queue)
         assert taken
@@ -353,13 +380,13 @@ def test_large_requests(store: Store) -> None:
     assert take(queue) is None
 
 
-def test_an_empty_queue(store: Store) -> None:
-    queue = store.open_store(by_slot=True)
+def test_an_empty_queue(store: InFile | InRedis) -> None:
+    queue = store.open(by_slot=True)
     assert (queue.pending, take(queue), store.counts()) == (0, None, (0, 0))
-    queue.close()
+    store.leave(queue)
     assert store.counts() == (0, 0)
 
 
-def test_its_name_says_where_it_is(store: Store) -> None:
-    name = store.open_store().name
+def test_its_name_says_where_it_is(store: InFile | InRedis) -> None:
+    name = store.open().name
     assert str(store.path if isinstance(store, InFile) else store.key) in name

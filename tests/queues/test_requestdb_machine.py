@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 from request_queues import begun, killed
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.queues.batch import Batch, Found, Taken
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.stored_queue import read_counts, read_dead, read_recent
 
 FOUND = st.builds(
     Found,

@@ -12,7 +12,6 @@ from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.keys.store import RedisStore
 
 
 class TestBadPlaces:
@@ -58,10 +57,10 @@ class TestBadPlaces:
 
     def test_blocks_of_another_type(self, key: str) -> None:
         backend = opened("valkey", key)
-        (generation,) = RedisStore(backend.server, key).read().generations
+        name = backend.filter.chunk_key(backend.filter.live[0], 0)
         client = servers.shared("valkey").client
-        client.delete(f"{key}:{generation.id}:0")
-        client.lpush(f"{key}:{generation.id}:0", "x")
+        client.delete(name)
+        client.lpush(name, "x")
         with pytest.raises(StorageError, match="WRONGTYPE"):
             backend.add(b"page")
         backend.close()

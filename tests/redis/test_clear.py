@@ -1,6 +1,5 @@
 """A filter that is cleared or flushed: nobody brings back what was in it, and nothing is left."""
 
-import json
 import time
 
 import pytest
@@ -9,9 +8,14 @@ import servers
 from redis_filters import WARNING, fps, make, messages, opened
 
 
+def left(key: str) -> list[bytes]:
+    """The keys that are there."""
+    return servers.shared("valkey").client.keys(f"*{key}*")
+
+
 class TestClear:
     def test_a_crawler_that_meets_only_what_it_knows_notices(self, key: str) -> None:
-        first, second = opened("valkey", key), opened("valkey", key)
+        first, second = opened("valkey", key, trust_secs=0), opened("valkey", key)
         for fingerprint in fps(100):
             assert first.add(fingerprint)
         second.clear()
@@ -28,51 +32,54 @@ class TestClear:
             assert first.add(fingerprint)
         second.close()
         first.close()
-        assert not servers.keys_for_good(servers.shared("valkey").client, f"{key}*")
+        assert not left(key)
         assert messages(caplog, WARNING) == []
 
     def test_what_one_has_flushed_a_slow_one_does_not_bring_back(
         self, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It asks when the other one has gone, and has left nothing but a note."""
+        """It asks when the other one has gone, and has left nothing."""
         first = opened("valkey", key, trust_secs=0)
         second = opened("valkey", key, flush=True)
         assert all(first.add(fingerprint) for fingerprint in fps(100))
         second.close()
-        assert servers.shared("valkey").client.hkeys(key) == [b"reset"]
+        assert not left(key)
         assert first.add(fps(100)[7])
         assert first.status().count == 1
-        assert first.status().more["redis/lost_keys"] == 0
-        assert messages(caplog, WARNING) == []
+        (warning,) = messages(caplog, WARNING)
+        assert "was lost: removed, flushed" in warning
         first.close()
-        assert servers.shared("valkey").client.ttl(key) == -1
 
-    def test_a_batch_that_meets_a_reset_is_recorded_in_the_new_filter(
-        self, key: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_batch_that_meets_a_reset_is_recorded_in_the_new_filter(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=200) for _ in range(2))
         assert first.add_many(fps(900)) == 900  # in three generations
         assert second.add(b"other")
-        second._store.reset()
+        second.clear()
         assert second.add(b"one more")
         assert first.add_many(fps(1000, 1040)) == 40
-        assert first.status().more["redis/lost_keys"] == 0
-        assert messages(caplog, WARNING) == []
         first.close()
         second.close()
         again = opened("valkey", key)
         assert again.status().count == 41
         again.close()
 
-    def test_a_crawler_killed_while_it_clears_leaves_a_list_of_what_is_left(self, key: str) -> None:
+    def test_all_generations_are_removed_also_by_who_has_met_the_first_only(self, key: str) -> None:
+        first, second = (opened("valkey", key, capacity=100) for _ in range(2))
+        assert first.add_many(fps(1000)) == 1000
+        assert len(second.filter.live) == 1
+        second.clear()
+        assert not left(key)
+        first.close()
+        second.close()
+
+    def test_a_crawler_killed_while_it_clears_leaves_no_filter(self, key: str) -> None:
+        """Its blocks are left, and not the hash that names them."""
         backend = opened("valkey", key)
         assert backend.add(b"page")
-        backend._store.redefine(backend._shared._new_info())  # and dies
-        client = servers.shared("valkey").client
-        assert client.ttl(key) == -1
+        backend.filter.remove_blocks = lambda generation: None
+        backend.clear()  # and dies
         again = opened("valkey", key)
         assert again.add(b"page")
-        assert len(client.keys(f"{key}:*")) == 1
         again.close()
 
     def test_what_takes_the_place_of_a_filter_set_aside_is_of_now(self, key: str) -> None:
@@ -80,11 +87,11 @@ class TestClear:
         assert first.add(b"page")
         first.close()
         second = make("valkey", key, trust_secs=0)
-        second._set_aside(second._store.read())
-        info = second._store.read().info
-        assert info is not None
-        assert abs(info.created_at - time.time()) < 60
+        stored = second.filter.read()
+        assert stored is not None
+        second._set_aside(stored)
         second.open()
+        assert abs(second.filter.info.created_at - time.time()) < 60
         assert second.add(b"page")
         second.close()
 
@@ -92,31 +99,20 @@ class TestClear:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))
         for fingerprint in fps(99):
             first.add(fingerprint)
-        seal = first._store.blocks.seal
+        append = first.filter.append
 
-        def clear_first(generation: object) -> None:
+        def clear_first(*args: object) -> bool:
             second.clear()
-            seal(generation)
+            return append(*args)
 
-        first._store.blocks.seal = clear_first
+        first.filter.append = clear_first
         for fingerprint in fps(99, 103):
             assert first.add(fingerprint)
-        first._store.blocks.seal = seal
+        first.filter.append = append
         first.clear()
         first.close()
         second.close()
-        assert not servers.keys_for_good(servers.shared("valkey").client, f"{key}*")
-
-    def test_what_the_old_filter_has_is_new_to_the_next_one(self, key: str) -> None:
-        """The old one is sealed when it is asked, and cleared when that is looked into."""
-        first, second = opened("valkey", key), opened("valkey", key)
-        assert second.add(b"page")
-        second._store.blocks.seal(second._shared.view.newest)
-        second._store.redefine(second._shared._new_info())  # and dies
-        assert not first.add(b"page")
-        assert first.add(b"page")
-        assert not first.add(b"page")
-        first.close()
+        assert not left(key)
 
     def test_all_forget(self, key: str) -> None:
         first, second = opened("valkey", key), opened("valkey", key)
@@ -131,12 +127,11 @@ class TestClear:
         assert opened("valkey", key).status().count == 2
 
     def test_nothing_stays_after_a_flush_at_the_close(self, key: str) -> None:
-        client = servers.shared("valkey").client
         backend = opened("valkey", key, flush=True)
         backend.add(b"page")
-        assert client.keys(f"{key}*")
+        assert left(key)
         backend.close()
-        assert not servers.keys_for_good(client, f"{key}*")
+        assert not left(key)
 
     def test_clearing_and_closing_leaves_nothing(self, key: str) -> None:
         backend = opened("valkey", key)
@@ -144,26 +139,21 @@ class TestClear:
         backend.clear()
         assert backend.status().count == 0
         backend.close()
-        assert not servers.keys_for_good(servers.shared("valkey").client, f"{key}*")
-
-    def test_a_filter_that_was_cleared_names_no_queue(self, key: str) -> None:
-        """Else the queue of the next one, which is another, would be taken for lost."""
-        backend, client = opened("valkey", key), servers.shared("valkey").client
-        for remove in (backend.clear, backend._store.reset):
-            client.hset(key, "queue", "0123456789abcdef")
-            remove()
-            assert not client.hexists(key, "queue")
-        backend.close()
+        assert not left(key)
 
     def test_a_crawler_that_died_while_it_made_keys_leaves_none_for_long(self, key: str) -> None:
         backend = opened("valkey", key)
         client = servers.shared("valkey").client
-        client.hset(key, "draft:00000abc", json.dumps([2, time.time() - 4000]))
-        client.hset(key, "draft:00000def", json.dumps([1, time.time() - 10]))
-        for name in ("00000abc:0", "00000abc:1", "00000def:0"):
-            client.set(f"{key}:{name}", "blocks")
+        now = 1000 * int(time.time())
+        old, new = "0" * 15 + "a", "0" * 15 + "b"
+        client.hset(key, f"draft:{old}", f"[2, {now - 4_000_000}]")
+        client.hset(key, f"draft:{new}", f"[1, {now - 10_000}]")
+        blocks = f"{{{key}}}:blocks"
+        for name in (f"{old}:0", f"{old}:1", f"{new}:0"):
+            client.set(f"{blocks}:{name}", "blocks")
         opened("valkey", key).close()
-        assert not client.exists(f"{key}:00000abc:0", f"{key}:00000abc:1")
-        assert client.exists(f"{key}:00000def:0")  # perhaps it is still at it
-        assert client.hkeys(key).count(b"draft:00000def") == 1
+        assert not client.exists(f"{blocks}:{old}:0", f"{blocks}:{old}:1")
+        assert client.exists(f"{blocks}:{new}:0")  # perhaps it is still at it
+        drafts = [name for name in client.hkeys(key) if name.startswith(b"draft:")]
+        assert drafts == [f"draft:{new}".encode()]
         backend.close()

@@ -1,8 +1,6 @@
 """Many crawlers on one filter: each fingerprint is new to exactly one of them."""
 
 import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +11,12 @@ import servers
 from crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
 from processes import FORKING
 from proxies import DroppingProxy
-from redis_filters import INFO, PLACES, WARNING, make, messages, opened, url_of
+from redis_filters import INFO, PLACES, make, messages, opened, url_of
 from scrapy_bloom import (
     FingerprinterMismatchError,
 )
-from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.keys.meta import CHUNK_BLOCKS
-from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom.redis.reader import unjoined
 
 
 def at_once(
@@ -91,7 +87,7 @@ class TestManyCrawlers:
         backend = opened("valkey", key)
         assert backend.add_many(fps(1000)) == 1000
         client = servers.shared("valkey").client
-        client.unlink(*client.keys(f"{key}*"))
+        client.unlink(*client.keys(f"*{key}*"))
         backend.add_many(fps(500, 1500))
         other = opened("valkey", key)
         assert all(fingerprint in other for fingerprint in fps(500, 1500))
@@ -105,24 +101,14 @@ class TestManyCrawlers:
         client = (
             servers.shared_cluster().client if place == "cluster" else servers.shared(place).client
         )
-        stored = RedisStore(RedisServer(url_of(place), cluster=cluster), key).read()
+        filter_ = unjoined(RedisServer(url_of(place), cluster=cluster), key)
+        stored = filter_.read()
+        assert stored is not None
         (generation,) = stored.generations
-        assert not stored.left_over
-        assert not stored.drafts
-        names = {name.decode() for name in client.scan_iter(match=f"{key}*", count=1000)}
-        assert names == {
-            key,
-            *(f"{key}:{generation.id}:{chunk}" for chunk in range(generation.num_chunks)),
-        }
-
-    def test_a_cluster_spreads_the_blocks_over_all_masters(self, key: str) -> None:
-        backend = opened("cluster", key, capacity=3_000_000, error_rate=1e-9)
-        backend.close()
-        nodes = servers.shared_cluster().nodes
-        chunks = [len(node.client.keys(f"{key}:*")) for node in nodes]
-        total = -(-choose_geometry(3_000_000, 5e-10).num_blocks // CHUNK_BLOCKS)
-        assert sum(chunks) == total
-        assert min(chunks) > 0
+        assert not [name for name in client.hkeys(key) if name.startswith(b"draft:")]
+        names = {name.decode() for name in client.scan_iter(match=f"*{key}*", count=1000)}
+        chunks = range(generation.num_chunks)
+        assert names == {key, *(filter_.chunk_key(generation, chunk) for chunk in chunks)}
 
     def test_no_lost_reply_makes_a_page_lost(self) -> None:
         """A proxy drops 3 % of the replies, after the server has executed the command."""
@@ -172,27 +158,13 @@ class TestManyCrawlers:
             assert first.add(fingerprint)
         trips = second.status().more["redis/round_trips"]
         assert not any(second.add(fingerprint) for fingerprint in fps(1000))
-        assert second.status().more["redis/round_trips"] == trips + 1000
+        used = second.status().more["redis/round_trips"] - trips
+        assert 1000 <= used < 1100  # the rest: a look each second at what was forgotten
         assert not any(second.add(fingerprint) for fingerprint in fps(1000))
-        assert second.status().more["redis/round_trips"] == trips + 1000  # the mirror knows them
+        assert second.status().more["redis/round_trips"] - trips < used + 100  # the mirror knows
         assert second.status().more["redis/mirror_hits"] == 1000
         first.close()
         second.close()
-
-    def test_a_known_request_does_not_wait_for_one_that_was_killed_while_it_grew(
-        self, key: str
-    ) -> None:
-        """Nor is it asked for again and again, if answers take longer than mirrors are trusted."""
-        backend = opened("valkey", key, trust_secs=0)
-        assert backend.add(b"page")
-        (generation,) = backend._store.read().generations
-        backend._store.blocks.seal(generation)
-        trips = backend.status().more["redis/round_trips"]
-        assert not backend.add(b"page")
-        assert backend.status().more["redis/round_trips"] <= trips + 5
-        assert backend.add(b"other")  # it makes the next one
-        assert not backend.add(b"page")
-        backend.close()
 
     def test_after_growing_a_new_request_still_takes_one_round_trip(self, key: str) -> None:
         backend = opened("valkey", key, capacity=1000)
@@ -204,7 +176,7 @@ class TestManyCrawlers:
         for fingerprint in fps(10_000, 10_000 + number):
             assert backend.add(fingerprint)
         used = backend.status().more["redis/round_trips"] - trips
-        assert number <= used <= 1.1 * number  # the rest: telling the count
+        assert number <= used <= number + 2
         backend.close()
 
     def test_one_that_is_slow_to_tell_does_not_let_it_overflow(self, key: str) -> None:
@@ -230,74 +202,34 @@ class TestManyCrawlers:
         for crawler in crawlers:
             crawler.close()
 
-    def test_two_that_come_too_late_at_once(self, key: str) -> None:
-        """One in the first generation, one in the second: exactly one of them is told "new"."""
-        late, later, fast = (opened("valkey", key, capacity=40, mirror=False) for _ in range(3))
-        for fingerprint in fps(41):
-            fast.add(fingerprint)  # the second generation is made
-        later.add(b"so that it knows of the second one")
-        answers: list[bool] = []
-        thread = threading.Thread(target=lambda: answers.append(late.add(b"page")))
-        in_the_first, in_the_second = threading.Event(), threading.Event()
-        blocks = later._store.blocks
-        look, record, follow = blocks.look, blocks.record, late._shared.follow
-
-        def look_at_the_first(*args: object) -> object:
-            answer = look(*args)
-            blocks.look = look
-            for fingerprint in fps(41, 200):
-                fast.add(fingerprint)  # the third one is made
-            thread.start()  # it knows of the first one only
-            assert in_the_first.wait(60)
-            return answer
-
-        def follow_later(*args: object) -> object:
-            in_the_first.set()
-            assert in_the_second.wait(60)
-            return follow(*args)
-
-        def record_in_the_second(*args: object) -> object:
-            answer = record(*args)
-            blocks.record = record
-            in_the_second.set()
-            thread.join(60)
-            return answer
-
-        blocks.look = look_at_the_first
-        blocks.record = record_in_the_second
-        late._shared.follow = follow_later
-        answers.append(later.add(b"page"))
-        assert sorted(answers) == [False, True]
-        for crawler in (late, later, fast):
+    def test_who_comes_late_records_in_the_newest_generation(self, key: str) -> None:
+        """It knows of the first one only, and its script is refused until it knows of all."""
+        late, fast = (opened("valkey", key, capacity=40, mirror=False) for _ in range(2))
+        assert all(fast.add(fingerprint) for fingerprint in fps(200))
+        assert len(fast.status().generations) > 2
+        assert len(late.status().generations) == 1
+        assert late.add(b"page")
+        assert not fast.add(b"page")
+        assert not any(late.add(fingerprint) for fingerprint in fps(200))
+        assert late.status().count == fast.status().count == 201
+        for crawler in (late, fast):
             crawler.close()
 
     def test_who_comes_second_does_not_make_another_filter(self, server: servers.Server) -> None:
         """There is room for one only."""
         second = make("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=20)
-        take = second._store.lock.take
+        read = second.filter.read
 
-        def after_the_first() -> bool:
-            if not server.client.hexists("k", "lock taken"):
-                server.client.hset("k2", "lock taken", 1)
-                second._store.lock.take = take
-                opened("valkey", "k", url=server.url, capacity=1_000_000).close()
-                used = server.client.info("memory")["used_memory"]
-                server.client.config_set("maxmemory", used + 2_000_000)
-            return take()
+        def before_the_first() -> object:
+            found = read()
+            second.filter.read = read
+            opened("valkey", "k", url=server.url, capacity=1_000_000).close()
+            used = server.client.info("memory")["used_memory"]
+            server.client.config_set("maxmemory", used + 2_000_000)
+            return found
 
-        second._store.lock.take = after_the_first
+        second.filter.read = before_the_first
         second.open()
         assert second.status().capacity == 1_000_000
+        assert len(server.client.keys("{k}:blocks:*")) == second.filter.live[0].num_chunks
         second.close()
-
-
-def test_a_short_wait_for_another_crawler_is_no_warning(
-    key: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    client = servers.shared("valkey").client
-    begun = time.monotonic()
-    client.set(f"{key}:lock", "web-1:4711:0123456789abcdef", px=1000)
-    backend = opened("valkey", key)
-    assert time.monotonic() - begun > 0.9  # and less than the five that are told of
-    assert not messages(caplog, WARNING)
-    backend.close()

@@ -5,10 +5,9 @@ import pytest
 import servers
 from clock import Clock
 from redis_filters import ERROR, fps, messages, opened
-from scrapy_bloom import (
-    StorageError,
-)
-from scrapy_bloom.redis.keys.store import RedisStore
+from scrapy_bloom import OutageError, StorageError
+from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.shared import Reply, SharedBatch, SharedStore
 
 
 def fill_up(server: servers.Server) -> None:
@@ -37,14 +36,15 @@ class TestFull:
         assert len(backend.status().generations) == 2
         assert not any(backend.add(fingerprint) for fingerprint in fps(30_000))
         backend.close()
-        assert len(server.client.keys("k:*")) == 2  # what was begun in vain is gone
+        # What was begun in vain is gone.
+        assert len(server.client.keys("{k}:blocks:*")) == 2
 
     def test_no_room_at_the_start(self, server: servers.Server) -> None:
         used = server.client.info("memory")["used_memory"]
         server.client.config_set("maxmemory", used + 500_000)
         with pytest.raises(StorageError, match="memory is full.*BLOOM_EXPECTED_REQUESTS"):
             opened("valkey", "k", url=server.url, capacity=1_000_000, deadline_secs=1)
-        assert not server.client.keys("k:*")
+        assert not server.client.keys("{k}:*")
 
     def test_no_room_to_turn(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
@@ -88,9 +88,9 @@ class TestFull:
         clock.now += 5000
         assert not backend.add(b"other")
         backend.close()
-        assert [each.open_until for each in RedisStore(backend.server, "k").read().generations] == [
-            0
-        ]
+        stored = backend.filter.read()
+        assert stored is not None
+        assert [each.open_until for each in stored.generations] == [0]
 
     def test_warn_stays_in_one_generation(self, key: str) -> None:
         backend = opened("valkey", key, capacity=100, on_full="warn", error_rate=1e-6)
@@ -99,3 +99,44 @@ class TestFull:
         assert len(backend.status().generations) == 1
         assert backend.status().load > 5
         backend.close()
+
+
+def found_in(number: int) -> list[Found]:
+    """The requests of a batch of 200 KB, each another one."""
+    return [
+        Found(b"%d " % each + bytes(10_000), fps(each, each + 1)[0], priority=0, newest_first=False)
+        for each in range(20 * number, 20 * number + 20)
+    ]
+
+
+def applied(store: SharedStore, batch: SharedBatch) -> Reply | None:
+    try:
+        return store.apply(batch)
+    except OutageError:
+        return None
+
+
+@pytest.mark.parametrize("program", servers.PROGRAMS)
+def test_no_room_for_a_batch(program: str) -> None:
+    """It is applied once there is room, whatever part of it was applied before that."""
+    server = servers.Server(program)
+    backend = opened("valkey", "k", url=server.url, capacity=5000, deadline_secs=0.2)
+    store = SharedStore(backend.filter, "spider", by_slot=False, lease_secs=600)
+    store.join()
+    used = server.client.info("memory")["used_memory"]
+    server.client.config_set("maxmemory", used + 1_500_000)
+    number = 0
+    while applied(store, SharedBatch(found_in(number))):
+        number += 1
+    assert number
+    server.client.config_set("maxmemory", 0)
+    batch = SharedBatch(found_in(number))
+    servers.wait_for(lambda: applied(store, batch) is not None, lambda: "it does not come back")
+    expected = {each.data for n in range(number + 1) for each in found_in(n)}
+    taken: list[bytes] = []
+    while batch_taken := store.apply(SharedBatch(want=50)).taken:
+        taken += [each.data for each in batch_taken]
+    assert set(taken) == expected
+    assert len(taken) - len(expected) <= 1
+    backend.close()
+    server.end()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import servers
+from cli import bloom
 from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from scrapy_bloom.job.paths import filter_in_use
 from sites import ScriptedSite, Site, tree_site
@@ -128,9 +129,9 @@ def test_what_scrapy_redis_keeps_and_flushes(
     assert pages(SCHEDULER_FLUSH_ON_START=True) == PAGES
     assert server.client.keys("shared:*")
     assert pages(SCHEDULER_PERSIST=False) == 0
-    assert not servers.keys_for_good(server.client, "*")  # flushed at the close
+    assert not server.client.keys("*")  # flushed at the close
     assert pages(SCHEDULER_PERSIST=False) == PAGES
-    assert not servers.keys_for_good(server.client, "*")
+    assert not server.client.keys("*")
 
 
 @pytest.mark.parametrize("flushes", ["at its close", "at its start"])
@@ -154,8 +155,11 @@ def test_a_worker_that_flushes_costs_the_others_no_page(
         other = shared(site.url, tmp_path / "other", **settings, SCHEDULER_FLUSH_ON_START=True)
     for worker in (stays, other):
         assert worker.finish() == 0, worker.output
-        assert not worker.told("ERROR") + worker.told("WARNING")
+        assert not worker.told("ERROR")
     assert set(site.hits) == {"/", *pages}
+    (warning,) = stays.told("WARNING")
+    assert "was lost: removed, flushed" in warning
+    assert not other.told("WARNING")
     site.end()
 
 
@@ -277,13 +281,20 @@ def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: 
     assert crawl.finish() == 0, crawl.output
     (warning,) = crawl.told("WARNING")
     assert "starts over with an empty filter" in warning
-    assert "links:bloom.set-aside-" in warning
+    assert "{links:bloom}.set-aside-" in warning
     assert len(tree.hits) == PAGES
-    (kept,) = server.client.keys("links:bloom.set-aside-*")
+    (kept,) = server.client.keys("{links:bloom}.set-aside-*")
     assert server.client.hexists(kept, "filter")
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     assert not crawl.told("WARNING")
+    blocks = len(server.client.keys("{links:bloom}:blocks:*"))
+    for command in ("info", "reset"):
+        more = ["--yes"] if command == "reset" else []
+        ran = bloom(command, server.url, "--key", kept.decode(), *more, cwd=tmp_path)
+        assert ran.status == 0, ran
+    assert not server.client.exists(kept)
+    assert len(server.client.keys("{links:bloom}:blocks:*")) == blocks / 2
 
 
 def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
@@ -303,7 +314,7 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
         (warning,) = crawl.told("WARNING")
         assert told in warning
     assert len(tree.hits) == PAGES
-    assert len(server.client.keys("links:bloom.set-aside-*")) == 1
+    assert len(server.client.keys("{links:bloom}.set-aside-*")) == 1
 
 
 def test_one_crawl_at_a_time_in_a_job_directory(

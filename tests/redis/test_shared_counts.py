@@ -37,7 +37,8 @@ def test_workers_with_queues_of_their_own(
     assert in_all == a + b
 
 
-def test_the_close_does_not_wait_long_for_a_server(server: servers.Server, tmp_path: Path) -> None:
+def test_a_server_that_is_gone_at_the_close(server: servers.Server, tmp_path: Path) -> None:
+    """What was recorded is there already: nothing is waited for, and nothing is said."""
     leaves = [f"/leaf/{number}" for number in range(5)]
     site = ScriptedSite({"/": [tuple(leaves)]})
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url}
@@ -48,5 +49,4 @@ def test_the_close_does_not_wait_long_for_a_server(server: servers.Server, tmp_p
     assert crawl.finish() == 0
     site.end()
     assert figures(crawl) == (len(leaves), len(leaves))
-    (error,) = crawl.told("ERROR")
-    assert "(waited up to 5 seconds" in error
+    assert not crawl.told("ERROR")

@@ -109,8 +109,6 @@ def test_what_goes_together() -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"BLOOM_COUNTING": True}, "BLOOM_FORGET_FAILED = True alone is enough"),
-        ({"BLOOM_COUNTING": "0"}, "remove BLOOM_COUNTING"),
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
         ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
@@ -164,7 +162,7 @@ NAMES = [
     *("BLOOM_ON_UNCLEAN_SHUTDOWN", "BLOOM_SYNC_SECS"),
     *("BLOOM_REDIS_URL", "BLOOM_REDIS_CLUSTER", "BLOOM_REDIS_SENTINEL", "BLOOM_REDIS_KEY"),
     *("BLOOM_REDIS_DEADLINE_SECS", "BLOOM_REDIS_ON_OUTAGE", "BLOOM_REDIS_MIRROR"),
-    "BLOOM_REDIS_FLUSH",
+    *("BLOOM_REDIS_FLUSH", "BLOOM_REDIS_SHARDS"),
 ]
 ANYTHING = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
@@ -229,6 +227,8 @@ def test_redis_defaults() -> None:
         ("BLOOM_REDIS_CLUSTER", "0", "redis_cluster", False),
         ("BLOOM_REDIS_MIRROR", 0, "redis_mirror", False),
         ("BLOOM_REDIS_FLUSH", "1", "redis_flush", True),
+        ("BLOOM_REDIS_SHARDS", "64", "redis_shards", 64),
+        ("BLOOM_REDIS_SHARDS", 4.0, "redis_shards", 4),
         ("BLOOM_REDIS_SENTINEL", "mymaster", "redis_sentinel", "mymaster"),
         ("BLOOM_REDIS_SENTINEL", None, "redis_sentinel", None),
         *(
@@ -253,6 +253,10 @@ def test_redis_accepted(name: str, value: object, field: str, expected: object) 
             for value in ("", "yes", None, 2, 1.0, [])
         ),
         *(
+            ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
+            for value in (0, 65, 1.5, "four", None, True, float("nan"))
+        ),
+        *(
             ("BLOOM_REDIS_SENTINEL", value, "the name of the service that a Sentinel watches")
             for value in (5, b"mymaster", ["mymaster"], True)
         ),
@@ -272,6 +276,14 @@ def test_redis_accepted(name: str, value: object, field: str, expected: object) 
 )
 def test_redis_refused(name: str, value: object, allowed: str) -> None:
     test_refused(name, value, allowed)
+
+
+def test_shards_need_the_queue_of_crash_safe_scheduler() -> None:
+    assert read(BLOOM_REDIS_SHARDS=4).redis_shards == 4  # without any effect
+    with pytest.raises(SettingError, match="^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler"):
+        read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis")
+    scheduler = "scrapy_bloom.CrashSafeScheduler"
+    assert read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis", SCHEDULER=scheduler).shares_queue
 
 
 BAD_URLS = [

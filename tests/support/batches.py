@@ -24,8 +24,7 @@ _MOST_OPERATIONS = 300
 class Counts(NamedTuple):
     seq: int
     applied: int
-    pushed: int
-    done: int
+    left: int
     suspect: int
 
 
@@ -70,7 +69,7 @@ def snapshot(path: Path) -> Snapshot:
         run = database.execute
         counts = Counts(*run(f"SELECT {', '.join(Counts._fields)} FROM filter_log").fetchone())
         number = run("SELECT count(*) FROM requests").fetchone()[0]
-        assert number == counts.pushed - counts.done
+        assert number == counts.left
         return (
             counts,
             tuple(run("SELECT * FROM requests ORDER BY id")),

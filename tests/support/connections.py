@@ -12,7 +12,6 @@ import servers
 from backends import redis_backend
 from scrapy_bloom import BloomError, OutageError, StorageError
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.keys.bitfield import NAME, BitfieldPacker
 
 PROGRAMS = list(servers.PROGRAMS)
 SECRET = "hushhush"  # in every password of these tests, and nowhere else
@@ -36,7 +35,7 @@ def check_tells_nothing(error: BaseException) -> None:
 
 
 def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
-    """As a crawl does: this sends packed commands, pipelines, transactions, all of it."""
+    """As a crawl does: this sends scripts, pipelines, all of it."""
     backend = redis_backend(server, key, capacity=expected, error_rate=1e-9)
     backend.open()
     backend.begin()
@@ -91,10 +90,10 @@ def service(program: str) -> servers.Service:
     return servers.Service(program)
 
 
-def packed(number: int, key: str = "packed") -> Callable[[Any], list[int]]:
-    """Set so many bits; the answer is as many values, and two marks as one."""
-    command = BitfieldPacker(key.encode(), number, marks_at=8000).set(0, range(number))
-    return lambda client: client.execute_command(NAME, key, command)
+def setting_bits(number: int, key: str = "bits") -> Callable[[Any], list[int]]:
+    """Set so many bits; the answer is what they were."""
+    words = [word for each in range(number) for word in ("SET", "u1", each, 1)]
+    return lambda client: client.execute_command("BITFIELD", key, *words)
 
 
 def locked_up(server: servers.Server) -> str:

@@ -11,6 +11,8 @@ FILTER_NAME = "generation-0001.bloom"
 
 def make(directory: Path | None, **options: object) -> LocalBackend:
     job = Job(options.pop("job_dir", None), options.pop("on_unclean_shutdown", "auto"))
+    if job.path is not None:  # the crawl has locked it
+        (job.path / "bloom").mkdir(parents=True, exist_ok=True)
     backend = local_backend(
         directory, **{"capacity": 2000, "error_rate": 1e-6, "sync_secs": 0, "job": job, **options}
     )

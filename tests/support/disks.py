@@ -1,18 +1,24 @@
-"""A disk of its own for a test, whose power can be cut: an ext4 file system in a file."""
+"""Disks of their own for a test: ext4 file systems in files, whose power or writes can fail."""
 
+import contextlib
 import fcntl
 import os
 import shutil
 import struct
 import subprocess
+import time
 from pathlib import Path
 
+SIZE = 64 << 20
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 _WITHOUT_FLUSHING = struct.pack("I", 2)
+_FIEMAP = 0xC020660B  # FS_IOC_FIEMAP
+_MOST_EXTENTS = 100
+_ROOM = 4 * SIZE  # for an image and its copies
 
 
 class Disk:
-    """A mounted disk of 64 MB.
+    """A mounted disk of 64 MB, whose power can be cut.
 
     Args:
         directory: for its image, and where it is mounted.
@@ -27,7 +33,7 @@ class Disk:
         self._image = directory / "image"
         self._restarts = 0
         with self._image.open("wb") as image:
-            image.truncate(64 << 20)
+            image.truncate(SIZE)
         _run("mkfs.ext4", "-q", "-F", self._image)
         self._mount()
 
@@ -45,7 +51,7 @@ class Disk:
         It is a copy of the image. A mount namespace that another test has made meanwhile keeps the
         file system that was cut off, and the same image would be that one again.
         """
-        self.end()
+        self._unmount()
         self._restarts += 1
         copy = self._image.with_name(f"image-{self._restarts}")
         shutil.copyfile(self._image, copy)
@@ -55,10 +61,90 @@ class Disk:
 
     def end(self) -> None:
         """Unmount it."""
-        _run("umount", self.path)
+        self._unmount()
 
     def _mount(self) -> None:
         _run("mount", "-o", "loop", self._image, self.path)
+
+    def _unmount(self) -> None:
+        _run("umount", self.path)
+
+
+class FailingDisk(Disk):
+    """A disk that fails to write: the kernel finds that out when it writes its pages to the disk.
+
+    Its image is a sparse file on a file system that can be made full. Blocks that were written
+    before can still be read and overwritten.
+
+    Args:
+        directory: see `Disk`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._store = directory / "store"
+        self._store.mkdir(parents=True)
+        _run("mount", "-t", "tmpfs", "-o", f"size={_ROOM}", "none", self._store)
+        try:
+            super().__init__(self._store)
+        except BaseException:
+            _run("umount", self._store)
+            raise
+
+    def fail(self) -> None:
+        """Fail to write to all blocks that were never written, the journal's among them."""
+        os.sync()
+        for _ in range(10):
+            store = os.statvfs(self._store)
+            used = (store.f_blocks - store.f_bfree) * store.f_frsize
+            with contextlib.suppress(OSError):  # it has become more since
+                _run("mount", "-o", f"remount,size={used}", self._store)
+                return
+        raise AssertionError("the disk is in use")
+
+    def fail_within(self, file: Path) -> None:
+        """Fail to write to the blocks of a file that were never written."""
+        os.sync()
+        begin = 0
+        with self._image.open("r+b") as image:
+            for at, length in [*_extents(file), (SIZE, 0)]:
+                if at > begin:
+                    os.posix_fallocate(image.fileno(), begin, at - begin)
+                begin = at + length
+        self.fail()
+
+    def fail_when_free(self, room: int) -> None:
+        """Fail to write to all blocks that belong to no file yet, but for some bytes."""
+        file, system = self.path / "free", os.statvfs(self.path)
+        with file.open("wb") as free:
+            os.posix_fallocate(free.fileno(), 0, system.f_bavail * system.f_frsize - room)
+        self.fail_within(file)
+        file.unlink()
+
+    def repair(self) -> None:
+        """Fail no more."""
+        _run("mount", "-o", f"remount,size={_ROOM}", self._store)
+
+    def end(self) -> None:
+        """Unmount it."""
+        super().end()
+        end_of_wait = time.monotonic() + 30
+        while True:  # the kernel lets go of the image a moment after the disk is unmounted
+            try:
+                return _run("umount", self._store)
+            except OSError:
+                if time.monotonic() >= end_of_wait:
+                    raise
+                time.sleep(0.1)
+
+
+def _extents(file: Path) -> list[tuple[int, int]]:
+    """Return where a file lies on its disk: offsets and lengths, in bytes."""
+    found = bytearray(struct.pack("QQIIII", 0, 2**64 - 1, 0, 0, _MOST_EXTENTS, 0))
+    found += bytes(56 * _MOST_EXTENTS)
+    with file.open("rb") as opened:
+        fcntl.ioctl(opened.fileno(), _FIEMAP, found)
+    (number,) = struct.unpack_from("I", found, 20)
+    return sorted(struct.unpack_from("QQ", found, 40 + 56 * each) for each in range(number))
 
 
 def _run(*command: str | Path) -> None:

@@ -82,6 +82,7 @@ NAMES = [
 ]
 DRAFTS = ["[1]", "[1, 2, 3]", '["1", 0]', "[-1, 0]", "[1.5, 0]", "[1, null]", '[1, "x"]']
 DRAFTS += ["[1, NaN]", "[1, -1e999]", "[1000000000000, 0]", f"[{10**30}, 0]", "{}", "[true, 0]"]
+LEFT_OVER: list[dict[str, Any]] = [{"num_blocks": 10**12}, {"num_blocks": -1}, {"num_hashes": 0}]
 
 # What may be so, though it never was: figures within their ranges, and texts that nobody reads.
 HARMLESS = {
@@ -92,7 +93,10 @@ HARMLESS = {
     ),
     *("filter.format: missing", "filter.hash_scheme: missing", "filter.error_rate: missing"),
     *(f"filter.error_rate: {value}" for value in ("zero", "fraction", "tiny")),
-    "generation: one member more",
+    *("generation: one member more", "filter: one member more"),
+    *("generation: {'counter_bits': 2}", "generation: {'counter_bits': 8}"),
+    *(f"field {name[:30]!r}" for name in NAMES if not name.startswith(b"draft:")),
+    *(f"left over: {what}" for what in LEFT_OVER),
     *("generation.error_rate: fraction", "generation: {'error_rate': 0.999}"),
     *("generation: {'num_hashes': 64}", "generation: {'capacity': 1}", "draft: list"),
     *(
@@ -108,7 +112,7 @@ HARMLESS = {
 
 def mutations(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Fields]]:
     """A name for each, and all fields of the hash."""
-    generations = sorted(name for name in fields if name.count(b":") == 1 and name[:5] != b"draft")
+    generations = sorted(name for name in fields if name.startswith(b"gen:"))
     newest = generations[-1]
     for place, name in (("filter", b"filter"), ("generation", newest)):
         for what, text in _texts(place, fields[name]):
@@ -119,12 +123,12 @@ def mutations(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Fields]]:
     for what, text in _salts(fields[b"filter"]):
         yield what, {**fields, b"filter": text}
     for what, count in COUNTS.items():
-        yield f"count: {what}", {**fields, newest + b":count": count}
+        yield f"count: {what}", {**fields, newest.replace(b"gen", b"count"): count}
     for name in NAMES:
         yield f"field {name[:30]!r}", {**fields, name: b"{}"}
     for what, text in [*TEXTS.items(), *((each, each.encode()) for each in DRAFTS)]:
         yield f"draft: {what}", {**fields, b"draft:0123abcd": text}
-    for what in ({"num_blocks": 10**12}, {"num_blocks": -1}, {"num_hashes": 0}):
+    for what in LEFT_OVER:
         text = _changed(fields[newest], id="01234567", **what)
         yield f"left over: {what}", {**fields, b"abcd0123:1": text}
 
@@ -241,7 +245,7 @@ def main(url: str) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     client = redis.Redis.from_url(url)
     fields = good_fields(url)
-    blocks = {key: client.get(key) for key in client.keys(f"{KEY}:*")}
+    blocks = {key: client.get(key) for key in client.keys(f"{{{KEY}}}:blocks:*")}
     for name, changed in mutations(fields):
         told = {"name": name}
         for how, use in (("crawl", _crawl), ("look", _look)):

@@ -7,6 +7,7 @@ from typing import Any
 
 from backends import local_backend
 from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Batch, Found
@@ -28,6 +29,7 @@ class LoggedFilter:
     ) -> None:
         job.mkdir(parents=True, exist_ok=True)
         self.found: list[Found] = []
+        self._lock = lock_job(job)
         self.database = RequestDatabase(job / DATABASE, by_slot=False)
         self.backend = local_backend(
             directory or job / "bloom",
@@ -43,6 +45,7 @@ class LoggedFilter:
             self.backend.open(self.database)
         except BaseException:
             self.database.close()
+            self._lock.release()
             raise
         self.backend.begin()
 
@@ -86,6 +89,7 @@ class LoggedFilter:
             self.backend.close()
         finally:
             self.database.close()
+            self._lock.release()
 
     def die(self) -> None:
         """End as a kill does: the files are as they were at that instant."""
@@ -98,6 +102,7 @@ class LoggedFilter:
         for file in store.live:
             file.close()
         store.unlock()
+        self._lock.release()
         if self.database._log is not None:
             self.database._log.close()
         with contextlib.suppress(Exception):

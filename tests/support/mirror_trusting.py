@@ -6,4 +6,4 @@ from scrapy_bloom import BloomDupeFilter
 class MirrorTrusting(BloomDupeFilter):
     def open(self) -> None:
         super().open()
-        self.backend._lookup._trust_secs = 3600
+        self.backend._trust_secs = 3600

@@ -121,7 +121,7 @@ def admin(server: servers.Server) -> redis.Redis:
 
 
 def blocks(server: servers.Server) -> list[bytes]:
-    return admin(server).keys(f"{KEY}:*")
+    return admin(server).keys(f"{{{KEY}}}:blocks:*")
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from typing import Any
 
 import servers
 from crawls import SPIDER, Crawl, spider_with
-from scrapy_bloom.queues.members import keys_of_queue
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
 from sites import Site, tree_site
 
 # Its start() writes a line into a file each time it begins; what comes then is given.
@@ -68,7 +68,6 @@ class SharedCrawl:
         self.settings = {
             "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
             "BLOOM_BACKEND": "redis",
-            "BLOOM_QUEUE": "redis",
             # A server that is only slow is not away.
             "BLOOM_REDIS_URL": f"{self.server.url}?socket_timeout=10",
             "BLOOM_REDIS_KEY": self.key,
@@ -129,13 +128,13 @@ class SharedCrawl:
         ends = tuple(f":{worker.pid}" for worker in workers)
         for each in self.state().workers:
             if each.name.endswith(ends):
-                self.server.client.hset(self.keys[2], each.id, 1)
-        self.server.client.hdel(self.keys[3], "look")  # it is time to look for dead ones
+                self.server.client.hset(self.keys[3], each.id, 1)
+        self.server.client.hdel(self.keys[0], "look")  # it is time to look for dead ones
 
     @property
     def keys(self) -> list[str]:
-        """Those of pending requests, leased ones, workers and state, and the filter's."""
-        return list(keys_of_queue(self.key))
+        """The filter's hash, then those of pending requests, leased ones, workers, and others."""
+        return keys_of(self.key)
 
     def starts(self) -> int:
         """How often start() has begun."""

@@ -16,14 +16,15 @@ from scrapy.utils.request import RequestFingerprinter
 import servers
 from backends import local_backend, redis_backend
 from cli import Ran, bloom
-from request_queues import fill
+from request_queues import FINGERPRINTER, fill
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.queues.batch import serialized
-from scrapy_bloom.queues.redis import SharedRequests
+from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import SharedFilter
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
-FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 SALT = bytes(range(16))
 
 
@@ -122,12 +123,16 @@ def prepare(path: Path) -> str:
 
 
 def make_queue(url: str, key: str) -> None:
-    """A shared queue in which a request waits, and which no worker uses."""
-    options = {"by_slot": False, "lease_secs": 60.0}
-    queue = SharedRequests(RedisServer(url), RedisServer(url), key, **options)
+    """A filter in Redis, if there is none, and its queue with a request, which no worker uses."""
+    policy, origin = Policy(expected=1000, error_rate=1e-6), Origin(fingerprinter=FINGERPRINTER)
+    filter_ = SharedFilter(RedisServer(url), key, policy, origin)
+    filter_.join()
+    store = SharedStore(filter_, "shop", by_slot=False, lease_secs=60)
+    store.join()
     request = serialized(Request("https://shop.example/waits").to_dict())
-    queue.push(request, slot="", priority=0, rank=0, newest_first=True)
-    queue.close()
+    store.apply(SharedBatch([Found(request)]))
+    store.leave()
+    filter_.server.close()
 
 
 def forget_shared(url: str) -> None:

@@ -19,8 +19,8 @@ from connections import (
     failure,
     healthy,
     locked_up,
-    packed,
     service,
+    setting_bits,
 )
 from scrapy_bloom import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -98,7 +98,7 @@ class TestOutages:
         servers.wait_for(lambda: is_back(tried), lambda: "it does not come")
         caplog.clear()
         server.kill()
-        failure(lambda: tried.call(packed(3)), OutageError)
+        failure(lambda: tried.call(setting_bits(3)), OutageError)
         tried._next_attempt = math.inf  # so that it takes no second to ask 100 times
         trips = tried.round_trips
         for _ in range(100):
@@ -121,7 +121,7 @@ class TestOutages:
 
     def test_a_short_outage_is_waited_out(self, server: servers.Server) -> None:
         tried = RedisServer(server.url, deadline_secs=20)
-        tried.call(packed(3))
+        tried.call(setting_bits(3))
         server.kill()
 
         def start_when_missed() -> None:
@@ -130,7 +130,7 @@ class TestOutages:
 
         soon = threading.Thread(target=start_when_missed)
         soon.start()
-        assert tried.call(packed(3)) == [0] * 4  # it had saved nothing
+        assert tried.call(setting_bits(3)) == [0] * 3  # it had saved nothing
         assert tried.retries > 2
         soon.join()
 
@@ -151,22 +151,22 @@ class TestOutages:
     def test_a_late_answer_is_not_taken_for_the_next_one(self, server: servers.Server) -> None:
         # A machine that stands still for a while is no second outage.
         tried = RedisServer(f"{server.url}?socket_timeout=4", deadline_secs=0.3)
-        tried.call(packed(3))
+        tried.call(setting_bits(3))
         server.pause()
         try:
-            failure(lambda: tried.call(packed(3)), OutageError)
+            failure(lambda: tried.call(setting_bits(3)), OutageError)
         finally:
             server.go_on()
         tried._next_attempt = 0.0
-        servers.wait_for(lambda: is_back(tried, packed(5)), lambda: "it does not come back")
-        assert tried.call(packed(7)) == [1] * 5 + [0] * 3
+        servers.wait_for(lambda: is_back(tried, setting_bits(5)), lambda: "it does not come back")
+        assert tried.call(setting_bits(7)) == [1] * 5 + [0] * 2
 
     def test_an_error_between_commands_does_no_harm(self, server: servers.Server) -> None:
         tried = RedisServer(server.url)
         server.client.hset("hash", "x", 1)
         for number in range(1, 5):
-            failure(lambda number=number: tried.call(packed(number, "hash")))
-            assert tried.call(packed(number)) == [1] * (number - 1) + [0, 0]
+            failure(lambda number=number: tried.call(setting_bits(number, "hash")))
+            assert tried.call(setting_bits(number)) == [1] * (number - 1) + [0]
             assert tried.call(lambda client: client.hget("hash", "x")) == b"1"
 
     def test_a_cluster_that_hangs(self, own_cluster: servers.Cluster) -> None:
@@ -230,15 +230,15 @@ class TestOutages:
         admin = master.client
         admin.set("x", 1)
         assert admin.wait(1, 30_000) == 1
-        tried.call(packed(3, "y"))
+        tried.call(setting_bits(3, "y"))
         master.kill()
         failure(short.now, OutageError)
         own.notice_soon()
-        tried.call(packed(3))
+        tried.call(setting_bits(3))
         assert tried.retries > 0
         assert tried.call(lambda client: client.incr("x")) == 2
         assert replica.client.get("x") == b"2"
-        assert replica.client.exists("packed")
+        assert replica.client.exists("bits")
         own.end()
 
     @pytest.mark.usefixtures("_only_waits_take_time")

@@ -17,9 +17,9 @@ from connections import (
     USER,
     failure,
     locked,
-    packed,
     refusal,
     service,
+    setting_bits,
     use,
 )
 from scrapy_bloom import OutageError
@@ -123,11 +123,11 @@ def test_all_commands_share_one_connection() -> None:
     for pause in (0, 1.1):  # after a while, the connection is looked at again
         time.sleep(pause)
         for _ in range(3):
-            server.call(packed(3))
+            server.call(setting_bits(3))
             server.now()
             server.call(lambda client: client.pipeline().get("x").execute())
-            server.call(packed(2))
-    server.call(packed(3))
+            server.call(setting_bits(2))
+    server.call(setting_bits(3))
     assert clients(admin) == before + 1
     server.close()
     own.end()

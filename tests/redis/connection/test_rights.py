@@ -91,13 +91,16 @@ def settings_of(url: str, nodes: list[servers.Server], **more: Any) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("queue", ["job", "redis"])
-def test_a_crawl_works(queue: str, place: list[servers.Server], tree: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "scheduler", ["scrapy.core.scheduler.Scheduler", "scrapy_bloom.CrashSafeScheduler"]
+)
+def test_a_crawl_works(
+    scheduler: str, place: list[servers.Server], tree: Site, tmp_path: Path
+) -> None:
     """With growth, and forgotten requests."""
     url = let_in(place, documented())
-    shared = {"BLOOM_QUEUE": "redis", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
     more = {"BLOOM_EXPECTED_REQUESTS": 40, "BLOOM_FORGET_FAILED": True, "LOG_LEVEL": "DEBUG"}
-    more |= shared if queue == "redis" else {}
+    more["SCHEDULER"] = scheduler
     crawl = Crawl(tree.url, tmp_path, settings_of(url, place, **more))
     assert crawl.finish() == 0
     assert not crawl.told("WARNING") + crawl.told("ERROR"), crawl.output
@@ -134,6 +137,23 @@ def test_each_command_works(place: list[servers.Server], tmp_path: Path) -> None
     for node in place:
         denied = node.client.acl_log()
         assert not denied, denied
+
+
+@pytest.mark.parametrize("place", PROGRAMS, indirect=True)
+def test_a_set_of_scrapy_redis_is_imported(place: list[servers.Server], tmp_path: Path) -> None:
+    """Its key and three commands are named apart."""
+    more = page("redis.md").partition("set of scrapy-redis")[2].partition("**Passwords")[0]
+    words = rules_in(more.replace("`", " "))
+    assert words
+    rules = [*documented(), *words, "~shop:dupefilter"]
+    url = let_in(place, rules)
+    for each in fingerprints(urls(range(9))):
+        place[0].client.sadd("shop:dupefilter", each.hex())
+    settings = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
+    ran = bloom("import", url, "made", "--source-key", "shop:dupefilter", *settings, cwd=tmp_path)
+    assert ran.status == 0, ran
+    denied = place[0].client.acl_log()
+    assert not denied, denied
 
 
 def test_a_job_is_moved_to_workers_and_back(

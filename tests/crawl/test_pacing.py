@@ -1,0 +1,156 @@
+"""The event loop runs while a spider yields many requests: real crawls."""
+
+from pathlib import Path
+
+import pytest
+from scrapy.settings import default_settings
+
+from crawls import Crawl, stat
+
+SAFE = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+LOOPS = [
+    pytest.param({}, id="asyncio"),
+    pytest.param({"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}, id="select"),
+]
+if hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
+    LOOPS.append(pytest.param({"TWISTED_REACTOR_ENABLED": False}, id="no reactor"))
+NUMBER = 400  # of requests that are yielded
+MOST_AT_ONCE = 100  # of them by two callbacks, while the event loop does not run
+
+# What is yielded depends on `url`. Nothing is downloaded.
+SPIDER = f"""
+import scrapy
+from scrapy.utils.reactor import CallLaterOnce
+
+
+class Plain:  # Scrapy 2.13 gives it, and what comes after it, no asynchronous generator
+    def process_spider_output(self, response, result, spider=None):
+        yield from result
+
+    async def process_spider_output_async(self, response, result, spider=None):
+        async for each in result:
+            yield each
+
+
+class ManySpider(scrapy.Spider):
+    name = "many"
+    at_once = most_at_once = 0
+    custom_settings = {{"SPIDER_MIDDLEWARES": {{Plain: 500}}, "RETRY_ENABLED": False}}
+
+    async def start(self):
+        self.loop = CallLaterOnce(self.loop_runs)
+        self.loop.schedule()
+        if self.url == "start":
+            for request in self.many("s"):
+                yield request
+        elif self.url == "errback":
+            yield scrapy.Request("unknown://x", errback=self.parse_failure)
+        else:
+            for name in "ab":  # both at a time
+                yield scrapy.Request(f"data:,{{name}}", getattr(self, f"parse_{{self.url}}"))
+
+    def loop_runs(self):
+        self.at_once = 0
+        self.loop.schedule()
+
+    def many(self, name):
+        for number in range({NUMBER}):
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            yield scrapy.Request(f"data:,{{name}}{{number}}", self.parse_one)
+
+    def parse_plain(self, response):
+        yield from self.many(response.text)
+
+    async def parse_async(self, response):
+        for request in self.many(response.text):
+            yield request
+
+    def parse_failing(self, response):
+        for number, request in enumerate(self.many(response.text)):
+            if number == 100:
+                raise ValueError("in mid-output")
+            yield request
+
+    def parse_items(self, response):
+        for number in range({NUMBER}):
+            yield {{"text": f"{{response.text}}{{number:03}}"}}
+
+    def parse_failure(self, failure):
+        return self.many("f") if failure.value else None
+
+    def parse_one(self, response):
+        self.crawler.stats.inc_value("parsed")
+
+    def closed(self, reason):
+        self.loop.cancel()
+        self.crawler.stats.set_value("most_at_once", self.most_at_once)
+"""
+# It fails at its second step, and goes on after that.
+STUMBLING = """
+class Stumbling:
+    number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number == 2:
+            raise ValueError("in mid-output")
+        if self.number > 4:
+            raise StopIteration
+        return scrapy.Request(f"data:,{self.number}", ManySpider.current.parse_one)
+
+
+def parse_failure(self, failure):
+    ManySpider.current = self
+    return Stumbling()
+
+
+ManySpider.parse_failure = parse_failure
+"""
+
+
+def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) -> Crawl:
+    spider = directory / "many.py"
+    spider.write_text(code)
+    run = Crawl(output, directory, {**SAFE, **settings}, spider=spider)
+    assert run.finish() == 0, run.output
+    assert "'finish_reason': 'finished'" in run.output
+    return run
+
+
+@pytest.mark.parametrize("settings", LOOPS)
+@pytest.mark.parametrize("output", ["start", "plain", "async", "errback"])
+def test_the_event_loop_runs_meanwhile(output: str, settings: dict, tmp_path: Path) -> None:
+    run = crawl(tmp_path, output, **settings)
+    times = 2 if output in {"plain", "async"} else 1
+    assert stat(run, "parsed") == times * NUMBER
+    assert 0 < stat(run, "most_at_once") <= MOST_AT_ONCE
+    assert not [line for line in run.lines("ERROR") if "unknown://x" not in line]
+
+
+@pytest.mark.parametrize("settings", LOOPS)
+def test_an_exception_in_mid_output_is_the_spiders(settings: dict, tmp_path: Path) -> None:
+    run = crawl(tmp_path, "failing", **settings)
+    assert stat(run, "parsed") == 2 * 100
+    assert stat(run, "spider_exceptions/ValueError") == 2
+    assert len(run.lines("ERROR")) == 2
+    assert run.output.count("ValueError: in mid-output") == 2
+
+
+def test_output_that_goes_on_after_an_exception(tmp_path: Path) -> None:
+    run = crawl(tmp_path, "errback", SPIDER + STUMBLING)
+    assert stat(run, "parsed") == 3
+    assert stat(run, "spider_exceptions/ValueError") == 1
+
+
+def test_the_order_of_items_stays(tmp_path: Path) -> None:
+    run = crawl(tmp_path, "items", FEEDS=f'{{"{tmp_path}/items.csv": {{"format": "csv"}}}}')
+    items = (tmp_path / "items.csv").read_text().split()[1:]
+    for name in "ab":
+        assert [item for item in items if item[0] == name] == [
+            f"{name}{number:03}" for number in range(NUMBER)
+        ]
+    assert not run.lines("ERROR")

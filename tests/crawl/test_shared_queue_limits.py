@@ -1,0 +1,235 @@
+"""A crawl whose workers share a queue: long ones, large ones, and servers that are away."""
+
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scrapy import Request
+
+import servers
+from crawls import Crawl, stat
+from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.shared import order_of
+from shared_crawls import PAGES, SharedCrawl, wide_site
+from sites import ScriptedSite, Site, tree_site
+
+FOUND = 900  # requests of one callback
+MOST_CONSUMED = 500  # of them, by a worker that cannot send any
+OUTAGE_SECS = 5
+RENAMED = 5000
+
+MANY = f"""
+def parse(self, response):
+    for number in range({FOUND}):
+        LOG.with_name("consumed").write_text(str(number))
+        yield scrapy.Request(f"data:,{{number}}", self.parse_one)
+
+def parse_one(self, response):
+    with LOG.with_name("parsed").open("a") as log:
+        log.write(response.text + "\\n")
+
+LinkSpider.parse, LinkSpider.parse_one = parse, parse_one
+"""
+
+# Seconds between two runs of the event loop, the longest ones, from the first answer on.
+GAPS = """
+import time
+from scrapy_bloom.crawl.engine import create_looping_call
+
+def parse(self, response):
+    if not hasattr(self, "gaps"):
+        self.gaps, self.last = [], time.monotonic()
+        self.loop = create_looping_call(self.look)
+        self.loop.start(0.005)
+    return links(self, response)
+
+def look(self):
+    now = time.monotonic()
+    self.gaps.append(now - self.last)
+    self.last = now
+
+def closed(self, reason):
+    self.loop.stop()
+    self.crawler.stats.set_value("gap_ms", round(1000 * max(self.gaps)))
+
+links = LinkSpider.parse
+LinkSpider.parse, LinkSpider.look, LinkSpider.closed = parse, look, closed
+"""
+
+
+@pytest.fixture
+def tree() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def alone() -> Iterator[Site]:
+    """A site of one page."""
+    site = ScriptedSite({"/": [()]})
+    yield site
+    site.end()
+
+
+def seconds(server: servers.Server) -> int:
+    return server.client.time()[0]
+
+
+def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
+    """What is recorded expires when the crawl has ended, and not before: each page once."""
+    tree = tree_site(PAGES)  # each page has a link to the one before
+    crawl = SharedCrawl(tree, tmp_path, BLOOM_WINDOW_SECS=1, BLOOM_EXPECTED_REQUESTS=100)
+    try:
+        tree.hold_after(30)
+        crawl.start(2)
+        servers.wait_for(tree.is_holding, lambda: crawl.workers[0].output)
+        for answers in (30, 30):
+            begun = seconds(crawl.server)
+            servers.wait_for(lambda begun=begun: seconds(crawl.server) > begun + 2, lambda: "")
+            tree.hold_after(answers)
+            servers.wait_for(
+                lambda: tree.is_holding() or not crawl.workers[0].running(),
+                lambda: crawl.workers[0].output,
+            )
+        crawl.finish()
+        assert len(tree.hits) == PAGES
+        assert {path for path, number in tree.hits.items() if number > 1} <= {"/p/0"}
+        assert not crawl.told("", "WARNING")
+        # A further crawl with that filter finds it expired.
+        crawl.server.client.hdel(crawl.key, "crawl", "held", "ended", "start", "pushed", "done")
+        begun = seconds(crawl.server)
+        servers.wait_for(lambda: seconds(crawl.server) > begun + 2, lambda: "")
+        tree.hits.clear()
+        crawl.workers.clear()
+        crawl.finish(crawl.start())
+        assert len(tree.hits) == PAGES
+        assert crawl.told("forgotten: generation")
+    finally:
+        tree.end()
+
+
+# A callback that yields more than the queue takes.
+
+
+def consumed(crawl: SharedCrawl) -> int:
+    found = (crawl.directory / "consumed").read_text() if crawl.workers else ""
+    return int(found or 0)
+
+
+def wait_for_a_full_buffer(crawl: SharedCrawl) -> None:
+    """Wait until nothing more is consumed: what stands still for a second waits."""
+    last = [-1, 0]
+
+    def stands_still() -> bool:
+        last[1] = last[1] + 1 if consumed(crawl) == last[0] else 0
+        last[0] = consumed(crawl)
+        return last[0] > 0 and last[1] > 20
+
+    servers.wait_for(stands_still, lambda: f"consumed: {last[0]}")
+
+
+def hold_back(crawl: SharedCrawl) -> Crawl:
+    """A worker with a callback that has filled the buffer, since the server does not answer."""
+    crawl.site.hold_after(0)
+    worker = crawl.start()
+    servers.wait_for(crawl.site.is_holding, lambda: worker.output)
+    (crawl.directory / "consumed").write_text("")
+    crawl.server.pause()
+    crawl.site.release()
+    wait_for_a_full_buffer(crawl)
+    assert consumed(crawl) <= MOST_CONSUMED
+    return worker
+
+
+def parsed(crawl: SharedCrawl) -> set[int]:
+    return {int(line) for line in (crawl.directory / "parsed").read_text().split()}
+
+
+def test_a_callback_with_more_requests_than_there_is_room_for(
+    alone: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(alone, tmp_path, server=server, code=MANY)
+    hold_back(crawl)
+    server.go_on()
+    crawl.finish()
+    assert parsed(crawl) == set(range(FOUND))
+    assert alone.total() == 1
+    assert crawl.state().done == FOUND + 1
+
+
+@pytest.mark.parametrize("end", ["is interrupted", "has an outage"])
+def test_a_worker_whose_callback_waits_for_room(
+    end: str, alone: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    """The callback's request is not done, and the next run finds the others."""
+    deadline = 60 if end == "is interrupted" else 1
+    crawl = SharedCrawl(
+        alone, tmp_path, server=server, code=MANY, BLOOM_REDIS_DEADLINE_SECS=deadline
+    )
+    crawl.settings["BLOOM_REDIS_URL"] = f"{server.url}?socket_timeout=1"
+    worker = hold_back(crawl)
+    if end == "is interrupted":
+        worker.send(signal.SIGINT)
+    assert worker.finish() == 0, worker.output
+    assert len(worker.told("ERROR")) == 1
+    assert consumed(crawl) <= MOST_CONSUMED
+    server.go_on()
+    crawl.end_leases(worker)
+    crawl.finish(crawl.start())
+    assert parsed(crawl) == set(range(FOUND))
+    assert alone.total() == 2
+    assert crawl.state().ended_at
+
+
+# The event loop goes on while the server is away.
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_the_event_loop_runs_while_the_server_is(
+    how: str, tree: Site, durable: servers.Server, tmp_path: Path
+) -> None:
+    """On a machine with nothing else to do, no gap is longer than 50 ms."""
+    crawl = SharedCrawl(tree, tmp_path, server=durable, code=GAPS)
+    crawl.settings["BLOOM_REDIS_URL"] = f"{durable.url}?socket_timeout={OUTAGE_SECS}"
+    (worker,) = crawl.hold(20, 1)
+    if how == "stopped":
+        durable.pause()
+    else:
+        durable.kill()
+    tree.hold_after(10)
+    time.sleep(OUTAGE_SECS)
+    worker.wait_until(lambda: bool(worker.told("WARNING")))
+    if how == "stopped":
+        durable.go_on()
+    else:
+        durable.start()
+    crawl.finish()
+    assert len(tree.hits) == PAGES
+    assert crawl.starts() == 1
+    assert crawl.told("is back after")
+    assert 0 < stat(worker, "gap_ms") < 1000 * OUTAGE_SECS / 2
+
+
+def test_thousands_of_requests_whose_callback_is_gone(alone: Site, tmp_path: Path) -> None:
+    """They are set aside a few at a time; neither the event loop nor the server stands still."""
+    crawl = SharedCrawl(alone, tmp_path, code=GAPS)
+    crawl.finish(crawl.start())
+    request = Request("data:,").to_dict()
+    found = Found(serialized({**request, "callback": "gone"}))
+    client = crawl.server.client
+    for start in range(0, RENAMED, 1000):
+        numbers = range(start, start + 1000)
+        members = {order_of(found) + struct.pack(">QB", n, 0) + found.data: 0 for n in numbers}
+        client.zadd(crawl.keys[1], members)
+    client.hincrby(crawl.key, "pushed", RENAMED)
+    client.hdel(crawl.key, "ended", "start")
+    worker = crawl.start()
+    crawl.finish(worker)
+    assert len(worker.told("ERROR")) == RENAMED
+    assert crawl.state().aside == RENAMED
+    assert crawl.state().ended_at
+    assert 0 < stat(worker, "gap_ms") < 2000

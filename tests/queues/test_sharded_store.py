@@ -1,0 +1,231 @@
+"""A queue in several shards: one worker's batches to all of them, and what is kept for a loss."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import servers
+from request_queues import FINGERPRINTER, LONG
+from scrapy_bloom.crawl.scheduler import collected
+from scrapy_bloom.crawl.scheduler.collected import Entry, Kept, Parcel
+from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.generations.policy import Origin, Policy
+from scrapy_bloom.queues.batch import Found, Taken
+from scrapy_bloom.queues.sharded import ShardedStore, store_of
+from scrapy_bloom.queues.shared import Reply, SharedBatch, VoidError
+from scrapy_bloom.queues.shared_state import read_shard
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import LostKeysError, SharedFilter
+from scrapy_bloom.redis.scripts import keys_of
+from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+
+SHARDS = 4
+
+
+class Unreliable(RedisServer):
+    """A connection that may lose replies of scripts."""
+
+    loses_after = -1  # scripts
+
+    def script(self, *args: object, **kwargs: object) -> object:
+        answer = super().script(*args, **kwargs)  # type: ignore[arg-type]
+        self.loses_after -= 1
+        if self.loses_after == 0:
+            raise OutageError("the reply was lost")
+        return answer
+
+
+class Shards:
+    """A queue in shards on the server of all tests, and its workers."""
+
+    def __init__(self, key: str) -> None:
+        self.keys = [shard_key(key, shard) for shard in range(SHARDS)]
+        self.server = Unreliable(servers.shared("valkey").url)
+
+    def open(self) -> ShardedStore:
+        policy, origin = Policy(expected=1000, error_rate=1e-9), Origin(fingerprinter=FINGERPRINTER)
+        filters = [
+            SharedFilter(self.server, each, policy, origin, shards=SHARDS) for each in self.keys
+        ]
+        join_shards(filters)
+        store = store_of(filters, "shop", by_slot=False, lease_secs=LONG)
+        assert isinstance(store, ShardedStore)
+        store.join()
+        return store
+
+    def leased(self) -> list[int]:
+        states = [read_shard(self.server, each) for each in self.keys]
+        return [each.leased for each in states if each]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Iterator[Shards]:
+    shards = Shards(str(tmp_path))
+    yield shards
+    shards.server.close()
+
+
+def page(number: int) -> Found:
+    return Found(b"%d" % number, b"page %d" % number)
+
+
+def pages_of(shard: int, number: int) -> list[Found]:
+    """So many pages of one shard."""
+    all_pages = (page(each) for each in range(1000))
+    found = [each for each in all_pages if shard_of(each.fingerprint or b"", SHARDS) == shard]
+    return found[:number]
+
+
+def take(store: ShardedStore, want: int) -> list[Taken]:
+    return [*store.apply(SharedBatch(want=want)).taken]
+
+
+def test_answers_are_in_the_order_of_the_batch(shards: Shards) -> None:
+    store = shards.open()
+    store.apply(SharedBatch([page(number) for number in range(0, 20, 2)]))
+    reply = store.apply(SharedBatch([page(number) for number in range(20)]))
+    assert [answer == "n" for answer in reply.answers] == [number % 2 == 1 for number in range(20)]
+    assert reply.left == reply.pending == 20
+
+
+def test_kinds_of_requests(shards: Shards) -> None:
+    store = shards.open()
+    found = [page(number) for number in range(10)]
+    store.apply(SharedBatch([*found], unrecorded={1, 3}))
+    reply = store.apply(SharedBatch([*found], unconditional={8, 9}))
+    assert [index for index, answer in enumerate(reply.answers) if answer == "n"] == [1, 3]
+    assert reply.pending == 14
+
+
+def test_requests_are_taken_wherever_they_are(shards: Shards) -> None:
+    """As many as are wanted, if there are so many."""
+    store = shards.open()
+    store.apply(SharedBatch(pages_of(2, 30)))
+    assert len(take(store, 16)) == 16
+    store.apply(SharedBatch(pages_of(1, 3)))
+    assert len(take(store, 16)) == 16
+    assert len(take(store, 16)) == 1
+    assert shards.leased() == [0, 3, 30, 0]
+
+
+def test_what_is_done_waits_for_all_shards(shards: Shards) -> None:
+    store = shards.open()
+    store.apply(SharedBatch(pages_of(0, 1)))
+    (taken,) = take(store, 1)
+    batch = SharedBatch(pages_of(3, 1), done=[taken.id])
+    shards.server.loses_after = 2
+    with pytest.raises(OutageError):
+        store.apply(batch)
+    assert shards.leased()[0] == 1
+    reply = store.apply(batch)
+    assert (reply.left, reply.held) == (2, 1)
+    reply = store.apply(SharedBatch())
+    assert (reply.left, reply.held) == (1, 0)
+
+
+def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
+    store, other = shards.open(), shards.open()
+    store.apply(SharedBatch(pages_of(1, 1)))
+    store.apply(SharedBatch(done=[each.id for each in take(store, 1)]))
+    store.leave()
+    assert (store.others, store.pending) == (1, 0)
+    assert other.apply(SharedBatch()).left == 0
+
+
+def test_the_end(shards: Shards) -> None:
+    store = shards.open()
+    reply = store.apply(SharedBatch(may_start=True))
+    assert reply.runs_start
+    assert not reply.is_started
+    store.apply(SharedBatch(pages_of(3, 1), start_ended=True))
+    reply = store.apply(SharedBatch(is_over=True))
+    assert reply.is_started
+    assert not reply.ended_at
+    store.apply(SharedBatch(done=[each.id for each in take(store, 1)]))
+    store.apply(SharedBatch())
+    assert store.apply(SharedBatch(is_over=True)).ended_at
+    assert shards.open().ended_at
+
+
+def test_a_suspect_is_taken_by_a_worker_that_has_nothing_in_any_shard(shards: Shards) -> None:
+    store = shards.open()
+    store.apply(SharedBatch([*pages_of(1, 1), *pages_of(3, 1)]))
+    names = [keys_of(shards.keys[shard]) for shard in (1, 3)]
+    (member,) = shards.server.send("ZRANGE", names[1][1], 0, -1)
+    place = member.index(b"\0") + 18
+    died = member[:place] + b"\3" + b"0123456789abcdef" * 3 + member[place + 1 :]
+    shards.server.send("ZADD", names[1][4], 0, died)
+    shards.server.send("ZREM", names[1][1], member)
+    (usual,) = take(store, 5)
+    assert usual.data == pages_of(1, 1)[0].data
+    assert not take(store, 5)
+    store.apply(SharedBatch(done=[usual.id]))
+    taken = take(store, 5) or take(store, 5)
+    assert [each.data for each in taken] == [pages_of(3, 1)[0].data]
+    store.apply(SharedBatch(pages_of(0, 3)))
+    assert not take(store, 5)  # it is alone
+
+
+def test_one_shard_forgets_the_worker(shards: Shards) -> None:
+    """It joins all of them again, and hears what each has got."""
+    store = shards.open()
+    for number in range(6):
+        store.apply(SharedBatch([page(number)]))
+    assert len(take(store, 6)) == 6
+    shards.server.send("HSET", keys_of(shards.keys[2])[3], store._stores[2]._worker + b":number", 4)
+    with pytest.raises(VoidError) as caught:
+        store.apply(SharedBatch())
+    assert caught.value.last_known[2] == 4
+    assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7
+    assert shards.leased() == [0] * SHARDS
+    assert len(take(store, 6)) == 6
+
+
+# What is kept.
+
+
+def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
+    entries = [Entry(page(each), None, "n", has_parent=True) for each in pages]
+    reply = Reply(*("n" * len(pages), [], False, True, 0, 0, 0, False, (0, 0), 0.0, [], [], number))
+    return Parcel(entries=entries), reply
+
+
+def test_a_shard_gets_what_it_has_lost() -> None:
+    kept_by = Kept(SHARDS)
+    for number in range(10):
+        kept_by.note(*kept(number, number=number))
+    (lost,) = {shard_of(b"page 7", SHARDS)}
+    last_known = [9] * SHARDS
+    last_known[lost] = 6
+    found = kept_by.lost(last_known)
+    assert page(7) in [each.found for each in found]
+    assert {shard_of(each.found.fingerprint or b"", SHARDS) for each in found} == {lost}
+    assert all(int(each.found.data) > 6 for each in found)
+    # Before it joined again: all that is kept.
+    rest = kept_by.lost([-1] * SHARDS)
+    assert len(rest) + len(found) == 10
+
+
+def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_by = Kept(SHARDS)
+    monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 5)
+    for number in range(10):
+        kept_by.note(*kept(number, number=number))
+    assert kept_by.lost([4] * SHARDS)
+    kept_by = Kept(SHARDS)
+    for number in range(10):
+        kept_by.note(*kept(number, number=number))
+    with pytest.raises(LostKeysError):
+        kept_by.lost([9, 9, 3, 9])
+    assert not kept_by.start_over()  # it has a parent
+
+
+def test_a_single_shard_keeps_what_has_no_parent() -> None:
+    kept_by = Kept(1)
+    kept_by.note(*kept(1, 2, number=1))
+    batch, reply = kept(3, 4, number=2)
+    batch.entries[0] = batch.entries[0]._replace(has_parent=False)
+    kept_by.note(batch, reply)
+    assert not kept_by.lost([2])
+    assert [each.found for each in kept_by.lost([-1])] == [page(3)]

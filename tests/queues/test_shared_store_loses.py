@@ -1,0 +1,143 @@
+"""A shared queue on a server that loses it, in whole or in part, or is set back."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import servers
+from request_queues import InRedis, done, find, name_of, names, push, set_aside, take
+from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
+from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
+
+
+@pytest.fixture
+def own(server: servers.Server) -> Iterator[InRedis]:
+    """A queue on a server of its own."""
+    store = InRedis("valkey", "shop:bloom", url=server.url)
+    yield store
+    store.end()
+
+
+def set_back(server: servers.Server) -> None:
+    """Restart it as it was when it was told to save its state."""
+    server.kill()
+    server.start()
+
+
+def drained(*workers: SharedStore) -> list[str]:
+    """Take all there is, in turn, and have it done; in the order of names."""
+    found: list[str] = []
+    while some := [name for worker in workers for name in crawled(worker)]:
+        found += some
+    return sorted(found)
+
+
+def crawled(worker: SharedStore) -> list[str]:
+    try:
+        taken = worker.apply(SharedBatch(want=1)).taken
+    except VoidError:
+        taken = worker.apply(SharedBatch(want=1)).taken
+    done(worker, *taken)
+    return [name_of(each) for each in taken]
+
+
+def found_page(name: str) -> Found:
+    return Found(serialized({"name": name}), name.encode())
+
+
+@pytest.mark.parametrize("command", ["flushall", "delete"])
+def test_all_is_lost(command: str, own: InRedis, server: servers.Server) -> None:
+    worker = own.open()
+    find(worker, found_page("a"))
+    if command == "flushall":
+        server.client.flushall()
+    else:
+        server.client.delete(own.key)
+    for step in (lambda: push(worker, "b"), worker.join, lambda: worker.requeue("aside")):
+        with pytest.raises(OtherFilterError, match="was removed, or lost"):
+            step()
+    worker.leave()  # nothing to be said
+    again = own.open()
+    assert names(again, 2) == []  # whatever was left of the queue is gone
+    assert find_answer(again, "a") == "n"
+
+
+def find_answer(worker: SharedStore, name: str) -> str:
+    return worker.apply(SharedBatch([found_page(name)])).answers
+
+
+@pytest.mark.parametrize("name", ["pending", "leased", "dead", "aside", "block"])
+def test_evicted_keys_are_noticed(name: str, own: InRedis, server: servers.Server) -> None:
+    worker = own.open()
+    for each in "abcd":
+        find(worker, found_page(each))
+    taken = [take(worker), take(worker)]
+    set_aside(worker, taken[0])
+    member = server.client.zrange(own.keys["pending"], 0, 0)[0]
+    server.client.zadd(own.keys["dead"], {member: 0})
+    server.client.zrem(own.keys["pending"], member)
+    block = worker.filter.chunk_key(worker.filter.live[0], 0)
+    server.client.delete(own.keys.get(name, block))
+    with pytest.raises(LostKeysError, match="has lost keys of"):
+        find(worker, found_page("e"))
+
+
+def test_lost_workers_join_again(own: InRedis, server: servers.Server) -> None:
+    worker = own.open()
+    push(worker, "a")
+    assert names(worker, 1) == ["a"]
+    server.client.delete(own.keys["workers"])
+    with pytest.raises(VoidError):
+        worker.apply(SharedBatch())
+    assert drained(worker) == ["a"]
+
+
+def test_a_server_that_is_set_back_has_its_requests_crawled_again(
+    own: InRedis, server: servers.Server
+) -> None:
+    """What was in flight when the state was saved, and is done since."""
+    workers = [own.open() for _ in range(2)]
+    for number in range(8):
+        find(workers[0], found_page(str(number)))
+    taken = [each for worker in workers if (each := take(worker))]
+    server.client.save()
+    for worker, each in zip(workers, taken, strict=True):
+        done(worker, each)
+    find(workers[0], found_page("new"))
+    assert len(drained(*workers)) == 7
+    set_back(server)
+    for worker in workers:
+        with pytest.raises(VoidError):
+            worker.apply(SharedBatch())
+    assert drained(*workers) == [str(number) for number in range(8)]
+    assert find_answer(workers[0], "new") == "n"  # nobody takes it for seen
+    assert own.counts() == (1, 0)
+
+
+def test_a_worker_that_is_younger_than_the_state(own: InRedis, server: servers.Server) -> None:
+    old = own.open()
+    find(old, found_page("old"))
+    server.client.save()
+    young = own.open()
+    find(young, found_page("young"))
+    set_back(server)
+    assert drained(young) == ["old"]
+    assert drained(old) == []
+    assert len(own.state().workers) == 2
+
+
+def test_an_older_state_in_which_the_crawl_was_not_over(
+    own: InRedis, server: servers.Server
+) -> None:
+    worker = own.open()
+    worker.apply(SharedBatch(may_start=True))
+    find(worker, found_page("a"))
+    worker.apply(SharedBatch(start_ended=True))
+    server.client.save()
+    assert drained(worker) == ["a"]
+    assert worker.apply(SharedBatch(is_over=True)).ended_at
+    set_back(server)
+    assert drained(worker) == ["a"]
+    assert not worker.ended_at
+    assert worker.apply(SharedBatch(is_over=True)).ended_at
