@@ -44,9 +44,20 @@ BENCHMARKS = {
     "workers": "worker_kills",
     "workers-peer": "worker_kills:run_peer",
     "shared-queue": "shared_queue",
+    "scripts": "script_times",
+    "latency": "latency",
 }
 # Those on the page of jobs; all others are on the first one.
-OF_JOBS = ("crashes", "restarts", "scheduler", "workers", "workers-peer", "shared-queue")
+OF_JOBS = (
+    "crashes",
+    "restarts",
+    "scheduler",
+    "workers",
+    "workers-peer",
+    "shared-queue",
+    "scripts",
+    "latency",
+)
 
 
 def main() -> None:

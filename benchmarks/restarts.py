@@ -34,7 +34,7 @@ from scrapy.exceptions import DontCloseSpider
 from scrapy.linkextractors import LinkExtractor
 
 from benchmarks.shared.report import Section, Table, all_of, at_most
-from benchmarks.shared.servers import Server, programs
+from benchmarks.shared.servers import Master, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT_SECS = 240.0  # that any single wait may take
@@ -151,19 +151,6 @@ class _Pages(BaseHTTPRequestHandler):
         pass
 
 
-class Master(Server):
-    """A server that may have a replica."""
-
-    replica: Server | None = None
-
-    def replicate(self, program: Path) -> None:
-        """Start a replica, and wait until it has all that there is."""
-        place = self.directory.with_name("replica")
-        self.replica = Server(program, place, "--replicaof", f"127.0.0.1 {self.port}")
-        with self.replica.client() as client:
-            _wait_for(lambda: client.info("replication")["master_link_status"] == "up", "replica")
-
-
 @dataclass(frozen=True)
 class Way:
     """How the server loses something.
@@ -217,20 +204,10 @@ def _restart_from_copy(server: Master, pause: float) -> None:
     server.start()
 
 
-def _promote(server: Master) -> None:
-    """What comes later is not passed on to the replica."""
-    assert server.replica is not None
-    with server.replica.client() as client:
-        client.replicaof("NO", "ONE")
-
-
 def _take_over(server: Master, pause: float) -> None:
-    """The replica gets the address of the master."""
-    assert server.replica is not None
     server.kill()
     time.sleep(pause)
-    with server.replica.client() as client:
-        client.config_set("port", server.port)
+    server.be_replaced()
 
 
 WAYS = (
@@ -244,7 +221,7 @@ WAYS = (
         (0.3, 1.0),
         options=("--appendonly", "yes"),
     ),
-    Way("killed, its replica takes over", _promote, _take_over, (0.1, 0.5), has_replica=True),
+    Way("killed, its replica takes over", Master.promote, _take_over, (0.1, 0.5), has_replica=True),
 )
 
 
@@ -292,11 +269,9 @@ def crawl(
         stack.callback(site.server_close)
         stack.callback(site.shutdown)
         server = Master(program, directory / "server", *way.options)
-        stack.callback(server.kill)
+        stack.callback(server.end)
         if way.has_replica:
-            server.replicate(program)
-            assert server.replica is not None
-            stack.callback(server.replica.kill)
+            server.replicate()
         processes = [_started(server, site, name, directory / f"{n}.log") for n in range(workers)]
         for each in processes:
             stack.callback(_end, each)

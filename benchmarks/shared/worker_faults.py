@@ -6,15 +6,15 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.shared.example_crawls import Job, job_that_ends
-from benchmarks.shared.servers import Cluster, Server, programs
+from benchmarks.shared.servers import Cluster, Master, Server, programs
 from benchmarks.shared.sites import PART, TINY, CountingSite, DocSite, ExampleSite
 from benchmarks.shared.workers import LEASE_SECS, OURS, Crowd, settings_of
 from tests.support.proxies import DroppingProxy
@@ -24,7 +24,9 @@ AT_ONCE = 3
 DROPPED = 0.02
 NOT_COUNTED = "/robots.txt"  # each worker asks for it
 GROWS, ENOUGH = 100, 5000  # requests that the filter is made for
-QUEUE = "{docs:bloom}:queue:pending"
+QUEUE = "{docs:bloom}:pending"
+BACK_SECS, WINDOW_SECS = 20.0, 2
+_WINDOW = {"BLOOM_WINDOW_SECS": WINDOW_SECS}
 EXAMPLE, DOC = "the example site", "python3-doc"
 _SCRAPYS = {
     "JOBDIR": None,
@@ -41,13 +43,15 @@ class Kind:
         name: for people.
         do: does it, to a place; the workers that it killed.
         is_kill: whether it is one of the kills at random.
-        place: what the workers' server is: "server", "cluster" or "proxy".
+        place: what the workers' server is: "server", "replicated", "cluster" or "proxy".
+        settings: of the workers, which only ours have.
     """
 
     name: str
     do: Callable[["Place", random.Random], Sequence[Job]]
     is_kill: bool = True
     place: str = "server"
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def kills_all(self) -> bool:
@@ -182,13 +186,55 @@ def _stop(place: Place, rng: random.Random) -> Sequence[Job]:
     return ()
 
 
-def _kill_master(place: Place, rng: random.Random) -> Sequence[Job]:
-    """That of the queue; or another one, which has a part of the filter."""
-    assert isinstance(place.server, Cluster)
-    of_queue = place.server.master_of(QUEUE)
-    others = [node for node in place.server.masters if node is not of_queue]
-    rng.choice([of_queue, rng.choice(others)]).kill()
+def _empty(place: Place, _: random.Random) -> Sequence[Job]:
+    with _master(place).client() as client:
+        client.flushall()
     return ()
+
+
+def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
+    """Restart the server as it was some seconds ago."""
+    server = _master(place)
+    copy = server.directory.with_name("copy")
+    shutil.copytree(server.directory, copy)
+    time.sleep(rng.uniform(0, BACK_SECS))
+    server.kill()
+    shutil.rmtree(server.directory)
+    copy.rename(server.directory)
+    server.start()
+    return ()
+
+
+def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
+    """A node has no append-only file."""
+    server = _master(place)
+    with server.client() as client:
+        client.save()
+    time.sleep(rng.uniform(0, BACK_SECS))
+    server.kill()
+    server.start()
+    return ()
+
+
+def _replace(place: Place, rng: random.Random) -> Sequence[Job]:
+    """The replica lacks what came last."""
+    server = place.server
+    assert isinstance(server, Master)
+    server.promote()
+    time.sleep(rng.uniform(0, 0.5))
+    server.kill()
+    server.be_replaced()
+    return ()
+
+
+def _kill_master(place: Place, _: random.Random) -> Sequence[Job]:
+    _master(place).kill()
+    return ()
+
+
+def _master(place: Place) -> Server:
+    """The server, or the node of a Cluster, which has filter and queue."""
+    return place.server.master_of(QUEUE) if isinstance(place.server, Cluster) else place.server
 
 
 def _nothing(_: Place, __: random.Random) -> Sequence[Job]:
@@ -202,7 +248,12 @@ KINDS = (
     Kind("SIGKILL of the server", _kill_server),
     Kind("SIGSTOP of one for two leases", _stop, is_kill=False),
     Kind(f"{DROPPED:.0%} of the replies dropped", _nothing, is_kill=False, place="proxy"),
+    Kind("the server emptied", _empty, is_kill=False),
+    Kind(f"the server set back by up to {BACK_SECS:g} s", _set_back, is_kill=False),
+    Kind("the server killed, its replica takes over", _replace, False, "replicated"),
+    Kind(f"a window of {WINDOW_SECS} s", _nothing, False, settings=_WINDOW),
     Kind("a master of a Cluster killed", _kill_master, is_kill=False, place="cluster"),
+    Kind("a master of a Cluster set back", _set_back_master, is_kill=False, place="cluster"),
 )
 
 
@@ -269,12 +320,12 @@ def _disturbed(
         server, url = stack.enter_context(_served(directory, case.kind.place, rng))
         more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
         expected = GROWS if case.grows else ENOUGH
-        settings = settings_of(case.name, url, expected, **more)
+        settings = settings_of(case.name, url, expected, **more, **case.kind.settings)
         crowd = Crowd(directory, site.url, settings, WORKERS)
         stack.callback(crowd.end)
         crowd.start()
-        # Where replies are dropped from the beginning, there may be no middle.
-        at = 1 if case.kind.place == "proxy" else rng.random() * len(usual.addresses)
+        # Where it is so from the beginning, there may be no middle.
+        at = 1 if case.kind.do is _nothing else rng.random() * len(usual.addresses)
         if not crowd.wait_until(lambda: site.total >= at):
             return None
         time.sleep(rng.uniform(0, 0.02))
@@ -318,10 +369,12 @@ def _served(
         finally:
             cluster.end()
         return
-    server = Server(program, directory / "server", "--appendonly", "yes")
+    server = Master(program, directory / "server", "--appendonly", "yes")
+    if place == "replicated":
+        server.replicate()
     proxy = DroppingProxy(server.port, DROPPED if place == "proxy" else 0.0, rng.randrange(10**6))
     try:
         yield server, f"redis://127.0.0.1:{proxy.port}/0" if place == "proxy" else server.url
     finally:
         proxy.end()
-        server.kill()
+        server.end()

@@ -1,0 +1,332 @@
+"""How long each script of a shared queue keeps its server busy; memory of a pending request."""
+
+import itertools
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import scrapy
+
+from benchmarks.shared.report import Section, Table, at_most
+from benchmarks.shared.servers import Server, programs, running
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
+from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
+from scrapy_bloom.redis import scripts
+from scrapy_bloom.redis.batch_script import BATCH
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import SharedFilter
+
+LIMIT_MS, MEMORY = 5.0, 1.2
+HOSTS, BUSY = 500, 250
+WANT = 16  # as a worker prefetches
+LARGE = 1_000_000  # bytes of a large request
+WRITTEN = 1000  # members that are written at once, to fill the queue
+NAMES = {
+    BATCH: "batch",
+    scripts.JOIN: "join",
+    scripts.LEAVE: "leave",
+    scripts.REQUEUE: "requeue",
+    scripts.DRAFT: "draft",
+    scripts.CREATE: "create",
+    scripts.CHANGE: "change",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Requests pending, and set aside; leased to a worker that dies; repetitions of a step."""
+
+    pending: int
+    leased: int
+    repeats: int
+    compared: int
+
+
+FULL, QUICK = Sizes(1_000_000, 50_000, 200, 100_000), Sizes(5000, 2000, 20, 5000)
+Times = dict[str, list[float]]
+
+
+class MeteredServer(RedisServer):
+    """A connection that asks the server how long each script took.
+
+    Attributes:
+        step: what is measured now.
+        times: milliseconds of each script, by that.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.step = ""
+        self.times: Times = {}
+
+    def script(self, text: str, keys: Sequence[str], *args: Any, patient: bool = True) -> Any:
+        """Run a script, and note its time."""
+        before = self._microseconds()
+        between = self._microseconds()
+        answer = super().script(text, keys, *args, patient=patient)
+        taken = (self._microseconds() - between - (between - before)) / 1000
+        name = NAMES.get(text, "other")
+        self.times.setdefault(f"{name}: {self.step}" if self.step else name, []).append(taken)
+        return answer
+
+    def _microseconds(self) -> float:
+        used = self.call(lambda client: client.info("cpu"))
+        secs = used["used_cpu_user_main_thread"] + used["used_cpu_sys_main_thread"]
+        return 1e6 * float(secs)
+
+
+def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
+    sizes = QUICK if quick else FULL
+    measured: dict[str, Times] = {}
+    for name, program in programs().items():
+        measured[name] = {}
+        for by_slot in (True, False):
+            with running(program) as server:
+                times = _measure(server, sizes, by_slot=by_slot)
+            for step, values in times.items():
+                measured[name].setdefault(step, []).extend(values)
+    of_times = (median, _usual_most, max)
+    memory = {name: _memory(program, sizes.compared) for name, program in programs().items()}
+    return Section(
+        title="The scripts of a shared queue",
+        method=(
+            f"A queue with {sizes.pending:,} pending requests of {HOSTS} hosts, {BUSY} of which or "
+            "all, have downloads, and as many that were set aside; in turn by host and by priority "
+            "alone. A worker's batches are as large as it makes them. The time is the processor "
+            "time of the one thread that serves all clients, with the reading of the batch and the "
+            f"writing of the answer. Memory is the growth of used_memory by {sizes.compared:,} "
+            "requests."
+        ),
+        checks=[
+            *(
+                at_most(
+                    f"{name}: milliseconds of a script, 99 % of each kind",
+                    max(map(_usual_most, times.values())),
+                    LIMIT_MS,
+                    "{:.1f}",
+                )
+                for name, times in measured.items()
+            ),
+            *(
+                at_most(
+                    f"{name}: memory of a pending request over scrapy-redis's",
+                    ours / theirs,
+                    MEMORY,
+                    "{:.2f}",
+                )
+                for name, (ours, theirs) in memory.items()
+            ),
+        ],
+        tables=[
+            Table(
+                (f"{name}, ms", "times", "median", "99 %", "the longest"),
+                [
+                    (step, f"{len(values):,}", *(f"{of(values):.2f}" for of in of_times))
+                    for step, values in times.items()
+                ],
+            )
+            for name, times in measured.items()
+        ]
+        + [
+            Table(
+                ("bytes of a pending request", "ours", "scrapy-redis's"),
+                [(name, f"{ours:.0f}", f"{theirs:.0f}") for name, (ours, theirs) in memory.items()],
+            )
+        ],
+    )
+
+
+def _usual_most(values: Sequence[float]) -> float:
+    """What 99 % of the values are below: the machine does other things as well."""
+    return sorted(values)[(len(values) * 99 - 1) // 100]
+
+
+class Crowd:
+    """Workers of one queue, each with the same measured connection.
+
+    Args:
+        server: of the queue alone.
+        by_slot: requests are taken host by host.
+    """
+
+    def __init__(self, server: Server, *, by_slot: bool) -> None:
+        self.connection = MeteredServer(server.url)
+        self.client = server.client()
+        self.by_slot = by_slot
+        self.store = self.worker()
+        self.keys = dict(
+            zip(
+                ("pending", "leased", "workers", "suspects", "dead", "aside", "forgotten"),
+                self.store.filter.keys[1:],
+                strict=True,
+            )
+        )
+        self._numbers = itertools.count(1)
+
+    def worker(self) -> SharedStore:
+        """Return a further worker."""
+        filter_ = SharedFilter(
+            self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
+        )
+        filter_.join()
+        store = SharedStore(filter_, "spider", by_slot=self.by_slot, lease_secs=60.0)
+        store.join()
+        return store
+
+    def fill(self, name: str, count: int, before: Callable[[int], bytes] = lambda _: b"") -> None:
+        """Add requests to a sorted set as the scripts would."""
+        while count > 0:
+            numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
+            members = {before(each) + _member(each): 0 for each in numbers}
+            self.client.zadd(self.keys[name], members)
+            self.client.hincrby("k", "pushed", len(members))
+            count -= len(members)
+
+    def lease(self, worker: SharedStore, count: int) -> None:
+        """Add requests as if a worker had taken them."""
+        name = worker._worker  # noqa: SLF001
+        self.fill("leased", count, lambda number: name + struct.pack(">Q", number))
+
+    def found(self, count: int, size: int = 0) -> list[Found]:
+        """Return so many new requests."""
+        numbers = [next(self._numbers) for _ in range(count)]
+        return [
+            Found(_data(each, size), struct.pack(">20s", b"%d" % each), _host(each))
+            for each in numbers
+        ]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a worker does, so many times each.
+
+    Attributes:
+        crowd: the worker, its queue, and others.
+        repeats: how often.
+        downloads: of each host that has any.
+    """
+
+    crowd: Crowd
+    repeats: int
+    downloads: Mapping[str, int]
+
+    def exchange(self, *, new: int = 0, size: int = 0, want: int = 0, is_new: bool = True) -> None:
+        """Send batches that find requests, and take some, which are done in the next one."""
+        store, taken = self.crowd.store, list[bytes]()
+        found = self.crowd.found(new, size)
+        for _ in range(self.repeats):
+            if is_new:
+                found = self.crowd.found(new, size)
+            batch = SharedBatch(found=found, done=taken, want=want, downloads=self.downloads)
+            taken = [each.id for each in store.apply(batch).taken]
+        store.apply(SharedBatch(done=taken))
+
+    def set_aside(self) -> None:
+        """Set aside what is taken."""
+        taken: list[bytes] = []
+        for _ in range(self.repeats):
+            reply = self.crowd.store.apply(SharedBatch(set_aside=taken, want=WANT))
+            taken = [each.id for each in reply.taken]
+        self.crowd.store.apply(SharedBatch(done=taken))
+
+    def lose(self, worker: SharedStore) -> None:
+        """Let the lease of a worker be over, and return what it had."""
+        crowd = self.crowd
+        crowd.client.hset(crowd.keys["workers"], worker._worker, 1)  # noqa: SLF001
+        while crowd.client.zcard(crowd.keys["leased"]):
+            crowd.client.hdel("k", "look")  # as if it were a second later
+            crowd.store.apply(SharedBatch())
+
+    def join_again(self, worker: SharedStore) -> None:
+        """Let a worker join again, and return what it had."""
+        worker.join()
+        self.lose(worker)
+
+
+def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
+    crowd = Crowd(server, by_slot=by_slot)
+    crowd.fill("pending", sizes.pending)
+    crowd.fill("aside", sizes.pending)
+    steps = Steps(crowd, sizes.repeats, {_host(each): 1 + each % 3 for each in range(BUSY)})
+
+    def named(name: str, step: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        crowd.connection.step = f"{name}, {'by host' if by_slot else 'by priority'}"
+        step(*args, **kwargs)
+        crowd.connection.step = ""
+
+    named(f"{MAX_BATCH} new requests", steps.exchange, new=MAX_BATCH)
+    named(f"{MAX_BATCH} new requests, {WANT} taken", steps.exchange, new=MAX_BATCH, want=WANT)
+    named(f"{MAX_BATCH} duplicates", steps.exchange, new=MAX_BATCH, is_new=False)
+    named(f"{WANT} taken", steps.exchange, want=WANT)
+    named(f"{WANT} set aside", steps.set_aside)
+    for what, end in (
+        ("a worker that died", steps.lose),
+        ("one that joins again", steps.join_again),
+        ("one that leaves", SharedStore.leave),
+    ):
+        worker = crowd.worker()
+        crowd.lease(worker, sizes.leased)
+        named(f"{sizes.leased:,} leases of {what}", end, worker)
+    large = Steps(crowd, max(20, sizes.repeats // 5), steps.downloads)
+    named("a new request of 1 MB", large.exchange, new=1, size=LARGE)
+    named("requests of 1 MB taken", large.exchange, want=WANT)
+    named(f"{sizes.pending:,} requeued", crowd.store.requeue, "aside")
+    busy = Steps(crowd, sizes.repeats, {_host(each): 1 for each in range(HOSTS)})
+    named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
+    return crowd.connection.times
+
+
+def _host(number: int) -> str:
+    return f"www.shop-{number % HOSTS}.example"
+
+
+def _data(number: int, size: int = 0) -> bytes:
+    return b"%-*d" % (max(size, 250), number)
+
+
+def _member(number: int) -> bytes:
+    order = order_of(Found(b"", slot=_host(number)))
+    return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
+
+
+def _memory(program: Path, count: int) -> tuple[float, float]:
+    """Bytes of a pending request in our queue, and in that of scrapy-redis."""
+    from scrapy_redis.queue import PriorityQueue  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    spider = scrapy.Spider("memory")
+    sizes = []
+    for is_ours in (True, False):
+        with ExitStack() as stack:
+            server = stack.enter_context(running(program))
+            client = server.client()
+            crowd = Crowd(server, by_slot=True)
+            before = client.info("memory")["used_memory"]
+            if is_ours:
+                found = (
+                    Found(serialized(each.to_dict(spider=spider)), None, _host(number))
+                    for number, each in enumerate(_requests(spider, count))
+                )
+                while some := [*itertools.islice(found, MAX_BATCH)]:
+                    crowd.store.apply(SharedBatch(found=some))
+            else:
+                theirs = PriorityQueue(client, spider, "theirs:requests")
+                for each in _requests(spider, count):
+                    theirs.push(each)
+            sizes.append((client.info("memory")["used_memory"] - before) / count)
+    return sizes[0], sizes[1]
+
+
+def _requests(spider: scrapy.Spider, count: int) -> Iterator[scrapy.Request]:
+    for number in range(count):
+        host = f"https://{_host(number)}"
+        yield scrapy.Request(
+            f"{host}/books/product-{number:08}.html?ref=1",
+            callback=spider.parse,
+            headers={"Referer": f"{host}/books/page-{number // 20}.html"},
+            meta={"depth": 3, "link_text": "More about this book"},
+        )
