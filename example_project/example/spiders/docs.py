@@ -72,7 +72,7 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
   pages lost, expected  {stats["bloom/expected_false_drops"]:.2g}
   Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no such errors"""
         )
-        is_shared = self.settings["BLOOM_QUEUE"] == "redis"
+        is_shared = self.settings["BLOOM_BACKEND"] == "redis"
         if reason == "shutdown" and (job_dir(self.settings) or is_shared):
             print("Paused. The same command goes on from here.")
 

@@ -3,13 +3,12 @@ from example.spiders.docs import DocsSpider
 
 
 class SharedSpider(DocsSpider):
-    """The same crawl by many workers: what waits is in Redis, too."""
+    """The same crawl by many workers, which share filter and queue in Redis."""
 
     name = "shared"
     custom_settings = {
         **DocsSpider.custom_settings,
         "BLOOM_BACKEND": "redis",
-        "BLOOM_QUEUE": "redis",
         "BLOOM_REDIS_URL": REDIS,
     }
 
