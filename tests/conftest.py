@@ -9,10 +9,8 @@ import pytest
 from hypothesis import Phase, settings
 from scrapy.utils.reactor import install_reactor
 
-import crawls
-import servers
-import sites
-from machine import REAL_SITES, REQUIRED
+from tests.support import crawls, servers, sites
+from tests.support.machine import REAL_SITES, REQUIRED
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile("scrapy_bloom", deadline=None)

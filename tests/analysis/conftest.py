@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reports import make, report
+from tests.support.reports import make, report
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
+from tests.support.cli import bloom
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from reports import SALT, made, make
 from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.analysis.pictures import load_chart
 from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
@@ -15,6 +14,7 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.generations.status import FilterStatus, any_errs
+from tests.support.reports import SALT, made, make
 
 
 def figures(backend: LocalBackend) -> list[tuple[object, ...]]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from cli import bloom
-from reports import FINGERPRINTER, SALT, made, make, report
 from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.text import size_text
-from workspace import contents
+from tests.support.cli import bloom
+from tests.support.reports import FINGERPRINTER, SALT, made, make, report
+from tests.support.workspace import contents
 
 
 def text_of(markup: str) -> str:

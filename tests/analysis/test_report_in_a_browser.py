@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from machine import REQUIRED
 from scrapy_bloom.analysis.pictures import INK, LIMIT, OTHER, OURS
+from tests.support.machine import REQUIRED
 
 PATIENCE = 90.0  # seconds that a browser may take
 # A page is looked at in a browser, where there is one. CI installs it and says so.

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
-import servers
-from backends import redis_backend
-from cli import bloom
 from scrapy_bloom.redis.connection.server import RedisServer
-from workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.cli import bloom
+from tests.support.workspace import FINGERPRINTER, SALT, fingerprints, make_filter, urls
 
 DAY = 24 * 3600.0
 

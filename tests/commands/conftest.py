@@ -2,7 +2,7 @@
 
 import pytest
 
-import servers
+from tests.support import servers
 
 
 @pytest.fixture

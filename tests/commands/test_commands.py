@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import scrapy
 
-import servers
-import workspace
-from backends import local_backend
-from cli import SCRAPY, bloom
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.commands.shared.arguments import error_rate, requests, requests_or_rate
 from scrapy_bloom.text import size_text
+from tests.support import servers, workspace
+from tests.support.backends import local_backend
+from tests.support.cli import SCRAPY, bloom
 
 EXAMPLE = re.compile(r"^  scrapy bloom (.+)$", re.MULTILINE)
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from logged_filters import LoggedFilter
 from scrapy_bloom.files.log_records import NAME, LogRecords
 from scrapy_bloom.files.mapping import FilterFile
-from workspace import FINGERPRINTER, fingerprints, urls, write_urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.logged_filters import LoggedFilter
+from tests.support.workspace import FINGERPRINTER, fingerprints, urls, write_urls
 
 PAGES = fingerprints(urls(range(60)))
 OPTIONS = {"fingerprinter": FINGERPRINTER, "error_rate": 1e-6}

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from request_queues import NAMES, InRedis, push
 from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.scripts import keys_of
-from workspace import fingerprints, make_queue, shared_filter, urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.request_queues import NAMES, InRedis, push
+from tests.support.workspace import fingerprints, make_queue, shared_filter, urls
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import LIMIT, Ran, bloom
-from processes import Scrapy, start_scrapy
-from request_queues import fill
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
-from workspace import fingerprints, make_filter, make_queue, urls
+from tests.support import servers
+from tests.support.cli import LIMIT, Ran, bloom
+from tests.support.processes import Scrapy, start_scrapy
+from tests.support.request_queues import fill
+from tests.support.workspace import fingerprints, make_filter, make_queue, urls
 
 # 70 MiB: the copy of a filter for so many takes a while.
 MANY = 10_000_000

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import local_backend, redis_backend
-from cli import SCRAPY, at_a_terminal, bloom
-from clock import Clock
-from crawls import Crawl
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
-from sites import Site
-from workspace import (
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
+from tests.support.cli import SCRAPY, at_a_terminal, bloom
+from tests.support.clock import Clock
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import (
     FINGERPRINTER,
     SALT,
     contents,

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import at_a_terminal, bloom
 from scrapy_bloom.text import is_control
-from shared_crawls import SharedCrawl, wide_site
-from workspace import fingerprints, make_filter, shared_filter, urls, write_urls
+from tests.support import servers
+from tests.support.cli import at_a_terminal, bloom
+from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.workspace import fingerprints, make_filter, shared_filter, urls, write_urls
 
 # A line of its own, ESC, C1's CSI, an override of the direction, a separator of lines.
 EVIL = "a\nERROR: forged\x1b[2J\x9b31m\u202e\u2028\rz"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import FAILING_SPIDER, Crawl
-from sites import ScriptedSite
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import FAILING_SPIDER, Crawl
+from tests.support.sites import ScriptedSite
 
 PAGES = [f"/{number}" for number in range(8)]
 OPTIONS = {"ROBOTSTXT_OBEY": False, "RETRY_ENABLED": False}

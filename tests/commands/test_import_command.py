@@ -8,17 +8,17 @@ import redis
 from scrapy import Request
 from scrapy_redis.dupefilter import RFPDupeFilter
 
-import servers
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.job.paths import has_queued
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
-from sites import Site
-from workspace import (
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import (
     SALT,
     fingerprints,
     make_filter,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
-from crawls import with_modules
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.cli import bloom
+from tests.support.crawls import with_modules
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 # The disk of such a process fails while there is a file of that name.
 FAILING = """

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import local_backend
-from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
 from scrapy_bloom.files.reader import FilterReader
-from workspace import (
+from tests.support import servers
+from tests.support.backends import local_backend
+from tests.support.cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
+from tests.support.workspace import (
     FINGERPRINTER,
     fingerprints,
     urls,

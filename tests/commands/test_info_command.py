@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import redis_backend
-from cli import bloom, scrapy
-from request_queues import begun
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.redis.connection.server import RedisServer
-from workspace import (
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.cli import bloom, scrapy
+from tests.support.request_queues import begun
+from tests.support.workspace import (
     FINGERPRINTER,
     SALT,
     fingerprints,

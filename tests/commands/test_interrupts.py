@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import SCRAPY, UNMEASURED
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.cli import SCRAPY, UNMEASURED
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 TOLD = "scrapy bloom: error: interrupted\n"
 # Interrupts itself where a filter of files has its bits in hand. They are then a local variable of

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import SCRAPY, UNMEASURED, bloom
 from scrapy_bloom.commands.shared import list_formats, workers
-from workspace import urls
+from tests.support import servers
+from tests.support.cli import SCRAPY, UNMEASURED, bloom
+from tests.support.workspace import urls
 
 # Its fingerprinter notes in which processes it works, and does what a file says there. No other
 # process could import it.

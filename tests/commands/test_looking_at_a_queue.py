@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
-from crawls import Crawl
-from sites import Site
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import at_a_terminal, bloom
-from crawls import Crawl
 from scrapy_bloom.redis.scripts import keys_of
-from sites import Site
-from workspace import fingerprints, in_redis, shared_filter, urls
+from tests.support import servers
+from tests.support.cli import at_a_terminal, bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, in_redis, shared_filter, urls
 
 
 @pytest.fixture

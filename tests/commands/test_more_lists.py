@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from test_import_trouble import peak_bytes
 
-import servers
-from cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
 from scrapy_bloom.commands.shared.list_formats import opened_list
 from scrapy_bloom.commands.shared.list_records import Array
 from scrapy_bloom.exceptions import StorageError
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support import servers
+from tests.support.cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 FEED_SPIDER = """
 import scrapy

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import Crawl, stat
-from sites import Site
-from workspace import contents, in_redis
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl, stat
+from tests.support.sites import Site
+from tests.support.workspace import contents, in_redis
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 JOB = {**SAFE, "JOBDIR": "job"}

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom, scrapy
-from crawls import Crawl
 from scrapy_bloom.text import masked
-from sites import Site
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.cli import bloom, scrapy
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 SECRET = "hushhush"
 URL = f"redis://:{SECRET}@localhost/0"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shell import run_in_shell
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.shell import run_in_shell
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 CHECK_BAD = "check filter bad.txt"
 

@@ -7,13 +7,20 @@ from pathlib import Path
 import pytest
 import redis
 
-import servers
-from cli import Ran, bloom
-from crawls import Crawl
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from sites import Site
-from workspace import contents, fingerprints, make_filter, start_project, urls, write_urls
+from tests.support import servers
+from tests.support.cli import Ran, bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import (
+    contents,
+    fingerprints,
+    make_filter,
+    start_project,
+    urls,
+    write_urls,
+)
 
 SECRET = "hushhush"
 

@@ -3,13 +3,13 @@
 import time
 from pathlib import Path
 
-import servers
-from backends import redis_backend
-from cli import at_a_terminal, bloom
-from crawls import Crawl
 from scrapy_bloom.redis.connection.server import RedisServer
-from sites import Site
-from workspace import (
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.cli import at_a_terminal, bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import (
     FINGERPRINTER,
     contents,
     fingerprints,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import Ran, bloom
-from shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.cli import Ran, bloom
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import servers
-from cli import bloom, scrapy
-from workspace import fingerprints, make_filter, make_queue, urls
+from tests.support import servers
+from tests.support.cli import bloom, scrapy
+from tests.support.workspace import fingerprints, make_filter, make_queue, urls
 
 SPIDER = """
 import scrapy

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import at_a_terminal, bloom
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.cli import at_a_terminal, bloom
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 COMMANDS = {
     "plan": ("plan", "1M", "200M", "10G", "1e-4", "1e-9"),

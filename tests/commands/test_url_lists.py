@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.exceptions import StorageError
-from workspace import fingerprints, make_filter, urls, write_seen, write_urls
+from tests.support.cli import bloom
+from tests.support.workspace import fingerprints, make_filter, urls, write_seen, write_urls
 
 
 def write_jl(path: Path, of: list[str], field: str = "url") -> Path:

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-import servers
-from backends import local_backend
-from redis_filters import PLACES
-from request_queues import InRedis, begun, done, take
 from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.queues.stored_queue import read_dead
-from workspace import FINGERPRINTER
+from tests.support import servers
+from tests.support.backends import local_backend
+from tests.support.redis_filters import PLACES
+from tests.support.request_queues import InRedis, begun, done, take
+from tests.support.workspace import FINGERPRINTER
 
 
 @pytest.fixture

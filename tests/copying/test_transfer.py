@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import local_backend, redis_backend
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.files.backend import LocalBackend
@@ -17,6 +15,8 @@ from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import read_filter, unjoined
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
 
 PLACES = [*servers.PROGRAMS, "cluster"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import sites
+from tests.support import sites
 
 
 @pytest.fixture

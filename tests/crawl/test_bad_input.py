@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from crawls import Crawl
-from sites import Site, tree_site
+from tests.support.crawls import Crawl
+from tests.support.sites import Site, tree_site
 
 FILTER = "job/bloom/generation-0001.bloom"
 

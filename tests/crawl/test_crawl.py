@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from crawls import Crawl, spider_with
-from machine import REAL_SITES
-from sites import Site, python_doc_site, tree_site
+from tests.support.crawls import Crawl, spider_with
+from tests.support.machine import REAL_SITES
+from tests.support.sites import Site, python_doc_site, tree_site
 
 ALL_AT_ONCE = {"CONCURRENT_REQUESTS_PER_DOMAIN": 50}
 # Few at once, so that many wait when a crawl is ended.

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from crawls import Crawl
 from scrapy_bloom.files.reader import found_files
-from sites import Site
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
 
 PAGES = 60  # of the tree
 

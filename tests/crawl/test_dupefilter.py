@@ -13,10 +13,10 @@ from scrapy.core.scraper import Scraper
 from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
-import servers
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
 from scrapy_bloom.crawl import telemetry
 from scrapy_bloom.crawl.outcomes.observer import Outcome
+from tests.support import servers
 
 pytestmark = pytest.mark.usefixtures("reactor")
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from crawls import Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.stored_queue import read_counts
-from sites import Site
+from tests.support.crawls import Crawl, spider_with
+from tests.support.sites import Site
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}

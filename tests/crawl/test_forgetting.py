@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl, with_modules
 from scrapy_bloom import StorageError
 from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
-from sites import ScriptedSite
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl, with_modules
+from tests.support.sites import ScriptedSite
 
 SHOP_SPIDER = SUPPORT / "shop_spider.py"
 LISTS, ARTICLES = 4, 80

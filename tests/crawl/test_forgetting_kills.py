@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import scrapy
 
-import servers
-from cli import bloom
-from crawls import FAILING_SPIDER, Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.stored_queue import read_counts, read_recent
-from sites import ScriptedSite
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import FAILING_SPIDER, Crawl, spider_with
+from tests.support.sites import ScriptedSite
 
 PAGES = [f"/{number}" for number in range(40)]
 FAILING = PAGES[::2]

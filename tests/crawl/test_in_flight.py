@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from cli import bloom
-from crawls import Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.stored_queue import read_counts, read_dead
-from sites import Site
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl, spider_with
+from tests.support.sites import Site
 
 PAGES = 60  # of the tree
 SAFE = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cli import bloom
-from crawls import SPIDER, Crawl, spider_with
-from sites import ScriptedSite, Site
-from workspace import in_redis
+from tests.support.cli import bloom
+from tests.support.crawls import SPIDER, Crawl, spider_with
+from tests.support.sites import ScriptedSite, Site
+from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 LOST = re.compile(

@@ -5,9 +5,9 @@ from scrapy import Request
 from scrapy.http import HtmlResponse
 from scrapy.utils.request import RequestFingerprinter, fingerprint
 
-from machine import REAL_SITES
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function, plain_fingerprint
-from sites import PYTHON_DOC
+from tests.support.machine import REAL_SITES
+from tests.support.sites import PYTHON_DOC
 
 
 @pytest.mark.parametrize("_site", REAL_SITES)

@@ -12,10 +12,9 @@ import pytest
 import scrapy
 from scrapy.settings import default_settings
 
-import cli
-import servers
-from crawls import SHARED_SPIDER, SUPPORT, Crawl
-from sites import ScriptedSite, Site, tree_site
+from tests.support import cli, servers
+from tests.support.crawls import ROOT, SHARED_SPIDER, Crawl
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 PAGES = 200
 OFTEN = {"LOGSTATS_INTERVAL": 0.2}
@@ -282,7 +281,7 @@ import sys
 from scrapy.crawler import CrawlerProcess
 
 sys.path.insert(0, sys.argv[1])
-from link_spider import LinkSpider
+from tests.support.link_spider import LinkSpider
 
 
 class Short(LinkSpider):
@@ -319,7 +318,7 @@ def test_two_spiders_in_a_process_have_a_line_each() -> None:
     short, long = tree_site(60), tree_site(120)  # the short one's stats are not kept
     short.delay, long.delay = 0.2, 0.3
     output = subprocess.check_output(
-        [sys.executable, "-c", TWO_SPIDERS, SUPPORT, short.url, long.url],
+        [sys.executable, "-c", TWO_SPIDERS, ROOT, short.url, long.url],
         text=True,
         timeout=cli.LIMIT,
         stderr=subprocess.DEVNULL,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import scrapy
-from crawls import Crawl
-from sites import Site
+from tests.support.cli import scrapy
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
 
 PAGES = 7  # of the tree
 

@@ -7,9 +7,9 @@ import pytest
 from scrapy import Request
 from scrapy.utils.request import fingerprint
 
-from backends import local_backend
-from crawls import FAILING_SPIDER, Crawl
-from sites import ScriptedSite
+from tests.support.backends import local_backend
+from tests.support.crawls import FAILING_SPIDER, Crawl
+from tests.support.sites import ScriptedSite
 
 # How each path ends. What is neither failed nor crawled was left out on purpose, or is not done.
 FAILED = [

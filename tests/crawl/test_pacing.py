@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from scrapy.settings import default_settings
 
-from crawls import Crawl, stat
+from tests.support.crawls import Crawl, stat
 
 SAFE = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 LOOPS = [

@@ -9,12 +9,12 @@ import pytest
 import scrapy
 from scrapy.settings import default_settings
 
-from cli import bloom
-from crawls import SPIDER, Crawl, spider_with
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.stored_queue import read_counts
-from sites import LIMIT, ScriptedSite, Site, tree_site
-from workspace import in_redis
+from tests.support.cli import bloom
+from tests.support.crawls import SPIDER, Crawl, spider_with
+from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
+from tests.support.workspace import in_redis
 
 may_have_no_reactor = pytest.mark.skipif(
     not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),

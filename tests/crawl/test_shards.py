@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_key, shard_keys
-from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import Site
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site
 
 SHARDS = 4
 TWICE = 2  # other addresses of the start page

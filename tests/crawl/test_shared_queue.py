@@ -8,10 +8,10 @@ import pytest
 import scrapy
 from scrapy.settings import default_settings
 
-import servers
-from crawls import Crawl, stat
-from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import Site
+from tests.support import servers
+from tests.support.crawls import Crawl, stat
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site
 
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from crawls import Crawl, spider_with
-from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import ScriptedSite, Site
+from tests.support import servers
+from tests.support.crawls import Crawl, spider_with
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import ScriptedSite, Site
 
 SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
 

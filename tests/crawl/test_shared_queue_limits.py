@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from scrapy import Request
 
-import servers
-from crawls import Crawl, stat
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import order_of
-from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import ScriptedSite, Site, tree_site
+from tests.support import servers
+from tests.support.crawls import Crawl, stat
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 FOUND = 900  # requests of one callback
 MOST_CONSUMED = 500  # of them, by a worker that cannot send any

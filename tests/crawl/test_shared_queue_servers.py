@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-import servers
-from crawls import Crawl
-from request_queues import fill
 from scrapy_bloom.job.paths import DATABASE
-from shared_crawls import PAGES, SharedCrawl, wide_site
-from sites import Site
-from workspace import in_redis
+from tests.support import servers
+from tests.support.crawls import Crawl
+from tests.support.request_queues import fill
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site
+from tests.support.workspace import in_redis
 
 NOWHERE = "http://127.0.0.1:9/"
 SHARED = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}

@@ -8,8 +8,8 @@ import pytest
 import scrapy.crawler
 from filelock import FileLock
 
-import servers
-from crawls import SHARED_SPIDER, Crawl
+from tests.support import servers
+from tests.support.crawls import SHARED_SPIDER, Crawl
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scrapy import Request
 from test_dupefilter import bloom_stats, made, opened
 
-from clock import Clock
-from crawls import Crawl
 from scrapy_bloom.crawl.outcomes.observer import Outcome
 from scrapy_bloom.crawl.this_run import ThisRun
-from sites import ScriptedSite
-from workspace import outliving
+from tests.support.clock import Clock
+from tests.support.crawls import Crawl
+from tests.support.sites import ScriptedSite
+from tests.support.workspace import outliving
 
 pytestmark = pytest.mark.usefixtures("reactor")
 

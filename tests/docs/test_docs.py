@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from scrapy.settings import Settings
 
-import servers
-import workspace
-from backends import local_backend
-from documents import BLOCK, DOCUMENTS, LINK, PAGES, ROOT, blocks
 from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings
-from shell import run_in_shell
+from tests.support import servers, workspace
+from tests.support.backends import local_backend
+from tests.support.documents import BLOCK, DOCUMENTS, LINK, PAGES, ROOT, blocks
+from tests.support.shell import run_in_shell
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from crawls import LIMIT
 from example import site
-from processes import Scrapy, start_scrapy
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
-from servers import free_port
-from sites import Site, tree_site
+from tests.support.crawls import LIMIT
+from tests.support.processes import Scrapy, start_scrapy
+from tests.support.servers import free_port
+from tests.support.sites import Site, tree_site
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "example_project"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from documents import DOCUMENTS, ROOT, page
-from machine import REQUIRED
+from tests.support.backends import local_backend
+from tests.support.documents import DOCUMENTS, ROOT, page
+from tests.support.machine import REQUIRED
 
 PICTURES = ROOT / "docs/pictures"
 CHROMIUM = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))

@@ -39,13 +39,17 @@ def modules_of_the_portable_tests() -> list[Path]:
 
 
 def imported(module: Path) -> set[str]:
-    """The modules that are imported whenever this one is."""
+    """The modules that are imported whenever this one is; those of tests.support by their names."""
     names = set()
     for node in ast.parse(module.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
+            package, _, name = node.module.partition("tests.support")
+            if package:
+                names.add(package.partition(".")[0])
+            else:
+                names |= {name.strip(".")} if name else {alias.name for alias in node.names}
     return names
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import servers
-import workspace
-from crawls import SHARED_SPIDER, Crawl
-from documents import BLOCK, section
-from shell import run_in_shell
-from sites import ScriptedSite, Site, tree_site
+from tests.support import servers, workspace
+from tests.support.crawls import SHARED_SPIDER, Crawl
+from tests.support.documents import BLOCK, section
+from tests.support.shell import run_in_shell
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 SHARED = ["Set it up", "Two workers with scrapy-redis", "A Redis Cluster"]
 

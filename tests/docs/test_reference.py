@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import scrapy_bloom
-from documents import DOCUMENTS, page
 from scrapy_bloom.commands import SUBCOMMANDS
 from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings, _checked
+from tests.support.documents import DOCUMENTS, page
 
 
 def test_each_subcommand_is_described() -> None:

@@ -2,7 +2,6 @@
 
 import re
 
-from documents import page, section
 from scrapy_bloom.filters.sizing import (
     block_error_rate,
     choose_geometry,
@@ -11,6 +10,7 @@ from scrapy_bloom.filters.sizing import (
 )
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import MAX_MIRROR_BYTES
+from tests.support.documents import page, section
 
 
 def size(nbytes: float) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import servers
-from redis_faults import (
+from tests.support import servers
+from tests.support.redis_faults import (
     GatedSite,
     gated_tree,
     locked_server,

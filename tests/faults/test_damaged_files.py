@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration
@@ -25,7 +22,10 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from sites import Site
+from tests.support.backends import local_backend
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
 
 SEED = 2026
 NEXT_STEPS = "it was left as it is: restore it from a backup, or move it away"

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
-from crawls import Crawl
-from machine import REQUIRED
 from scrapy_bloom.files.header import FileGeneration
-from sites import Site
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.machine import REQUIRED
+from tests.support.sites import Site
 
 PAGES = 150
 FILTER = "kept/generation-0001.bloom"

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from crawls import Crawl
-from disks import FailingDisk
-from local_filters import fps
-from logged_filters import LoggedFilter
-from machine import REQUIRED
-from request_queues import begun
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from sites import Site
+from tests.support.crawls import Crawl
+from tests.support.disks import FailingDisk
+from tests.support.local_filters import fps
+from tests.support.logged_filters import LoggedFilter
+from tests.support.machine import REQUIRED
+from tests.support.request_queues import begun
+from tests.support.sites import Site
 
 PAGES = 150
 FILTER = "bloom/generation-0001.bloom"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from crawls import Crawl, with_modules
 from scrapy_bloom.files.reader import FilterReader
-from sites import ScriptedSite, Site, tree_site
+from tests.support.backends import local_backend
+from tests.support.crawls import Crawl, with_modules
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 LENGTHS = (0, 1, 20, 65_535)
 PAGES = 40

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.queues.sqlite import RequestDatabase
-from workspace import fingerprints, make_filter, urls
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.workspace import fingerprints, make_filter, urls
 
 NOWHERE = "http://127.0.0.1:9/"
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}

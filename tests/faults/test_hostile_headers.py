@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, write_state
 from scrapy_bloom.files.reader import FilterReader
-from sites import Site
-from workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
+from tests.support.backends import local_backend
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import FINGERPRINTER, fingerprints, make_filter, urls, write_urls
 
 NAME = "generation-0001.bloom"
 # Where a figure is, as what, and what it cannot be.

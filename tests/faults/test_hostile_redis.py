@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import hostile_values
-import servers
-from cli import bloom
-from crawls import Crawl
-from hostile_values import HARMLESS, KEY
-from sites import Site
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support import hostile_values, servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.hostile_values import HARMLESS, KEY
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 NEXT_STEPS = ("set BLOOM_REDIS_KEY to another name", "upgrade scrapy_bloom to use it")
 

@@ -14,9 +14,9 @@ from scrapy import Request, Spider
 from scrapy.dupefilters import RFPDupeFilter
 from scrapy.utils.test import get_crawler
 
-from crawls import SUPPORT, Crawl
 from scrapy_bloom import BloomDupeFilter
-from sites import Site
+from tests.support.crawls import SUPPORT, Crawl
+from tests.support.sites import Site
 
 SPIDER = SUPPORT / "crawl_hostile.py"
 SCRAPYS = "scrapy.dupefilters.RFPDupeFilter"

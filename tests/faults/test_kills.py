@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from crawls import Crawl
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.stored_queue import read_counts
-from sites import tree_site
+from tests.support.crawls import Crawl
+from tests.support.sites import tree_site
 
 PAGES = 300
 KILLS = 3

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from crawls import SUPPORT, with_modules
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.reader import FilterReader
-from sites import ScriptedSite
-from workspace import fingerprints
+from tests.support.crawls import SUPPORT, with_modules
+from tests.support.sites import ScriptedSite
+from tests.support.workspace import fingerprints
 
 SCRIPT = SUPPORT / "many_spiders.py"
 SHARED = [f"/p/{number}" for number in range(6)]

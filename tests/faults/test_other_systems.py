@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from crawls import SUPPORT, Crawl, spider_with, with_modules
 from scrapy_bloom.commands import is_broken_pipe
 from scrapy_bloom.commands.shared.readiness import readiness
 from scrapy_bloom.commands.shared.workers import workers
@@ -24,13 +23,14 @@ from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.queues.stored_queue import read_counts
-from sites import LIMIT, Site
+from tests.support.crawls import ROOT, Crawl, spider_with, with_modules
+from tests.support.sites import LIMIT, Site
 
 PAGES = {f"/p/{number}" for number in range(150)}
 PRETENDS = f"""
 import sys
-sys.path.append({os.fspath(SUPPORT)!r})
-import like_windows
+sys.path.append({os.fspath(ROOT)!r})
+from tests.support import like_windows
 like_windows.pretend()
 """
 
@@ -88,7 +88,7 @@ def run(script: str, directory: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", PRETENDS + textwrap.dedent(script)],
         cwd=directory,
-        env=with_modules(SUPPORT),
+        env=with_modules(ROOT),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -102,8 +102,8 @@ def test_files_of_a_window_are_removed_once_they_are_closed(tmp_path: Path) -> N
     run(
         """
         from pathlib import Path
-        from clock import Clock
-        from local_filters import WINDOW, files, fps, make
+        from tests.support.clock import Clock
+        from tests.support.local_filters import WINDOW, files, fps, make
 
         filters, clock = Path("bloom"), Clock()
         for is_crawl, sync_secs in ((False, 0), (True, 0), (True, 3600)):
@@ -136,7 +136,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         from dataclasses import replace
         from pathlib import Path
         from scrapy.cmdline import execute
-        from local_filters import files
+        from tests.support.local_filters import files
         from scrapy_bloom.copying.new_filter import new_filter
         from scrapy_bloom.files.mapping import FilterFile
         from scrapy_bloom.files.reader import found_files

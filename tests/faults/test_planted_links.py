@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import Crawl
-from sites import Site
-from workspace import fingerprints, make_filter, shared_filter, urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, shared_filter, urls
 
 PAGES = 150
 JOB = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from crawls import Crawl, spider_with
-from disks import Disk
-from machine import REQUIRED
-from sites import Site
-from workspace import in_redis
+from tests.support.crawls import Crawl, spider_with
+from tests.support.disks import Disk
+from tests.support.machine import REQUIRED
+from tests.support.sites import Site
+from tests.support.workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}

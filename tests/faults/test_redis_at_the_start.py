@@ -26,9 +26,9 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from crawls import Crawl
-from redis_faults import (
+from tests.support import servers
+from tests.support.crawls import Crawl
+from tests.support.redis_faults import (
     KEY,
     PASSWORD,
     SHORT,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from redis_faults import (
+from tests.support import servers
+from tests.support.redis_faults import (
     CLOSED,
     KEY,
     PASSED,

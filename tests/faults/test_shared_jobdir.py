@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import BASE_SETTINGS, BLOOM, SUPPORT, Crawl, with_modules
 from scrapy_bloom.queues.stored_queue import read_counts
-from sites import Site
-from workspace import contents, in_redis, make_queue, shared_filter, write_urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import BASE_SETTINGS, BLOOM, ROOT, Crawl, with_modules
+from tests.support.sites import Site
+from tests.support.workspace import contents, in_redis, make_queue, shared_filter, write_urls
 
 PAGES = 150
 SAFE = "scrapy_bloom.CrashSafeScheduler"
@@ -167,7 +167,7 @@ def test_a_crawl_that_is_stopped_keeps_its_job_and_one_that_is_killed_does_not(
 TWO_CRAWLERS = """
     import json, sys
     from scrapy.crawler import CrawlerProcess
-    from link_spider import LinkSpider
+    from tests.support.link_spider import LinkSpider
 
     process = CrawlerProcess(json.loads(sys.argv[1]))
     crawlers = [process.create_crawler(LinkSpider) for _ in range(2)]
@@ -184,7 +184,7 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(TWO_CRAWLERS), json.dumps(settings), tree.url],
         cwd=tmp_path,
-        env=with_modules(SUPPORT),
+        env=with_modules(ROOT),
         capture_output=True,
         text=True,
         timeout=120,
@@ -203,7 +203,7 @@ def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_p
 TWO_JOBS = """
     import os, signal, sys
     from scrapy.crawler import CrawlerProcess
-    from link_spider import LinkSpider
+    from tests.support.link_spider import LinkSpider
 
     class Other(LinkSpider):
         name = "other"
@@ -236,7 +236,7 @@ def test_two_crawlers_of_one_process_have_a_job_each(tree: Site, tmp_path: Path)
         return subprocess.run(
             [sys.executable, "-c", textwrap.dedent(TWO_JOBS), tree.url, str(dies_at)],
             cwd=tmp_path,
-            env=with_modules(SUPPORT),
+            env=with_modules(ROOT),
             capture_output=True,
             text=True,
             timeout=120,

@@ -15,10 +15,13 @@ from typing import Any
 
 import pytest
 
-import servers
-from crawls import SPIDER, Crawl, spider_with
-from proxies import DroppingProxy
-from redis_faults import (
+from scrapy_bloom.queues.shared_state import QueueState, Worker, read_state
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import keys_of
+from tests.support import servers
+from tests.support.crawls import SPIDER, Crawl, spider_with
+from tests.support.proxies import DroppingProxy
+from tests.support.redis_faults import (
     KEY,
     LONG,
     GatedSite,
@@ -29,9 +32,6 @@ from redis_faults import (
     told,
     url_of,
 )
-from scrapy_bloom.queues.shared_state import QueueState, Worker, read_state
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import keys_of
 
 # That a worker has in flight (CONCURRENT_REQUESTS), or was done with, and had not told the server.
 MOST = 16 + 32

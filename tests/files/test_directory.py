@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from clock import Clock
-from local_filters import WINDOW, fps, make
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.files.directory import check_free
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.recovery import Job
+from tests.support.backends import local_backend
+from tests.support.clock import Clock
+from tests.support.local_filters import WINDOW, fps, make
 
 
 def test_a_directory_that_is_free(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from local_filters import fps
-from logged_filters import LoggedFilter
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME
 from scrapy_bloom.files.log_records import LogRecords
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.files.reader import FilterReader
+from tests.support.local_filters import fps
+from tests.support.logged_filters import LoggedFilter
 
 ONE = "generation-0001.bloom"
 

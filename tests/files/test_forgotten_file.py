@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from local_filters import fps
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile, files
+from tests.support.local_filters import fps
 
 ONE, TWO, THREE = fps(3)
 

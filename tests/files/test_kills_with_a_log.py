@@ -16,8 +16,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from local_filters import fps
-from logged_filters import LoggedFilter
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.files.log_records import LogRecords
@@ -26,6 +24,8 @@ from scrapy_bloom.files.overlay import Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from tests.support.local_filters import fps
+from tests.support.logged_filters import LoggedFilter
 
 # Before each call of these, and so after the one before, the process dies.
 STEPS: list[tuple[Any, str]] = [

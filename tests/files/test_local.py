@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from crashing_filters import FILTER_NAME, abandon, add, make
 from scrapy_bloom import (
     FingerprinterMismatchError,
     LockedError,
     StorageError,
 )
 from scrapy_bloom.files.header import FileGeneration
+from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
 def test_no_memory_for_a_filter_is_told_in_one_line() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from crashing_filters import abandon, add, make
-from local_filters import fps
-from logged_filters import LoggedFilter
 from scrapy_bloom import StorageError, UncleanShutdownError
 from scrapy_bloom.files.log_records import NAME, LogRecords
+from tests.support.crashing_filters import abandon, add, make
+from tests.support.local_filters import fps
+from tests.support.logged_filters import LoggedFilter
 
 ONE = "generation-0001.bloom"
 OLDER, NEWER = "is older than the filter", "the filter is older than"

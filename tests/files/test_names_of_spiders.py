@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from crawls import Crawl, spider_with
-from sites import Site, tree_site
+from tests.support.crawls import Crawl, spider_with
+from tests.support.sites import Site, tree_site
 
 NAMES = {
     "shop": "shop",

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from clock import Clock
-from local_filters import WINDOW, fps
-from logged_filters import LoggedFilter
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.log_records import LogRecords
@@ -17,7 +14,10 @@ from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.queues.batch import Batch
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.queues.stored_queue import read_recent
-from servers import wait_for
+from tests.support.clock import Clock
+from tests.support.local_filters import WINDOW, fps
+from tests.support.logged_filters import LoggedFilter
+from tests.support.servers import wait_for
 
 ONE = "generation-0001.bloom"
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from clock import Clock
-from local_filters import WINDOW, fps, make
-from logged_filters import LoggedFilter
 from scrapy_bloom import StorageError
 from scrapy_bloom.files import reader
 from scrapy_bloom.files.reader import FilterReader, filter_directory, found_files
 from scrapy_bloom.queues.stored_queue import read_recent
+from tests.support.clock import Clock
+from tests.support.local_filters import WINDOW, fps, make
+from tests.support.logged_filters import LoggedFilter
 
 ORIGIN = {"salt": bytes(range(16)), "spider": "shop", "fingerprinter": "a.B"}
 ONE = "generation-0001.bloom"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from request_queues import begun
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.queues.stored_queue import read_counts
-from workspace import contents
+from tests.support.request_queues import begun
+from tests.support.workspace import contents
 
 
 def with_a_request(path: Path) -> RequestDatabase:

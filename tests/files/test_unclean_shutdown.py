@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from crashing_filters import FILTER_NAME, abandon, add, make
 from scrapy_bloom import (
     StorageError,
     UncleanShutdownError,
 )
+from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
 class TestUncleanShutdown:

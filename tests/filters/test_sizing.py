@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import local_backend
 from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
     MAX_CAPACITY,
@@ -21,6 +20,7 @@ from scrapy_bloom.filters.sizing import (
     expected_offered,
     optimal_num_bits,
 )
+from tests.support.backends import local_backend
 
 
 def test_a_million_at_one_in_ten_thousand() -> None:

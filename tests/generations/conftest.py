@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clock import Clock
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import servers
-from backends import local_backend, redis_backend
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
 
 NewBackend = Callable[..., Backend]
 

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import local_backend, redis_backend
-from proxies import DroppingProxy
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
@@ -22,6 +19,9 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
+from tests.support.proxies import DroppingProxy
 
 NAMES = [b"%d" % number for number in range(400)]
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from clock import Clock
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations import backoff, forgotten
 from scrapy_bloom.generations.forgotten import Forgotten
+from tests.support.clock import Clock
 
 
 class Store:

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from clock import Clock
-from local_filters import WINDOW, files, make
+from tests.support.clock import Clock
+from tests.support.local_filters import WINDOW, files, make
 
 
 class AgainstDict(RuleBasedStateMachine):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from clock import Clock
-from local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.job.recovery import Job
+from tests.support.clock import Clock
+from tests.support.local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 
 
 class TestGrowth:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from local_filters import fps, make
+from tests.support.local_filters import fps, make
 
 RECORDER = """
 import signal, sys

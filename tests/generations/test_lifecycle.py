@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from clock import Clock
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError, Run
 from scrapy_bloom.generations.lookup import Lookup, Recent
 from scrapy_bloom.generations.policy import Generation, Policy, Size
+from tests.support.clock import Clock
 
 WINDOW = 400.0
 SALT = bytes(16)

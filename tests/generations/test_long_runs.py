@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from backends import local_backend, redis_backend
-from clock import Clock
-from crawls import Crawl, spider_with, with_modules
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.redis.connection.server import RedisServer
-from sites import Site, tree_site
-from workspace import outliving
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
+from tests.support.clock import Clock
+from tests.support.crawls import Crawl, spider_with, with_modules
+from tests.support.sites import Site, tree_site
+from tests.support.workspace import outliving
 
 WINDOW = 1000.0
 NewBackend = Callable[..., Backend]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clock import Clock
-from local_filters import WINDOW, files, fps, make
+from tests.support.clock import Clock
+from tests.support.local_filters import WINDOW, files, fps, make
 
 
 class TestWindow:

@@ -1,6 +1,6 @@
 """Pack golden filters: what the code of a day stores, to be read by all that is later.
 
-    python tests/golden/make.py tests/golden/DATE.tar.gz
+    python -m tests.golden.make tests/golden/DATE.tar.gz
 
 It needs Debian's redis-server: newer servers load what an older one dumps, not the other way round.
 An archive is never written again; a new stored format gets another one beside it.
@@ -18,10 +18,9 @@ from pathlib import Path
 
 import redis
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "support"))
+from tests.support.servers import Server
 
-from servers import Server  # noqa: E402 - of the tests
+HERE = Path(__file__).parent
 
 RECORDED, NEVER = range(1000), range(1000, 4000)
 KEY = "golden:bloom"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-import servers
-from cli import Ran, bloom, scrapy
+from tests.support import servers
+from tests.support.cli import Ran, bloom, scrapy
 
 GOLDEN = Path(__file__).parent
 ARCHIVES = sorted(GOLDEN.glob("*.tar.gz"))

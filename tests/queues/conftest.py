@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from request_queues import InRedis
+from tests.support.request_queues import InRedis
 
 
 @pytest.fixture

@@ -22,9 +22,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from crawls import SUPPORT
-from redis_filters import PLACES
-from request_queues import (
+from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore
+from tests.support.crawls import ROOT
+from tests.support.redis_filters import PLACES
+from tests.support.request_queues import (
     InFile,
     InRedis,
     done,
@@ -35,8 +37,6 @@ from request_queues import (
     set_aside,
     take,
 )
-from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 
 SLOTS = ["", "\0", "a\0b", "a", "b.example", "\ud800", "ÿ", "\U0010ffff", "\x01", "x" * 10_000]
 
@@ -264,7 +264,7 @@ def test_it_is_as_it_was_after_a_kill(store: InFile | InRedis, tmp_path: Path) -
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from request_queues import *\n"
+        "from tests.support.request_queues import *\n"
         "place, path, url = sys.argv[1:]\n"
         "store = InRedis(place, path, url=url) if place else InFile(Path(path))\n"
         "queue = store.open(by_slot=True)\n"
@@ -280,7 +280,7 @@ def test_it_is_as_it_was_after_a_kill(store: InFile | InRedis, tmp_path: Path) -
         [sys.executable, "-c", script, place, tmp_path, url],
         timeout=60,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )
     assert ended.returncode == -signal.SIGKILL
     assert store.counts() == (489, 10)

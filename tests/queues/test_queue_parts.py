@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from request_queues import begun, name_of, push, take
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_waiting
 from scrapy_bloom.queues.shared import Member, order_of, slot_name
 from scrapy_bloom.redis.scripts import keys_of
+from tests.support.request_queues import begun, name_of, push, take
 
 WAIT = 60.0  # seconds that any single wait may take
 

@@ -17,15 +17,21 @@ from pathlib import Path
 
 import pytest
 
-from batches import BATCHES, killed_at_each_operation, run_batches, snapshot, snapshots
-from crawls import SUPPORT
-from request_queues import begun, done, killed, names, push, take
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.job.sqlite_files import beside
 from scrapy_bloom.queues import sqlite
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from tests.support.batches import (
+    BATCHES,
+    killed_at_each_operation,
+    run_batches,
+    snapshot,
+    snapshots,
+)
+from tests.support.crawls import ROOT
+from tests.support.request_queues import begun, done, killed, names, push, take
 
 PAGE = 4096
 WAIT = 60.0  # seconds that any single wait may take
@@ -119,7 +125,7 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
     script = (
         "import sys, threading\n"
         "from pathlib import Path\n"
-        "from batches import *\n"
+        "from tests.support.batches import *\n"
         "database = begun(Path(sys.argv[1]))\n"
         "def checkpoint():\n"
         "    while True:\n"
@@ -136,7 +142,7 @@ def test_kills_at_random_instants_while_a_thread_checkpoints(kills: int, tmp_pat
         process = subprocess.Popen(
             [sys.executable, "-c", script, path],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.fspath(SUPPORT)},
+            env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
         )
         assert process.stdout
         with process, process.stdout as said:

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from request_queues import FINGERPRINTER, LONG
 from scrapy_bloom.crawl.scheduler import collected
 from scrapy_bloom.crawl.scheduler.collected import Entry, Kept, Parcel
 from scrapy_bloom.exceptions import OutageError
@@ -19,6 +17,8 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, SharedFilter
 from scrapy_bloom.redis.scripts import keys_of
 from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+from tests.support import servers
+from tests.support.request_queues import FINGERPRINTER, LONG
 
 SHARDS = 4
 

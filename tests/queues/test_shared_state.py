@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from request_queues import InRedis, done, push, take
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.shared import SharedBatch
 from scrapy_bloom.queues.shared_state import read_members, read_state, remove_queue
+from tests.support.request_queues import InRedis, done, push, take
 
 
 def test_how_it_stands(shared: InRedis) -> None:

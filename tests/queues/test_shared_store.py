@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import servers
-from crawls import SUPPORT
-from proxies import DroppingProxy
-from request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
+from tests.support import servers
+from tests.support.crawls import ROOT
+from tests.support.proxies import DroppingProxy
+from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 
 
 def started(worker: SharedStore) -> None:
@@ -53,13 +53,13 @@ def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
 def test_one_works_on_what_another_process_has_pushed(shared: InRedis) -> None:
     script = (
         "import sys\n"
-        "from request_queues import *\n"
+        "from tests.support.request_queues import *\n"
         "queue = InRedis('valkey', sys.argv[1], url=sys.argv[2]).open()\n"
         "for n in range(3):\n"
         "    push(queue, str(n), newest_first=False)\n"
         "queue.leave()\n"
     )
-    environment = {"PYTHONPATH": os.pathsep.join([str(SUPPORT), *sys.path])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", script, shared.key, shared.url]
     subprocess.run(command, timeout=60, check=True, env=environment)
     assert names(shared.open(), 4) == ["0", "1", "2"]

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import servers
-from request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
+from tests.support import servers
+from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 
 
 @pytest.fixture

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import exploration
-import simulated
-import simulation
 from scrapy_bloom.redis import filter as filter_module
+from tests.support import exploration, simulated, simulation
 
 USUAL, ALL = range(200), range(200, 10_000)
 PARTS = 4

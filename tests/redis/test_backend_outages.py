@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-import servers
-from clock import Clock
-from redis_filters import INFO, fps, messages, opened
 from scrapy_bloom import (
     OutageError,
 )
+from tests.support import servers
+from tests.support.clock import Clock
+from tests.support.redis_filters import INFO, fps, messages, opened
 
 
 class TestOutage:

@@ -6,12 +6,12 @@ import traceback
 
 import pytest
 
-import servers
-from redis_filters import opened
 from scrapy_bloom import (
     StorageError,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.redis_filters import opened
 
 
 class TestBadPlaces:

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import servers
-from redis_filters import PLACES, fps, make, opened
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.reader import RedisReader
+from tests.support import servers
+from tests.support.redis_filters import PLACES, fps, make, opened
 
 CAPACITY = 2_000_000  # 14 keys
 

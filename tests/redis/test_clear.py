@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-import servers
-from redis_filters import WARNING, fps, make, messages, opened
+from tests.support import servers
+from tests.support.redis_filters import WARNING, fps, make, messages, opened
 
 
 def left(key: str) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 import pytest
 
-import servers
 from scrapy_bloom.copying.drafts import Draft
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
@@ -10,6 +9,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import unjoined
 from scrapy_bloom.redis.stored import RedisGeneration
+from tests.support import servers
 
 POLICY = Policy(expected=1000, error_rate=1e-3)
 

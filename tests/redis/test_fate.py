@@ -1,24 +1,20 @@
 """Filter and queue share their fate: what a server has lost is not seen any more."""
 
 import logging
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import servers
-from backends import redis_backend
-from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
-from redis_filters import fps, messages
+from benchmarks import restarts
 from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
-from sites import ScriptedSite, tree_site
-
-sys.path.append(str(Path(__file__).parents[2]))
-from benchmarks import restarts
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
+from tests.support.redis_filters import fps, messages
+from tests.support.sites import ScriptedSite, tree_site
 
 WARNING, INFO = logging.WARNING, logging.INFO
 VALKEY = Path(servers.PROGRAMS["valkey"])
@@ -41,13 +37,12 @@ def test_every_page_is_crawled(way: restarts.Way, tmp_path: Path) -> None:
 
 def test_what_a_mirror_took_for_seen_after_the_loss_is_scheduled_again(tmp_path: Path) -> None:
     """The last page links to one that was in the lost queue: then the spider is idle."""
-    shutil.copy(SUPPORT / "mirror_trusting.py", tmp_path)
     server = servers.Server()
     site = ScriptedSite({"/": [("/a", "/b", "/c", "/d")]})
     site.answers |= {f"/{name}": [("/a", "/b", "/c", "/d")] for name in "abcd"}
     settings = {
         **SCRAPY_REDIS,
-        "DUPEFILTER_CLASS": "mirror_trusting.MirrorTrusting",
+        "DUPEFILTER_CLASS": "tests.support.components.MirrorTrusting",
         "REDIS_URL": server.url,
         "CONCURRENT_REQUESTS": 1,
         "IDLE_SECS": 0,

@@ -2,8 +2,8 @@
 
 import pytest
 
-import servers
-from redis_filters import PLACES, WARNING, fps, messages, opened
+from tests.support import servers
+from tests.support.redis_filters import PLACES, WARNING, fps, messages, opened
 
 
 class TestLostKeys:

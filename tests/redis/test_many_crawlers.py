@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-import servers
-from crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
-from processes import FORKING
-from proxies import DroppingProxy
-from redis_filters import INFO, PLACES, make, messages, opened, url_of
 from scrapy_bloom import (
     FingerprinterMismatchError,
 )
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import unjoined
+from tests.support import servers
+from tests.support.crowds import LIMIT, fps, in_batches, one_by_one, record_at_once
+from tests.support.processes import FORKING
+from tests.support.proxies import DroppingProxy
+from tests.support.redis_filters import INFO, PLACES, make, messages, opened, url_of
 
 
 def at_once(

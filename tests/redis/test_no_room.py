@@ -2,12 +2,12 @@
 
 import pytest
 
-import servers
-from clock import Clock
-from redis_filters import ERROR, fps, messages, opened
 from scrapy_bloom import OutageError, StorageError
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.shared import Reply, SharedBatch, SharedStore
+from tests.support import servers
+from tests.support.clock import Clock
+from tests.support.redis_filters import ERROR, fps, messages, opened
 
 
 def fill_up(server: servers.Server) -> None:

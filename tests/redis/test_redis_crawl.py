@@ -2,18 +2,17 @@
 
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import SCRAPY_REDIS, SHARED_SPIDER, SUPPORT, Crawl
 from scrapy_bloom.job.paths import filter_in_use
-from sites import ScriptedSite, Site, tree_site
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import SCRAPY_REDIS, SHARED_SPIDER, Crawl
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 AT_ONCE = 16  # CONCURRENT_REQUESTS
 PAGES = 60
@@ -167,12 +166,11 @@ def test_scrapy_redis_with_another_fingerprinter(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
     """One that looks at the number in /p/NUMBER only, and only at its last digit."""
-    shutil.copy(SUPPORT / "last_digit.py", tmp_path)
     crawl = shared(
         tree.url,
         tmp_path,
         REDIS_URL=server.url,
-        REQUEST_FINGERPRINTER_CLASS="last_digit.LastDigit",
+        REQUEST_FINGERPRINTER_CLASS="tests.support.components.LastDigit",
         **ALONE,
     )
     assert crawl.finish() == 0, crawl.output

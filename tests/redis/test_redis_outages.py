@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import servers
-from cli import bloom
-from crawls import Crawl
-from sites import Site
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
 
 PAGES = 150
 

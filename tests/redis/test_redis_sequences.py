@@ -12,10 +12,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-import servers
-from clock import Clock
-from redis_filters import opened
 from scrapy_bloom.redis.backend import RedisBackend
+from tests.support import servers
+from tests.support.clock import Clock
+from tests.support.redis_filters import opened
 
 
 class CrawlersAgainstDict(RuleBasedStateMachine):

@@ -2,9 +2,9 @@
 
 import pytest
 
-import servers
-from clock import Clock
-from redis_filters import fps, opened
+from tests.support import servers
+from tests.support.clock import Clock
+from tests.support.redis_filters import fps, opened
 
 
 def test_a_late_count_leaves_nothing_behind(key: str) -> None:

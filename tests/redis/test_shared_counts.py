@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import servers
-from crawls import Crawl
-from sites import ScriptedSite, Site, tree_site
+from tests.support import servers
+from tests.support.crawls import Crawl
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 
 def figures(crawl: Crawl) -> tuple[int, int]:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from scrapy.settings import Settings
 
-import servers
-from cli import bloom
-from crawls import Crawl
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.settings.settings import BloomSettings
-from sites import Site
-from workspace import fingerprints, make_filter, urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, urls
 
 DAY = 86_400
 SETTINGS = {

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from request_queues import begun
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from tests.support.request_queues import begun
 
 BATCHES = 14
 _OPERATIONS = "pwrite64,fsync,fdatasync,ftruncate,unlink"

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from processes import start_scrapy
+from tests.support.processes import start_scrapy
 
 LIMIT = 120.0  # seconds
 SCRAPY = Path(sys.executable).with_name("scrapy")

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-import servers
-from backends import redis_backend
 from scrapy_bloom import BloomError, OutageError, StorageError
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.backends import redis_backend
 
 PROGRAMS = list(servers.PROGRAMS)
 SECRET = "hushhush"  # in every password of these tests, and nowhere else

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from backends import local_backend
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job.recovery import Job
+from tests.support.backends import local_backend
 
 FILTER_NAME = "generation-0001.bloom"
 

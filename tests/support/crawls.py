@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import Scrapy, start_scrapy
-from sites import LIMIT, Site
+from tests.support.processes import Scrapy, start_scrapy
+from tests.support.sites import LIMIT, Site
 
-SUPPORT = Path(__file__).parent  # for the processes of tests, which import its modules, too
+SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]  # in the PYTHONPATH of processes that import tests.support, too
 SPIDER = SUPPORT / "link_spider.py"
 SHARED_SPIDER = SUPPORT / "shared_spider.py"
 FAILING_SPIDER = SUPPORT / "failing_spider.py"

@@ -4,9 +4,9 @@ import hashlib
 import random
 from typing import Any
 
-from backends import redis_backend
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support.backends import redis_backend
 
 LIMIT = 60.0  # seconds
 

@@ -16,14 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import servers
-import simulated
 from scrapy_bloom.exceptions import OutageError, RefusedError
 from scrapy_bloom.queues.shared import SharedBatch
 from scrapy_bloom.queues.shared_state import SETS
-from simulated import CONTROL, KEY, LEASE_MS, KilledError, Site, Worker
-from simulation import CALL_FAULTS, WORKER_FAULTS
-from states import WORKERS, Copy, Life, State, Stored, View, key_of
+from tests.support import servers, simulated
+from tests.support.simulated import CONTROL, KEY, LEASE_MS, KilledError, Site, Worker
+from tests.support.simulation import CALL_FAULTS, WORKER_FAULTS
+from tests.support.states import WORKERS, Copy, Life, State, Stored, View, key_of
 
 SITE = Site([[1, 2], [3], [3, 0], []], is_start_filtered=True)  # 4 pages
 SERVER_KINDS = ("emptied", "set back", "evicts", "clock forward", "clock back")

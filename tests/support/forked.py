@@ -9,7 +9,7 @@ from pathlib import Path
 
 import scrapy.cmdline
 
-_OUTSIDE = [path for path in sys.path if Path(path).name not in {"support", "example_project"}]
+_OUTSIDE = [path for path in sys.path if Path(path).name != "example_project"]
 
 
 def run(arguments: list[str], cwd: Path, env: dict[str, str], streams: list[Connection]) -> None:

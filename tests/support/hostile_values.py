@@ -14,11 +14,11 @@ from typing import Any
 
 import redis
 
-from backends import redis_backend
 from scrapy_bloom import BloomError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
+from tests.support.backends import redis_backend
 
 KEY = "shop:bloom"
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from backends import local_backend
-from clock import Clock
 from scrapy_bloom.files.backend import LocalBackend
+from tests.support.backends import local_backend
+from tests.support.clock import Clock
 
 WINDOW = 1000.0
 SALT = bytes(range(16))

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from backends import local_backend
 from scrapy_bloom.files.overlay import Overlay
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
+from tests.support.backends import local_backend
 
 
 class LoggedFilter:

@@ -2,7 +2,7 @@
 
 import os
 
-import sites
+from tests.support import sites
 
 REQUIRED = os.environ.get("SCRAPY_BLOOM_TEST_REQUIRE", "").split(",")
 # Where it is installed, the documentation of Python is crawled too: real pages, which no one

@@ -14,15 +14,17 @@ from typing import IO, Any, Protocol
 
 import pytest
 
-import forked
+from tests.support import forked
 
 if sys.platform == "linux":
     from multiprocessing import forkserver
 
     FORKING = multiprocessing.get_context("forkserver")
-    FORKING.set_forkserver_preload(["preloaded", "matplotlib.pyplot", "forked"])
+    FORKING.set_forkserver_preload(
+        ["tests.support.preloaded", "matplotlib.pyplot", "tests.support.forked"]
+    )
     with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
-        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
         forkserver.ensure_running()
 
 

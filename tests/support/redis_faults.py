@@ -16,10 +16,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import servers
-from crawls import SPIDER, Crawl
-from proxies import DroppingProxy
-from sites import ScriptedSite, Site, tree_site
+from tests.support import servers
+from tests.support.crawls import SPIDER, Crawl
+from tests.support.proxies import DroppingProxy
+from tests.support.sites import ScriptedSite, Site, tree_site
 
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
 KEY = "links:bloom"

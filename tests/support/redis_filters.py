@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-import servers
-from crowds import backend_at, fps
 from scrapy_bloom.redis.backend import RedisBackend
+from tests.support import servers
+from tests.support.crowds import backend_at, fps
 
 __all__ = ["fps"]
 

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from backends import local_backend
-from cli import bloom
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.text import size_text
+from tests.support.backends import local_backend
+from tests.support.cli import bloom
 
 SALT = bytes(range(100, 116))
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"

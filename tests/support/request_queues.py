@@ -5,7 +5,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from redis_filters import url_of
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.sqlite_files import beside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
@@ -16,6 +15,7 @@ from scrapy_bloom.queues.stored_queue import read_counts
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.scripts import keys_of
+from tests.support.redis_filters import url_of
 
 LONG = 600.0  # seconds: a lease that only `lapse` ends
 Store = RequestDatabase | SharedStore

@@ -18,7 +18,7 @@ from pathlib import Path
 import redis
 from redis.crc import key_slot
 
-from proxies import TLSProxy
+from tests.support.proxies import TLSProxy
 
 PROGRAMS = {}
 if sys.platform != "win32":  # there is no wheel for it

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-import servers
-from crawls import SPIDER, Crawl, spider_with
 from scrapy_bloom.queues.shared_state import QueueState, read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import keys_of
-from sites import Site, tree_site
+from tests.support import servers
+from tests.support.crawls import SPIDER, Crawl, spider_with
+from tests.support.sites import Site, tree_site
 
 # Its start() writes a line into a file each time it begins; what comes then is given.
 _START = """

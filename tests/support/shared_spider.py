@@ -11,7 +11,7 @@ from scrapy import Request, signals
 from scrapy.core.engine import ExecutionEngine
 from scrapy.exceptions import DontCloseSpider
 
-from link_spider import LinkSpider
+from tests.support.link_spider import LinkSpider
 
 ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = 0.1  # seconds between two signals of an idle spider
 

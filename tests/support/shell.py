@@ -14,7 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from processes import start_scrapy
+from tests.support.processes import start_scrapy
 
 LIMIT = 120.0  # seconds
 _CLIENT = f"""#!{sys.executable} -IS

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import servers
 from scrapy_bloom.crawl.scheduler import collected
 from scrapy_bloom.crawl.scheduler.collected import Collected, Entry, Kept, Parcel
 from scrapy_bloom.exceptions import OutageError
@@ -18,6 +17,7 @@ from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
 from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
+from tests.support import servers
 
 KEY = "sim"
 LEASE_MS = 1000

@@ -13,12 +13,22 @@ from typing import Any
 
 import redis
 
-import servers
 from scrapy_bloom.crawl.scheduler import collected
 from scrapy_bloom.exceptions import OutageError, RefusedError
 from scrapy_bloom.queues.shared_state import SETS
 from scrapy_bloom.redis.shards import shard_key
-from simulated import CALL_MS, CONTROL, KEY, LEASE_MS, KilledError, Site, Worker, a_server, ids
+from tests.support import servers
+from tests.support.simulated import (
+    CALL_MS,
+    CONTROL,
+    KEY,
+    LEASE_MS,
+    KilledError,
+    Site,
+    Worker,
+    a_server,
+    ids,
+)
 
 CALL_FAULTS = ("reply lost", "request lost", "half-way", "sent twice")
 WORKER_FAULTS = ("killed", "stopped", "leaves")

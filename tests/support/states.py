@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from scrapy_bloom.crawl.scheduler.collected import Entry
-from simulated import KEY
+from tests.support.simulated import KEY
 
 WORKERS, LEASED = f"{{{KEY}}}:workers", f"{{{KEY}}}:leased".encode()
 

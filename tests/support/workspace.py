@@ -13,16 +13,16 @@ import redis
 from scrapy import Request
 from scrapy.utils.request import RequestFingerprinter
 
-import servers
-from backends import local_backend, redis_backend
-from cli import Ran, bloom
-from request_queues import FINGERPRINTER, fill
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
+from tests.support import servers
+from tests.support.backends import local_backend, redis_backend
+from tests.support.cli import Ran, bloom
+from tests.support.request_queues import FINGERPRINTER, fill
 
 LOCAL_REDIS = "redis://localhost:6379/0"  # in the documents
 SALT = bytes(range(16))

@@ -11,8 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import servers
-from connections import PASSWORD, PROGRAMS, SECRET
+from tests.support import servers
+from tests.support.connections import PASSWORD, PROGRAMS, SECRET
 
 
 @pytest.fixture(autouse=True)

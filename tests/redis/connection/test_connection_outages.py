@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 import pytest
 
-import servers
-from connections import (
+from scrapy_bloom import OutageError
+from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.connections import (
     LOGIN,
     PASSWORD,
     PROGRAMS,
@@ -22,8 +24,6 @@ from connections import (
     service,
     setting_bits,
 )
-from scrapy_bloom import OutageError
-from scrapy_bloom.redis.connection.server import RedisServer
 
 
 def is_back(

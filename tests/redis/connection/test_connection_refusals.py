@@ -7,9 +7,13 @@ from urllib.parse import quote
 
 import pytest
 
-import servers
-from backends import redis_backend
-from connections import (
+from scrapy_bloom import OutageError, SettingError, StorageError
+from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.shared import SharedBatch, SharedStore
+from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.connections import (
     LOGIN_HINT,
     PASSWORD,
     PROGRAMS,
@@ -21,10 +25,6 @@ from connections import (
     service,
     use,
 )
-from scrapy_bloom import OutageError, SettingError, StorageError
-from scrapy_bloom.queues.batch import Found
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore
-from scrapy_bloom.redis.connection.server import RedisServer
 
 
 class TestRefusals:

@@ -8,8 +8,10 @@ from urllib.parse import quote
 import pytest
 import redis
 
-import servers
-from connections import (
+from scrapy_bloom import OutageError
+from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.connections import (
     LOGIN,
     PASSWORD,
     PROGRAMS,
@@ -22,8 +24,6 @@ from connections import (
     setting_bits,
     use,
 )
-from scrapy_bloom import OutageError
-from scrapy_bloom.redis.connection.server import RedisServer
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

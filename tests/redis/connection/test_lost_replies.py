@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import redis
 
-import servers
-from backends import redis_backend
-from connections import PROGRAMS, locked_up
-from proxies import DroppingProxy
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.backends import redis_backend
+from tests.support.connections import PROGRAMS, locked_up
+from tests.support.proxies import DroppingProxy
 
 
 class TestLostReplies:

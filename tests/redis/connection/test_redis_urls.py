@@ -6,10 +6,10 @@ import textwrap
 
 import pytest
 
-from connections import SECRET, check_tells_nothing, failure
 from scrapy_bloom import SettingError
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.connection.url import without_secrets
+from tests.support.connections import SECRET, check_tells_nothing, failure
 
 
 class TestURLs:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import redis
 
-import servers
-from cli import bloom
-from connections import PROGRAMS, SECRET, refusal
-from crawls import Crawl
-from documents import page
-from sites import Site
-from workspace import fingerprints, make_filter, urls, write_urls
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.connections import PROGRAMS, SECRET, refusal
+from tests.support.crawls import Crawl
+from tests.support.documents import page
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 KEY, FOREIGN = "shop:bloom", "foreign"
 # The words of one server or another, in scripts, too.

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-import servers
-from connections import PROGRAMS, failure
 from scrapy_bloom import OutageError
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support import servers
+from tests.support.connections import PROGRAMS, failure
 
 
 class TestEvictionPolicy:

@@ -1,0 +1,1 @@
+"""The tests, as a package: they import what they share from tests.support."""
