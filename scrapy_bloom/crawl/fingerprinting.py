@@ -135,9 +135,6 @@ class ScrapyRedisFingerprinter:
     REQUEST_FINGERPRINTER_CLASS = "scrapy_bloom.ScrapyRedisFingerprinter".
     """
 
-    # Filters store the import path of what made their fingerprints: it stays.
-    __module__ = "scrapy_bloom.fingerprinting"
-
     def fingerprint(self, request: Request) -> bytes:
         """Return the SHA-1 of the JSON object of a request's body, method and canonical URL.
 

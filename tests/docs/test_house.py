@@ -28,13 +28,12 @@ def test_the_table_has_the_floors_of_the_contract() -> None:
         drawn.setdefault(int(floor), set()).update(re.findall(r"`(\w+)`", names))
     layers = (ROOT / "pyproject.toml").read_text().split("\nlayers = [")[1].split("]")[0]
     floors = [set(re.findall(r"\w+", line)) for line in layers.strip().splitlines()]
-    assert floors[0] == {"fingerprinting"}  # an import path, and no more
-    assert drawn == dict(enumerate(reversed(floors[1:])))
+    assert drawn == dict(enumerate(reversed(floors)))
 
 
 def test_few_rooms_stand_outside_of_the_packages() -> None:
     names = {path.stem for path in PACKAGE.glob("*.py")}
-    assert names == {"__init__", "exceptions", "fingerprinting", "text"}
+    assert names == {"__init__", "exceptions", "text"}
 
 
 def lines(path: Path) -> int:

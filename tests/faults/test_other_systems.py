@@ -19,7 +19,6 @@ from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import is_held
-from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from scrapy_bloom.queues.stored_queue import read_counts
@@ -261,14 +260,3 @@ def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
             patch.setattr(os, name, refuse)
         assert read_counts(copy / "requests.sqlite") == (1, 0)
     assert list(tmp_path.glob("tmp*"))
-
-
-def test_a_process_whose_name_is_no_text() -> None:
-    """Linux cuts names after 15 bytes, in the middle of a character if need be."""
-    comm = Path("/proc/self/comm")
-    name, before = name_this_process(), comm.read_bytes()
-    try:
-        comm.write_bytes("aaaaaaaaaaaaaaä".encode()[:15])
-        assert process_lives(name)
-    finally:
-        comm.write_bytes(before)

@@ -14,7 +14,6 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
-from scrapy_bloom.job.processes import name_this_process, process_lives
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -106,14 +105,6 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
     finally:
         proxy.end()
         server.end()
-
-
-def test_a_process_is_told_from_another_of_its_number() -> None:
-    this = name_this_process()
-    machine, pid, _, _ = this.rsplit("/", 3)
-    assert pid == str(os.getpid())
-    others = [f"{machine}/{pid}/1/x", f"{machine}/4194999/1/x", "other/1/1/x"]
-    assert [process_lives(name) for name in (this, *others)] == [True, False, False, None]
 
 
 def test_what_is_new_and_forgotten_counts_once(key: str) -> None:

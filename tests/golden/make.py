@@ -1,9 +1,9 @@
-"""Pack golden filters: what the code of a day stores, to be read by all that is later.
+"""Store a filter in files and in Redis, and a killed job, in an archive for `test_golden.py`.
 
-    python -m tests.golden.make tests/golden/DATE.tar.gz
+    python -m tests.golden.make tests/golden/format-1.tar.gz
 
 It needs Debian's redis-server: newer servers load what an older one dumps, not the other way round.
-An archive is never written again; a new stored format gets another one beside it.
+Once a format is released, its archive stays, and a new format gets one of its own.
 """
 
 import base64
@@ -113,7 +113,6 @@ def main(directory: Path) -> None:
 
 if __name__ == "__main__":
     archive = Path(sys.argv[1]).absolute()
-    assert not archive.exists(), archive
     with tempfile.TemporaryDirectory() as name:
         main(Path(name))
         with tarfile.open(archive, "w:gz") as tar:
