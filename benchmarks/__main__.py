@@ -32,6 +32,7 @@ BENCHMARKS = {
     "memory": "memory",
     "large": "large",
     "space": "space",
+    "bitmap": "bitmap",
     "counting": "counting",
     "forgetting": "forgetting",
     "growth": "growth",

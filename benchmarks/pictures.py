@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.shared.results import DIRECTORY as RESULTS
-from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
 from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
 

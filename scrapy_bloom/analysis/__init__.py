@@ -1,1 +1,1 @@
-"""Comparisons of filters, the report of one, and their pictures."""
+"""The report of a filter, and its pictures."""

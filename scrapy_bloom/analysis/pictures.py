@@ -9,8 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
-from scrapy_bloom.analysis.report import Point, Spread
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point, Spread
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.text import counted, in_short, number_text, rate_text, size_text

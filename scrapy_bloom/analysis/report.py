@@ -14,6 +14,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, classic_fill_ratio
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.generations.status import FilterStatus, any_errs
 
+SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
 _POINTS = 240  # of a curve: one for each four pixels of a wide page
 
 

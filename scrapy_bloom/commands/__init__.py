@@ -31,7 +31,6 @@ SUBCOMMANDS = (
     "push",
     "pull",
     "reset",
-    "compare",
     "report",
 )
 

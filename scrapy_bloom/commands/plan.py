@@ -15,12 +15,13 @@ Examples:
 """
 
 import argparse
+import math
 from dataclasses import replace
 from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.analysis.alternatives import alternatives
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
 from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
@@ -33,6 +34,8 @@ HELP = "how large a filter will be, for n requests at error rate p"
 
 _BEARABLE_DROPS = 0.1  # pages: nine crawls of ten lose none
 _DEFAULT_RATE = BloomSettings.error_rate
+_REDIS_SET_BYTES = 90  # 40 hexadecimal digits, as scrapy-redis keeps them; Redis 7: 88 to 97
+_MD5_TABLE_BYTES = 32  # 16 for a digest, in a table that is half full
 
 _COLUMNS = (
     ("requests", "requests", number_text),
@@ -108,7 +111,7 @@ def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
         "advice": _advice(policy),
     }
     if with_others:
-        plan["instead"] = alternatives(policy.expected, geometry.nbytes)
+        plan["instead"] = _alternatives(policy.expected, geometry.nbytes)
     return plan
 
 
@@ -139,3 +142,21 @@ def _advice_line(advice: dict[str, Any]) -> str:
         f"Better for {counted(advice['requests'], 'request')}: {advice['error_rate']:g}, which "
         f"loses {drops} pages, in {size_text(advice['bytes'])}"
     )
+
+
+def _alternatives(requests: int, nbytes: int) -> list[dict[str, Any]]:
+    """Return what other ways to remember requests take, and their expected false positives.
+
+    The bitmap has one hash and the filter's size: of n requests, n - m (1 - e^(-n/m)) set no new
+    bit. Of n digests of 128 bits, n (n - 1) / 2 pairs may collide.
+    """
+    num_bits = 8 * nbytes
+    return [
+        {"name": name, "bytes": size, "expected_false_drops": drops}
+        for name, size, drops in (
+            ("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
+            ("Redis set (scrapy-redis)", requests * _REDIS_SET_BYTES, 0.0),
+            ("MD5 hash table", requests * _MD5_TABLE_BYTES, requests * (requests - 1) / 2 / 2**128),
+            ("bitmap of that size", nbytes, requests + num_bits * math.expm1(-requests / num_bits)),
+        )
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.analysis.alternatives import SCRAPY_SET_BYTES
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
 from scrapy_bloom.files.reader import FilterReader
 from scrapy_bloom.text import size_text
 from tests.support.cli import bloom

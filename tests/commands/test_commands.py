@@ -110,7 +110,6 @@ def test_wrong_usage_ends_with_2(arguments: list[str], tmp_path: Path) -> None:
         (["push", "nowhere", "redis://localhost"], "nowhere holds no filter"),
         (["info", "redis://:secret@localhost:1x/0", "--key", "k"], "BLOOM_REDIS_URL is not valid"),
         (["reset", "nowhere", "--yes"], "nowhere holds no filter"),
-        (["compare", "nowhere"], "nowhere"),
         (["report", "nowhere", "-o", "report.html"], "nowhere holds no filter"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -134,7 +133,7 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
 def test_a_value_that_begins_with_a_dash_and_a_colon(tmp_path: Path) -> None:
     """All commands of Scrapy take it for a value, as in `-o -:json`."""
     (tmp_path / "-:urls").write_text("https://example.com/\n")
-    ran = bloom("compare", "-:urls", cwd=tmp_path)
+    ran = bloom("import", "-:urls", "filter", cwd=tmp_path)
     assert ran.status == 0, ran
 
 
@@ -219,13 +218,12 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("command", [("report", "-o", "x.html"), ("compare",), ("info",)])
+@pytest.mark.parametrize("command", [("report", "-o", "x.html"), ("info",)])
 def test_a_password_in_what_should_be_a_path_is_not_shown(
     command: tuple[str, ...], tmp_path: Path
 ) -> None:
     name, *more = command
-    scheme = "redis" if name == "compare" else "http"
-    ran = bloom(name, f"{scheme}://me:hushhush@host/0", *more, cwd=tmp_path)
+    ran = bloom(name, "http://me:hushhush@host/0", *more, cwd=tmp_path)
     assert ran.status != 0
     assert "host" in ran.err
     assert "hushhush" not in ran.err + ran.out

@@ -65,7 +65,6 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
         ("forget", "filter", "--file", "URL"),
         ("report", "URL", "-o", "page.html"),
         ("reset", "URL", "--yes"),
-        ("compare", "URL"),
         ("merge", "filter", "URL", "-o", "new"),
         ("merge", "filter", "filter", "-o", "URL"),
         ("push", "filter", "URL"),

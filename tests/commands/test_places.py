@@ -61,7 +61,6 @@ UNKNOWN = f"redis+tls://:{SECRET}@h/0?password={SECRET}"
         ("info", UNKNOWN),
         ("report", UNKNOWN, "-o", "page.html"),
         ("reset", UNKNOWN, "--yes"),
-        ("compare", UNKNOWN),
         ("merge", "filter", UNKNOWN, "-o", "new"),
         ("merge", "filter", "filter", "-o", f"redis://h/0?password={SECRET}"),
         ("push", UNKNOWN, "redis://localhost"),

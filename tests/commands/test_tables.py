@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.cli import at_a_terminal, bloom
-from tests.support.workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import fingerprints, make_filter, urls
 
 COMMANDS = {
     "plan": ("plan", "1M", "200M", "10G", "1e-4", "1e-9"),
     "plan --vs": ("plan", "200M", "1e-6", "--vs"),
     "info": ("info", "filter", "--scan"),
-    "compare": ("compare", "urls.txt", "--bitmap-bits", "20k"),
 }
 ESCAPES = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 
@@ -32,7 +31,6 @@ def words(table: list[str]) -> set[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_figure_is_cut_off(name: str, kind: str, tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(900))), capacity=100)
-    write_urls(tmp_path / "urls.txt", urls(range(2000)))
     arguments = COMMANDS[name]
     piped = bloom(*arguments, cwd=tmp_path)
     assert "\x1b" not in piped.out
