@@ -3,13 +3,12 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 from benchmarks.shared import contenders, peer_env, samples
 from benchmarks.shared.contenders import (
@@ -18,7 +17,6 @@ from benchmarks.shared.contenders import (
     MEMORY,
     MMAP,
     RUST,
-    RUST_HASH,
     SET,
     SQLITE,
     Contender,
@@ -29,11 +27,7 @@ from benchmarks.shared.timing import PASSES, Times, timed
 
 ERROR_RATE = 1e-6
 FIRST_LIMIT, WARM_LIMIT = 1.0, 1.3
-ALL = (FILE, MEMORY, MMAP, RUST, RUST_HASH, LIVE, SET, SQLITE)
-# A whole request: ours, and the smallest dupefilter over the other.
-OUR_REQUEST, THEIR_REQUEST = "BloomDupeFilter", f"a dupefilter over {PYBLOOMFILTER}"
-
-Given = Callable[[int, int], Iterable[Any]]  # fingerprints or URLs: from which number, how many
+ALL = (FILE, MEMORY, MMAP, RUST, LIVE, SET, SQLITE)
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,6 @@ class Sizes:
         per_round: fingerprints.
         files: new ones that are touched for the first time.
         first: fingerprints recorded in them, cumulative; the limit is for the last but one.
-        requests: in each round, whole ones.
-        first_requests: of a new job, cumulative; the limit is for the last.
         cold: in files that were dropped from memory.
     """
 
@@ -62,8 +54,6 @@ class Sizes:
     per_round: int
     files: int
     first: Sequence[int]
-    requests: int
-    first_requests: Sequence[int]
     cold: int
 
 
@@ -76,8 +66,6 @@ FULL = Sizes(
     per_round=50_000,
     files=6,
     first=(10_000, 30_000, 100_000, 300_000),
-    requests=15_000,
-    first_requests=(10_000, 100_000),
     cold=2_000,
 )
 QUICK = Sizes(
@@ -89,8 +77,6 @@ QUICK = Sizes(
     per_round=2_000,
     files=2,
     first=(1_000, 5_000),
-    requests=500,
-    first_requests=(500, 1_000),
     cold=200,
 )
 
@@ -103,7 +89,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         place = Path(directory)
         for capacity, rounds, per_round in sizes.fillings:
             with _made(names, place / f"{capacity}", capacity) as made:
-                times = in_turn(made, samples.fingerprints, rounds, per_round)
+                times = _in_turn(made, rounds, per_round)
             rows += _rows(f"{capacity:,}", times, names)
         large = _warm_filters(place / "large", names, sizes)
         rows += _rows(f"{sizes.large:,}, warm", large, names)
@@ -129,10 +115,7 @@ def _method(sizes: Sizes) -> str:
         "times all on the same fingerprints and begins with the next of them. New files: "
         f"{sizes.files} of each filter, one after the other, made for {sizes.large:,}; the time "
         "is that from the first fingerprint on. Files on the disk: the same, closed, dropped from "
-        "the system's memory (fsync, POSIX_FADV_DONTNEED) and opened again. A whole request is "
-        "`Request(url)` and "
-        f"`request_seen(request)`, by BloomDupeFilter with a JOBDIR and by the smallest dupefilter "
-        f"that asks {PYBLOOMFILTER} for what Scrapy's fingerprinter tells. Peers: "
+        "the system's memory (fsync, POSIX_FADV_DONTNEED) and opened again. Peers: "
         f"{peer_env.versions(PYBLOOMFILTER, RBLOOM, PYBLOOM_LIVE)}."
     )
 
@@ -154,10 +137,6 @@ def _notes(sizes: Sizes) -> Iterator[str]:
         "Making a new file is a row of its own: ours reserves its space on the disk then, so that "
         "a full disk is told at once; the other one gets its space block by block, when it is "
         "touched. The files are on the file system of the temporary directory."
-    )
-    yield (
-        "In a whole request, ours also computes the fingerprint faster than Scrapy's fingerprinter "
-        "does, which has nothing to do with the filter."
     )
     yield (
         "Every 30 seconds (BLOOM_SYNC_SECS) LocalBackend writes its file out, against a power "
@@ -195,25 +174,12 @@ def _rows(label: str, times: Times, names: Sequence[str]) -> list[Sequence[str]]
     ]
 
 
-# Time, in turn.
-
-
-def in_turn(
-    made: Mapping[str, Contender], given: Given, rounds: int, size: int, start: int = 0
-) -> Times:
-    """Rounds of new ones and then duplicates, each for all contenders.
-
-    Args:
-        made: by name.
-        given: what to record.
-        rounds: how many.
-        size: of a round.
-        start: number of the first one to record.
-    """
+def _in_turn(made: Mapping[str, Contender], rounds: int, size: int, start: int = 0) -> Times:
+    """Rounds of so many new ones and then duplicates, each for all contenders."""
     times = Times()
     order = list(made)
     for number in range(rounds):
-        values = list(given(start + number * size, size))
+        values = list(samples.fingerprints(start + number * size, size))
         for what in PASSES:
             for name in order:
                 secs, answers = timed(made[name].record, values)
@@ -231,26 +197,16 @@ def _warm_filters(place: Path, names: Sequence[str], sizes: Sizes) -> Times:
         for fingerprint in samples.fingerprints(0, sizes.kept):
             made[SET].record(fingerprint)
         _touch(made, sizes)
-        return in_turn(made, samples.fingerprints, sizes.rounds, sizes.per_round, sizes.kept)
+        return _in_turn(made, sizes.rounds, sizes.per_round, sizes.kept)
 
 
 def _touch(made: Mapping[str, Contender], sizes: Sizes) -> None:
     for name in made.keys() - {SET, SQLITE}:
-        record = made[name].fill or made[name].record
         for fingerprint in samples.fingerprints(samples.UNUSED, sizes.touching):
-            record(fingerprint)
+            made[name].record(fingerprint)
 
 
-def _first_touched(
-    place: Path,
-    make: Callable[[str, Path], Contender],
-    names: Sequence[str],
-    given: Given,
-    *,
-    files: int,
-    steps: Sequence[int],
-    cold: int,
-) -> Times:
+def _first_touched(place: Path, names: Sequence[str], sizes: Sizes) -> Times:
     """Of each new file, the mean from the first on, up to each of the steps.
 
     Then the file is closed, written out and dropped from the system's memory, and opened again:
@@ -258,27 +214,27 @@ def _first_touched(
     """
     times = Times()
     order = list(names)
-    for number in range(files):
+    for number in range(sizes.files):
         made = {}
         for name in order:
             begun = perf_counter()
-            made[name] = make(name, place / f"{number}" / name)
+            made[name] = _make(name, place / f"{number}", sizes.large)
             times.note(name, "made", 1e3 * (perf_counter() - begun))
         secs = dict.fromkeys(order, 0.0)
-        for done, step in zip((0, *steps), steps, strict=False):
-            values = list(given(done, step - done))
+        for done, step in zip((0, *sizes.first), sizes.first, strict=False):
+            values = list(samples.fingerprints(done, step - done))
             for name in order:
                 took, _ = timed(made[name].record, values)
                 secs[name] += took
                 times.note(name, f"{step}", secs[name] / step * 1e6)
         for contender in made.values():
             contender.end()
-        values = list(given(steps[-1], cold))
+        values = list(samples.fingerprints(sizes.first[-1], sizes.cold))
         for name in order:
             _drop(place / f"{number}" / name)
-            contender = make(name, place / f"{number}" / name)
+            contender = _make(name, place / f"{number}", sizes.large)
             took, _ = timed(contender.record, values)
-            times.note(name, "cold", took / cold * 1e6)
+            times.note(name, "cold", took / sizes.cold * 1e6)
             contender.end()
         shutil.rmtree(place / f"{number}")
         order.append(order.pop(0))
@@ -295,114 +251,55 @@ def _drop(place: Path) -> None:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def _make(name: str, place: Path, capacity: int) -> Contender:
+    return contenders.made(name, place / name, capacity, ERROR_RATE)
+
+
 @contextmanager
 def _made(names: Iterable[str], place: Path, capacity: int) -> Iterator[Mapping[str, Contender]]:
-    made = {name: contenders.made(name, place / name, capacity, ERROR_RATE) for name in names}
+    made = {name: _make(name, place, capacity) for name in names}
     yield made
     for contender in made.values():
         contender.end()
 
 
-# The two limits.
-
-
 def _against_pybloomfilter(place: Path, sizes: Sizes) -> tuple[Sequence[Check], Sequence[Table]]:
-    def make(name: str, where: Path) -> Contender:
-        return contenders.made(name, where, sizes.large, ERROR_RATE)
-
-    def make_dupefilter(name: str, where: Path) -> Contender:
-        if name == OUR_REQUEST:
-            return contenders.bloom_dupefilter(where, sizes.large)
-        return contenders.minimal(MMAP, where, sizes.large, ERROR_RATE)
-
-    alone, request = (FILE, MMAP), (OUR_REQUEST, THEIR_REQUEST)
-    new_file = _first_touched(
-        place / "first",
-        make,
-        alone,
-        samples.fingerprints,
-        files=sizes.files,
-        steps=sizes.first,
-        cold=sizes.cold,
-    )
-    new_job = _first_touched(
-        place / "jobs",
-        make_dupefilter,
-        request,
-        _urls,
-        files=sizes.files,
-        steps=sizes.first_requests,
-        cold=sizes.cold,
-    )
-    warm = {name: make(name, place / "alone" / name) for name in alone}
-    _touch(warm, sizes)
-    warm_filter = in_turn(warm, samples.fingerprints, sizes.rounds, sizes.per_round)
-    for contender in warm.values():
-        contender.end()
-    made = {name: make_dupefilter(name, place / "warm" / name) for name in request}
-    _touch(made, sizes)
-    warm_job = in_turn(made, _urls, sizes.rounds, sizes.requests)
-    for contender in made.values():
-        contender.end()
-
-    measured = [("filter alone", "new file", "making it, ms in all", new_file, "made", alone)]
-    measured += [
-        ("filter alone", "new file", f"the first {step:,}", new_file, f"{step}", alone)
-        for step in sizes.first
-    ]
+    names = (FILE, MMAP)
+    first = _first_touched(place / "first", names, sizes)
+    with _made(names, place / "alone", sizes.large) as made:
+        _touch(made, sizes)
+        warm = _in_turn(made, sizes.rounds, sizes.per_round)
     cold = f"the first {sizes.cold:,}"
-    measured.append(("filter alone", "a file on the disk", cold, new_file, "cold", alone))
-    measured += [("filter alone", "warm", what, warm_filter, what, alone) for what in PASSES]
-    measured += [
-        ("whole request", "new file", f"the first {step:,}", new_job, f"{step}", request)
-        for step in sizes.first_requests
+    measured = [
+        ("new file", "making it, ms in all", first, "made"),
+        *(("new file", f"the first {step:,}", first, f"{step}") for step in sizes.first),
+        ("a file on the disk", cold, first, "cold"),
+        *(("warm", what, warm, what) for what in PASSES),
     ]
-    measured.append(("whole request", "a file on the disk", cold, new_job, "cold", request))
-    measured += [("whole request", "warm", what, warm_job, what, request) for what in PASSES]
     rows = [
         (
-            *(kind, state, label),
+            *(state, label),
             *(f"{median(times.micros[name, what]):.2f}" for name in names),
             *(f"{ratio:.3f}" for ratio in quartiles(times.ratios(*names, what))),
         )
-        for kind, state, label, times, what, names in measured
+        for state, label, times, what in measured
     ]
     head = (
-        *(f"capacity {sizes.large:,}", "pages", "", "ours, µs", f"{PYBLOOMFILTER}, µs"),
+        *(f"capacity {sizes.large:,}", "", "ours, µs", f"{PYBLOOMFILTER}, µs"),
         *("ratio, 25 %", "median", "75 %"),
     )
-    step, last = sizes.first[-2], sizes.first_requests[-1]
+    step = sizes.first[-2]
+    limits = (
+        (f"the first {step:,} of a new file", first, f"{step}", FIRST_LIMIT),
+        (f"{cold} of a file on the disk", first, "cold", FIRST_LIMIT),
+        ("new, warm", warm, "new", WARM_LIMIT),
+    )
     checks = [
         at_most(
-            f"{kind}: {what}, time relative to {PYBLOOMFILTER}",
+            f"filter: {what}, time relative to {PYBLOOMFILTER}",
             median(times.ratios(*names, key)),
             limit,
         )
-        for kind, what, times, key, names, limit in (
-            (
-                "filter",
-                f"the first {step:,} of a new file",
-                new_file,
-                f"{step}",
-                alone,
-                FIRST_LIMIT,
-            ),
-            ("filter", f"{cold} of a file on the disk", new_file, "cold", alone, FIRST_LIMIT),
-            ("filter", "new, warm", warm_filter, "new", alone, WARM_LIMIT),
-            (
-                "request",
-                f"the first {last:,} of a new job",
-                new_job,
-                f"{last}",
-                request,
-                FIRST_LIMIT,
-            ),
-            ("request", f"{cold} of a job on the disk", new_job, "cold", request, FIRST_LIMIT),
-            ("request", "new, warm", warm_job, "new", request, WARM_LIMIT),
-        )
+        for what, times, key, limit in limits
     ]
     return checks, [Table(head, rows)]
-
-
-def _urls(start: int, count: int) -> Iterator[str]:
-    return map(samples.url, range(start, start + count))

@@ -10,7 +10,7 @@ from typing import Any
 from bitarray import bitarray
 
 from benchmarks.shared import contenders, peer_env, samples
-from benchmarks.shared.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, RUST_HASH, Contender
+from benchmarks.shared.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, Contender
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.shared.report import Section, Table, at_most
 from scrapy_bloom.files.backend import LocalBackend
@@ -123,7 +123,7 @@ def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]
     def other(name: str) -> Callable[[], Contender]:
         return lambda: contenders.made(name, place / name, capacity, ERROR_RATE)
 
-    others = contenders.present(MMAP, RUST, RUST_HASH, LIVE, LIVE_SCALABLE)
+    others = contenders.present(MMAP, RUST, LIVE, LIVE_SCALABLE)
     return {
         OURS: lambda: ours("grow"),
         OURS_WARN: lambda: ours("warn"),

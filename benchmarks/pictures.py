@@ -147,8 +147,8 @@ def _filter_bytes(requests: int, error_rate: float) -> int:
 
 
 def _measured(name: str) -> list[tuple[int, float]]:
-    """MB of memory by the number of fingerprints, of the benchmark `grow`."""
-    kept = json.loads((RESULTS / "grow.json").read_text("utf-8"))
+    """MB of memory by the number of fingerprints, of the benchmark `memory`."""
+    kept = json.loads((RESULTS / "memory.json").read_text("utf-8"))
     memory = next(plot for plot in kept["section"]["plots"] if plot["title"] == "Memory")
     return [(int(n), mb) for n, mb in memory["series"][name]]
 

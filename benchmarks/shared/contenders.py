@@ -19,7 +19,6 @@ from scrapy_bloom.generations.policy import Policy
 
 FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
-RUST_HASH = f"{RBLOOM} with hash(), memory"
 LIVE = f"{PYBLOOM_LIVE}, memory"
 LIVE_SCALABLE = f"{PYBLOOM_LIVE}, scalable, memory"
 SET, SQLITE = "set of bytes, memory", "SQLite, file"
@@ -33,9 +32,7 @@ SQLITE_TEXT = (
 )
 RBLOOM_TEXT = (
     "rbloom takes a hash function: SHA-256 of the fingerprint, 16 bytes of it as an integer, which "
-    "is its README's without the pickling. By default it takes Python's hash(), which is faster, "
-    "has 64 bits, and changes with each process, so that such a filter cannot be saved; it neither "
-    "tells what was new, so it is asked first"
+    "is its README's without the pickling. It does not tell what was new, so it is asked first"
 )
 
 
@@ -48,14 +45,12 @@ class Contender:
         new: what `record` returns for a new one.
         has: whether one is there, if it can be asked without recording.
         end: leaves what there is to the next run, where that is possible.
-        fill: remembers a fingerprint, if `record` is given something else.
     """
 
     record: Callable[[Any], bool]
     new: bool
     has: Callable[[bytes], bool] | None = None
     end: Callable[[], object] = lambda: None
-    fill: Callable[[bytes], object] | None = None
 
     def count_new(self, answers: int, asked: int) -> int:
         """How many were new, if so many answers were True."""
@@ -94,32 +89,21 @@ def hash_of(fingerprint: bytes) -> int:
 
 
 def _rbloom(place: Path, capacity: int, error_rate: float) -> Contender:
-    kind = peer_env.module(RBLOOM).Bloom
-    path = place / "filter.rbloom"
-    if path.exists():
-        seen = kind.load(str(path), hash_of)
-    else:
+    seen = peer_env.module(RBLOOM).Bloom(capacity, error_rate, hash_of)
+
+    def end() -> None:
         place.mkdir(parents=True, exist_ok=True)
-        seen = kind(capacity, error_rate, hash_of)
-    return _asked_first(seen, lambda: seen.save(str(path)))
+        seen.save(str(place / "filter.rbloom"))
 
-
-def _rbloom_with_hash(_place: Path, capacity: int, error_rate: float) -> Contender:
-    return _asked_first(peer_env.module(RBLOOM).Bloom(capacity, error_rate))
+    return _asked_first(seen, end)
 
 
 def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
-    kind = peer_env.module(PYBLOOM_LIVE).BloomFilter
-    path = place / "filter.live"
-    if path.exists():
-        with path.open("rb") as file:
-            seen = kind.fromfile(file)
-    else:
-        place.mkdir(parents=True, exist_ok=True)
-        seen = kind(capacity, error_rate)
+    seen = peer_env.module(PYBLOOM_LIVE).BloomFilter(capacity, error_rate)
 
     def end() -> None:
-        with path.open("wb") as file:
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "filter.live").open("wb") as file:
             seen.tofile(file)
 
     return Contender(seen.add, False, seen.__contains__, end)
@@ -161,14 +145,11 @@ def _sqlite(place: Path, _capacity: int, _error_rate: float) -> Contender:
             execute("BEGIN")
         return execute("INSERT OR IGNORE INTO seen VALUES (?)", (fingerprint,)).rowcount == 1
 
-    def has(fingerprint: bytes) -> bool:
-        return execute("SELECT 1 FROM seen WHERE fp = ?", (fingerprint,)).fetchone() is not None
-
     def end() -> None:
         execute("COMMIT")
         connection.close()
 
-    return Contender(record, True, has, end)
+    return Contender(record, True, end=end)
 
 
 def _connected(place: Path) -> sqlite3.Connection:
@@ -201,15 +182,7 @@ def _requests_seen(place: Path, _capacity: int, _error_rate: float) -> Contender
     place.mkdir(parents=True, exist_ok=True)
     seen = RFPDupeFilter(str(place), fingerprinter=_Bare())
     record: Any = seen.request_seen
-    return Contender(record, False, record, lambda: seen.close("shutdown"))
-
-
-def fill_requests_seen(place: Path, fingerprints: Iterable[bytes]) -> None:
-    """Write what Scrapy 2.19 writes: each fingerprint behind its length, 2 bytes, big-endian."""
-    place.mkdir(parents=True, exist_ok=True)
-    with (place / "requests.seen").open("wb") as file:
-        for each in fingerprints:
-            file.write(b"\0\x14" + each)
+    return Contender(record, False, end=lambda: seen.close("shutdown"))
 
 
 _ALL: Mapping[str, tuple[str, Make]] = {
@@ -217,7 +190,6 @@ _ALL: Mapping[str, tuple[str, Make]] = {
     MEMORY: ("", _ours_in_memory),
     MMAP: (PYBLOOMFILTER, _pybloomfilter),
     RUST: (RBLOOM, _rbloom),
-    RUST_HASH: (RBLOOM, _rbloom_with_hash),
     LIVE: (PYBLOOM_LIVE, _pybloom_live),
     LIVE_SCALABLE: (PYBLOOM_LIVE, _pybloom_live_scalable),
     SET: ("", _set),
@@ -260,9 +232,7 @@ def minimal(name: str, place: Path, capacity: int, error_rate: float) -> Contend
     contender = made(name, place, capacity, error_rate)
     fingerprinter = samples.crawler(place).request_fingerprinter
     dupefilter = MinimalDupeFilter(fingerprinter, contender)
-    return Contender(
-        requested(dupefilter), False, contender.has, contender.end, fill=contender.record
-    )
+    return Contender(requested(dupefilter), False, end=contender.end)
 
 
 def bloom_dupefilter(place: Path | None, capacity: int, **settings: Any) -> Contender:
@@ -271,14 +241,7 @@ def bloom_dupefilter(place: Path | None, capacity: int, **settings: Any) -> Cont
         crawler(place, BLOOM_EXPECTED_REQUESTS=capacity, **settings)
     )
     dupefilter.open()
-    backend = dupefilter.backend
-    return Contender(
-        requested(dupefilter),
-        False,
-        backend.__contains__,
-        lambda: dupefilter.close("finished"),
-        fill=backend.add,
-    )
+    return Contender(requested(dupefilter), False, end=lambda: dupefilter.close("finished"))
 
 
 def crawler(place: Path | None, **settings: Any) -> Any:

@@ -27,4 +27,4 @@ def test_the_links_of_a_real_site(_site: str) -> None:
         if (found := plain_fingerprint(link)) is not None:
             assert found == expected, link
             plain += 1
-    assert plain > len(links) / 2  # most are, of any site; how many is measured in benchmarks/
+    assert plain > len(links) / 2  # most are, of any site

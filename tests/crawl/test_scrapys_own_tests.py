@@ -14,7 +14,6 @@ import scrapy
 from tests.support.machine import REQUIRED
 
 MODULES = ["tests/test_utils_request.py", "tests/test_dupefilters.py"]
-ROOT = Path(__file__).parents[2]
 LIMIT_SECS = 120
 # It looks into Scrapy's cache with an entry for each request object, which ours does without.
 OF_THE_CACHE = "tests/test_utils_request.py::TestFingerprint::test_caching"
@@ -72,7 +71,7 @@ def outcomes(directory: Path, *options: str) -> tuple[dict[str, str], str]:
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-rA", "--color=no", *options, *MODULES],
         cwd=directory,
-        env={**os.environ, "PYTHONPATH": os.fspath(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=LIMIT_SECS,
@@ -87,7 +86,7 @@ def test_scrapys_own_tests_pass_with_our_function(sources: Path) -> None:
     before, output = outcomes(sources)
     assert set(before.values()) == {"PASSED"}, output
     assert len(before) >= 30
-    after, output = outcomes(sources, "-p", "tests.support.our_fingerprints")
+    after, output = outcomes(sources, "-p", "our_fingerprints")
     assert after == {**before, OF_THE_CACHE: "FAILED"}, output
     (made,) = re.findall(r"^ours has made (\d+) fingerprints$", output, re.MULTILINE)
     assert int(made) >= 30

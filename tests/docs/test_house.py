@@ -34,16 +34,3 @@ def test_the_table_has_the_floors_of_the_contract() -> None:
 def test_few_rooms_stand_outside_of_the_packages() -> None:
     names = {path.stem for path in PACKAGE.glob("*.py")}
     assert names == {"__init__", "exceptions", "text"}
-
-
-def lines(path: Path) -> int:
-    return path.read_text("utf-8").count("\n")
-
-
-def test_no_module_is_long() -> None:
-    assert not [path.name for path in PACKAGE.rglob("*.py") if lines(path) > 500]
-
-
-def test_no_test_module_is_long() -> None:
-    modules = (ROOT / "tests").rglob("*.py")
-    assert not [path.name for path in modules if lines(path) > 500]

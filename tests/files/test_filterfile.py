@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bitarray import bitarray
 
 from scrapy_bloom import FilterFileError, StorageError
 from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, clip
 from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.filters.sizing import choose_geometry
+from scrapy_bloom.filters.hashing import block_of, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, choose_geometry
 from scrapy_bloom.generations.policy import Origin
 
 HEADER = FileGeneration(
@@ -230,3 +232,35 @@ def test_what_cannot_be_mapped_is_told(path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be read: No such file"):
         FilterFile.open(tmp_path / "none.bloom")
+
+
+@pytest.mark.soak
+def test_bits_whose_numbers_need_more_than_32_bits_are_at_their_places(tmp_path: Path) -> None:
+    """A filter of 3.8 GB: its last blocks are read without its code."""
+    blocks, salt = 16, HEADER.origin.salt
+    geometry = choose_geometry(1_000_000_000, 1e-6)
+    first = geometry.num_blocks - blocks
+    assert first > 2**32 // BLOCK_BITS
+    locate = make_hasher(salt, geometry.num_hashes)
+    located = ((each, locate(each)) for each in (b"%d" % number for number in range(2_000_000)))
+    places = {
+        each: [block * BLOCK_BITS + position for position in positions]
+        for each, (block_hash, positions) in located
+        if (block := block_of(block_hash, geometry.num_blocks)) >= first
+    }
+    added, others = list(places)[::2], list(places)[1::2]
+    assert len(added) > 20
+    header = at(tmp_path / "some.bloom", geometry=geometry, capacity=1_000_000_000)
+    file = FilterFile.create(header)
+    assert all(map(file.filter.add, added))
+    file.close()
+    file = FilterFile.open(header.path)
+    assert all(each in file.filter for each in added)
+    assert not any(each in file.filter for each in others)
+    file.close()
+    with header.path.open("rb") as stored:
+        stored.seek(-blocks * BLOCK_BYTES, os.SEEK_END)
+        bits = bitarray(endian="big")
+        bits.frombytes(stored.read())
+    expected = {place for each in added for place in places[each]}
+    assert {first * BLOCK_BITS + number for number in bits.search(1)} == expected
