@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scrapy_bloom.crawl.addon import Addon
     from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
     from scrapy_bloom.crawl.fingerprinting import ScrapyRedisFingerprinter
     from scrapy_bloom.crawl.scheduler.scheduler import CrashSafeScheduler
+    from scrapy_bloom.crawl.startup import Addon
     from scrapy_bloom.exceptions import (
         BloomError,
         FilterFileError,
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Addon": "crawl.addon",
+    "Addon": "crawl.startup",
     "BloomDupeFilter": "crawl.dupefilter",
     "BloomFilter": "filters.bloom",
     "CountingBloomFilter": "filters.counting",

@@ -52,7 +52,6 @@ from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.output import note, progress, say
 from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
-from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free
@@ -226,7 +225,7 @@ def _destination(
             _check_window(live[-1].open_until, bloom)
             check_size(options, project.bloom, live, stored.info.error_rate)
         return RedisBackend(
-            filter_.server, filter_.key, policy_of(enough), origin, mirror=bloom.redis_mirror
+            filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )
     directory = _directory(options)
     check_free(directory)
@@ -239,7 +238,7 @@ def _destination(
         _check_seen(directory.parent, options.source)
     return LocalBackend(
         directory,
-        policy_of(bloom if is_there else enough),  # what is there grows when it is full, not before
+        (bloom if is_there else enough).policy,  # what is there grows when it is full, not before
         origin,
         job=Job(None, "stop"),
         sync_secs=bloom.sync_secs,

@@ -29,7 +29,6 @@ from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
 from scrapy_bloom.commands.shared.output import check_output, progress, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_filter, state_text
-from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             state=state_text(reader.is_closed(), reader.is_in_use()),
             names=reader.names,
             generations=measured(reader),
-            policy=replace(policy_of(project.bloom), window=window_of(reader.generations)),
+            policy=replace(project.bloom.policy, window=window_of(reader.generations)),
             asked=reader.error_rate,
         )
     page = report_page(report)

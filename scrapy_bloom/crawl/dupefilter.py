@@ -1,4 +1,4 @@
-"""Scrapy's side: the duplicate filter's life in a crawl, its log lines and its stats."""
+"""The duplicate filter of a crawl, as Scrapy's scheduler uses it."""
 
 import contextlib
 import logging
@@ -10,18 +10,16 @@ from scrapy.dupefilters import BaseDupeFilter
 from scrapy.utils.job import job_dir
 from scrapy.utils.request import referer_str
 
-from scrapy_bloom.crawl.backends import backend_without_crawl, create_backend, has_log
-from scrapy_bloom.crawl.engine import (
-    command_without_crawl,
-    engine_of,
-    fail_at_the_start,
-    listen,
-)
+from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
 from scrapy_bloom.crawl.lost_by_server import LostByServer
-from scrapy_bloom.crawl.outcomes.actions import OutcomeActions
-from scrapy_bloom.crawl.outcomes.observer import TRAIL
-from scrapy_bloom.crawl.queue_fate import QueueFate
+from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
+from scrapy_bloom.crawl.startup import (
+    backend_without_crawl,
+    create_backend,
+    fail_at_the_start,
+    has_log,
+)
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
@@ -40,9 +38,10 @@ logger = logging.getLogger(__name__)
 class BloomDupeFilter(BaseDupeFilter):
     """Scrapy's set of seen requests as a Bloom filter: `DUPEFILTER_CLASS` in the settings.
 
-    A request seen before is always filtered. A new one is taken for seen, and never crawled,
-    with a chance of at most `BLOOM_ERROR_RATE` while no more than `BLOOM_EXPECTED_REQUESTS` are
-    recorded. If the filter itself fails, requests are crawled (again) rather than dropped.
+    A request that was recorded before is always filtered. Like any Bloom filter, it has false
+    positives: a new request is mistaken for a duplicate, and never crawled, with a probability of
+    at most `BLOOM_ERROR_RATE`. If the filter itself fails, requests are crawled (again) rather than
+    dropped.
 
     Args:
         crawler: whose requests are filtered.
@@ -80,19 +79,19 @@ class BloomDupeFilter(BaseDupeFilter):
                 "set JOBDIR",
                 scraping=self._this_run.handle,
             )
-        self._telemetry = Telemetry(crawler, backend, settings, self._this_run)
-        self.failures = self._telemetry.failures
-        self._queue = QueueFate(crawler, settings, self._telemetry, is_shared=queue_is_shared)
-        self._actions = OutcomeActions(
-            crawler, backend, settings, self._telemetry, self._fingerprint
+        self._telemetry = Telemetry(
+            crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
         )
+        self.failures = self._telemetry.failures
+        self._outcomes = Outcomes(crawler, backend, settings, self._telemetry, self._fingerprint)
         self._lost: LostByServer | None = None
         if queue_is_shared and not settings.shares_queue:
             self._lost = LostByServer(crawler, cast("RedisBackend", backend), self.failures)
         self._add = backend.add
-        self._may_be_over = settings.forget_failed or self._this_run.has_window
+        self._forgets_failed = settings.forget_failed
+        self._counts_new = settings.record_on == "scheduled"  # else what was crawled is counted
         self._any_passed = self._logged_duplicate = False
-        self._settled = self._closed = False
+        self._has_ended = self._is_closed = False
         self._job_lock = contextlib.ExitStack()
 
     @classmethod
@@ -177,9 +176,9 @@ class BloomDupeFilter(BaseDupeFilter):
             logger.info("The Bloom filter in Redis was cleared", extra=self._telemetry.extra)
 
     def open(self) -> None:
-        """Begin the crawl: note that the filter is in use, and say what it is."""
+        """Begin the crawl: note that the filter is in use, and log what it is."""
         self.backend.begin()
-        self._queue.log_risk(self._telemetry.log_opened())
+        self._telemetry.log_opened()
         self._telemetry.show()
 
     def request_seen(self, request: Request) -> bool:
@@ -196,85 +195,69 @@ class BloomDupeFilter(BaseDupeFilter):
         try:
             fingerprint = self._fingerprint(request)
             is_seen = self._is_seen(request, fingerprint)
+            if is_seen and TRAIL in request.meta:
+                self._outcomes.filtered(request, fingerprint)
             if self._lost is not None:
                 self._lost.note(request, is_seen=is_seen)
-            if is_seen:
-                return True
-            self._any_passed = True
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
-            self._log_failure(request, fingerprint, error)
-        return False
+            self._handle_failure(request, fingerprint, error)
+            return False
+        if not is_seen:
+            self._any_passed = True
+        return is_seen
 
     def _is_seen(self, request: Request, fingerprint: bytes) -> bool:
+        """Return whether a request is to be filtered; record it if it is not."""
         meta = request.meta
         this_run = self._this_run
-        asks = this_run.is_asked(meta)
-        is_first = asks and this_run.begins_with(fingerprint)
-        is_filtered = not is_first and bool(meta.get("bloom_filter", True))
-        if self._may_be_over and self._is_over(fingerprint, is_filtered):
-            return self._filtered(request, fingerprint)
+        may_filter = bool(meta.get("bloom_filter", True))
+        if self._forgets_failed and self._outcomes.is_given_up(fingerprint):
+            return may_filter
+        within_run = this_run.is_asked(meta)
+        is_filtered = may_filter and not (within_run and this_run.begins_with(fingerprint))
+        # The backend may not know it any more, but it knows whether it is forgotten.
+        is_known = this_run.counts and is_filtered and fingerprint in this_run
+        if is_known and fingerprint not in self.backend.forgotten:
+            return True
         if "bloom_record" in meta and not meta["bloom_record"]:
-            return is_filtered and (asks or fingerprint in self.backend)
+            return is_filtered and (within_run or fingerprint in self.backend)
         if self._add(fingerprint):
-            self._actions.was_new()
+            if self._counts_new:
+                self._telemetry.count_added()
         elif is_filtered:
-            return TRAIL not in meta or self._filtered(request, fingerprint)
+            return True
         this_run.scheduled(fingerprint)
-        self._actions.extend_trail(request, fingerprint)
+        self._outcomes.extend_trail(request, fingerprint)
         return False
 
-    def _is_over(self, fingerprint: bytes, is_filtered: bool) -> bool:  # noqa: FBT001 - called often
-        """Return whether this run shall not schedule a request again, whatever the filter says."""
-        if self._actions.is_dead(fingerprint):
-            return True
-        return (
-            is_filtered
-            and self._this_run.counts
-            and fingerprint in self._this_run
-            and fingerprint not in self.backend.forgotten
-        )
-
-    def _filtered(self, request: Request, fingerprint: bytes) -> bool:
-        """Filter a request, unless its meta forbids that; return whether it is filtered."""
-        if not request.meta.get("bloom_filter", True):
-            return False
-        self._actions.filtered(request, fingerprint)
-        return True
-
-    def _log_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
+    def _handle_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
         self.failures.add(request, error)
         if isinstance(fingerprint, bytes):
             with contextlib.suppress(Exception):  # a server may have recorded it all the same
-                self._actions.extend_trail(request, fingerprint)
+                self._outcomes.extend_trail(request, fingerprint)
         else:
             any_worked = self._any_passed or self._telemetry.filtered > 0
             self.failures.add_unfingerprinted(any_worked=any_worked)
 
-    def settle(self, reason: str) -> None:
-        """Do what is left to do for the requests of the crawl, before `close`."""
-        if not self._settled:
-            self._settled = True
-            self._actions.close(is_finished=reason == "finished")
+    def end(self, reason: str) -> None:
+        """Change the filter for the last time: CrashSafeScheduler needs that in its last batch."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._outcomes.close(is_finished=reason == "finished")
 
     def close(self, reason: str) -> None:
-        """End the crawl: tell the figures, write the filter out, and close it."""
-        if self._closed:
+        """End the crawl: write the filter out, close it, and log its last figures."""
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         with self._job_lock:
-            self._close(reason)
-
-    def _close(self, reason: str) -> None:
-        is_finished = reason == "finished"
-        any_new = self._any_passed or self.failures.number or self._lost
-        self.settle(reason)
-        try:
-            self.backend.close()
-        except StorageError as error:
-            self.failures.add_at_the_close(error)
-        location = self._telemetry.close(all_seen=is_finished and not any_new)
-        if not is_finished:
-            self._queue.log_early_end(reason, location)
+            any_new = bool(self._any_passed or self.failures.number or self._lost)
+            self.end(reason)
+            try:
+                self.backend.close()
+            except StorageError as error:
+                self.failures.add_at_the_close(error)
+            self._telemetry.close(reason, any_new=any_new)
 
     def log(self, request: Request, spider: Spider) -> None:
         """Log that a request was filtered, and count it, as Scrapy's own filter does."""

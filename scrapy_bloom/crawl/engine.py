@@ -7,19 +7,15 @@ methods of the scraper, and what replaces a request comes out of the downloader'
 public methods of public attributes of the engine, in all versions from 2.13 on. So they are hooked,
 in this crawl only. Middlewares would see the same, but would have to be put into the settings of
 each project, and could not tell when the item pipelines are done.
-
-Here is also how a crawl fails before it begins: with one line, the last one of the log.
 """
 
 import asyncio
 import contextlib
 import functools
-import logging
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 import scrapy
 from scrapy import Request
@@ -27,10 +23,9 @@ from scrapy.crawler import Crawler
 from scrapy.utils.defer import deferred_from_coro, maybe_deferred_to_future
 from scrapy.utils.reactor import CallLaterOnce, is_reactor_installed
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.logger import globalLogBeginner
 from twisted.python.failure import Failure
 
-from scrapy_bloom.exceptions import BloomError, SettingError
+from scrapy_bloom.exceptions import SettingError
 
 try:
     from scrapy.utils.asyncio import call_later as call_later  # noqa: PLC0414
@@ -408,50 +403,3 @@ def is_open(crawler: Crawler) -> bool:
     """Return whether a crawl has a spider that can be given requests, or closed."""
     engine = crawler.engine
     return engine is not None and crawler.spider is not None and engine.spider is not None
-
-
-def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:
-    """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
-
-    Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
-    The event loop would log a traceback. The logger is that of the component that cannot be built.
-    """
-    logger.error("%s", error, extra={"spider": crawler.spider})
-    if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
-    # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
-    crawler.spider = None
-    if (engine := engine_of(crawler)) is not None:
-        engine.spider = None
-    error.is_logged = True
-    _log_only_news()
-    raise error.with_traceback(None) from None
-
-
-@functools.cache
-def _log_only_news() -> None:
-    """Keep the event loops of this process from logging an error again that `is_logged`."""
-    for name in ("asyncio", "twisted"):
-        logging.getLogger(name).addFilter(_OnlyNews())
-    # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
-    globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
-
-
-class _OnlyNews(logging.Filter):
-    """Drops log records that say no more than the error that was logged at the start."""
-
-    _headline: logging.LogRecord | None = None
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        headline, self._headline = self._headline, None
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, BloomError) and error.is_logged:
-            return False
-        message = record.getMessage()
-        if message.startswith("Unhandled error in Deferred"):
-            self._headline = record  # of the next record: dropped or logged with it
-            return False
-        if headline is not None:
-            logging.getLogger(headline.name).callHandlers(headline)
-        # What an engine leaves that was built and never started.
-        return not message.startswith("Unclosed client session")

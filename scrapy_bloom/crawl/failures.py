@@ -1,6 +1,7 @@
-"""Failures of the filter: all are counted; each outage, and the first of all others, is logged."""
+"""Failures of the filter and of the queue: counted, logged once of each kind, in one place."""
 
 import logging
+import sqlite3
 
 from scrapy.crawler import Crawler
 from scrapy.statscollectors import StatsCollector
@@ -15,64 +16,58 @@ _HOPELESS = 100
 
 
 class Failures:
-    """Counts the failures of one crawl's filter, and tells of them.
+    """Counts the failures of one crawl, logs them, and closes the spider where that is necessary.
+
+    An outage of Redis reaches the filter, the queue, and the close: it is logged once.
+
+    Args:
+        crawler: whose stats count them.
+        closes_on_outage: whether to close the spider when Redis is out of reach, or refuses.
+        keeps_queue: requests stay in the queue then.
 
     Attributes:
-        number: how many there were.
+        number: how many failures of the filter there were.
         stats: the crawler's.
         extra: for the log records of the crawl.
     """
 
-    def __init__(self, crawler: Crawler, *, on_outage: str, keeps_queue: bool = False) -> None:
+    def __init__(
+        self, crawler: Crawler, *, closes_on_outage: bool = True, keeps_queue: bool = True
+    ) -> None:
         assert crawler.stats is not None
         self.number = 0
         self.stats: StatsCollector = crawler.stats
         self.extra = {"spider": crawler.spider}
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
         self._crawler = crawler
-        self._on_outage = on_outage
-        self._under_way = "stays in the queue" if keeps_queue else "is crawled unfiltered"
-        self._told: set[object] = set()  # kinds of failures
+        self._closes_on_outage = closes_on_outage
+        self._keeps_queue = keeps_queue
+        self._logged: set[object] = set()  # kinds of failures
         self._unfingerprinted = 0
 
     def add(
         self,
         what: object,
         error: Exception,
-        consequence: str = "it is crawled, whether it was seen or not",
+        consequence: str = "it is crawled, even if it is a duplicate",
     ) -> None:
-        """Count that the filter failed on something, and tell of it if it is of a new kind."""
+        """Count that the filter failed on something, and log it if it is of a new kind."""
         self.number += 1
         self.show()
-        if not self.is_first(error):
+        if not self._is_first(error):
             return
-        if isinstance(error, OutageError):
-            self._give_up(error, error.until)
-        elif isinstance(error, RefusedError):
-            # Redis would refuse the next request, too; and unfiltered, links back would never end.
-            self._give_up(error, "that is put right")
-        else:
-            is_ours = isinstance(error, BloomError)
-            self._logger.error(
-                "The Bloom filter failed on %s: %s. More failures are counted in bloom/errors, not "
-                "logged%s",
-                what,
-                consequence,
-                f". It was: {error}" if is_ours else "",
-                exc_info=None if is_ours else error,
-            )
-
-    def is_first(self, error: Exception) -> bool:
-        """Return whether an error is the first of its kind, of which somebody is to tell."""
-        kind = _kind(error)
-        is_first = kind not in self._told
-        self._told.add(kind)
-        return is_first
-
-    def show(self, others: int = 0) -> None:
-        """Bring bloom/errors up to date, with the errors that were counted elsewhere."""
-        if errors := self.number + others:
-            self.stats.max_value("bloom/errors", errors)
+        if isinstance(error, (OutageError, RefusedError)):
+            self._log_unavailable(error, "bloom_outage")
+            return
+        is_ours = isinstance(error, BloomError)
+        self._logger.error(
+            "The Bloom filter failed on %s: %s. Further failures are not logged, but counted in "
+            "bloom/errors%s",
+            what,
+            consequence,
+            f". The error: {error}" if is_ours else "",
+            exc_info=None if is_ours else error,
+        )
 
     def add_unfingerprinted(self, *, any_worked: bool) -> None:
         """Note that the last failure was the fingerprinter's; give up if it has never worked."""
@@ -81,26 +76,65 @@ class Failures:
             return
         self._logger.error(
             "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
-            "requests. The spider is closed, since unfiltered it might never end: mend that class, "
-            "and start the crawl again",
+            "requests. The spider is closed because an unfiltered crawl may never end: fix that "
+            "class, and start the crawl again",
             global_object_name(type(self._crawler.request_fingerprinter)),
             _HOPELESS,
         )
         close_spider_soon(self._crawler, "bloom_no_fingerprints")
 
     def add_at_the_close(self, error: StorageError) -> None:
-        """Count that the filter could not be closed well, and tell of it if it is of a new kind."""
+        """Count that the filter could not be closed well, and log it unless it is known."""
         self.number += 1
-        if (kind := _kind(error)) is None or kind not in self._told:
+        if self._is_first(error) or _kind(error) is None:
             self._logger.error("%s", error)
 
-    def _give_up(self, error: StorageError, when: str) -> None:
-        if self._on_outage == "close":
-            what = (
-                f"The spider is closed, and what is still under way {self._under_way}; start the "
-                f"crawl again when {when}"
+    def close_for_queue(self, error: Exception, store_name: str) -> None:
+        """Log why a queue of CrashSafeScheduler cannot be used any more, and close the spider."""
+        reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
+        if isinstance(error, (OutageError, RefusedError)):
+            if self._is_first(error):
+                self._log_unavailable(error, reason)
+                return
+        elif isinstance(error, (sqlite3.Error, OSError)):
+            self._logger.error(
+                "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
+                "closed (reason %s), and nothing is lost: make room, or repair the disk, and start "
+                "the crawl again",
+                store_name,
+                error,
+                reason,
             )
-            close_spider_soon(self._crawler, "bloom_outage")
+        else:
+            self._logger.error(
+                "%s. The spider is closed (reason %s)",
+                str(error) or type(error).__name__,
+                reason,
+                exc_info=None if isinstance(error, BloomError) else error,
+            )
+        close_spider_soon(self._crawler, reason)
+
+    def show(self, others: int = 0) -> None:
+        """Bring bloom/errors up to date, with the errors that were counted elsewhere."""
+        if errors := self.number + others:
+            self.stats.max_value("bloom/errors", errors)
+
+    def _is_first(self, error: Exception) -> bool:
+        kind = _kind(error)
+        is_first = kind not in self._logged
+        self._logged.add(kind)
+        return is_first
+
+    def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
+        """Log that Redis is out of reach, or refuses what it would refuse again."""
+        when = error.until if isinstance(error, OutageError) else "that is fixed"
+        if self._closes_on_outage:
+            fate = "stay in the queue" if self._keeps_queue else "are crawled unfiltered"
+            what = (
+                f"The spider is closed (reason {reason}), and requests that are still under way "
+                f"{fate}; start the crawl again when {when}"
+            )
+            close_spider_soon(self._crawler, reason)
         else:
             what = f"Requests are crawled unfiltered until {when}, and counted in bloom/errors"
         self._logger.error("%s. %s", error, what)

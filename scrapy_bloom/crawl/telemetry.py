@@ -1,4 +1,4 @@
-"""News of a filter from its crawl: the bloom/* stats, and lines in the log."""
+"""What a crawl reports of its filter: the bloom/* stats, and lines in the log."""
 
 import contextlib
 import logging
@@ -8,12 +8,15 @@ from typing import Any
 
 from scrapy import signals
 from scrapy.crawler import Crawler
+from scrapy.utils.job import job_dir
 
 from scrapy_bloom.crawl.engine import close_spider_soon, create_looping_call
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.redis.connection.url import without_secrets
+from scrapy_bloom.settings.scrapy_redis import url_of_queue
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted, size_text
 
@@ -25,20 +28,36 @@ _STATS_EVERY = 1000
 class Telemetry:
     """Counts what becomes of a run's requests, and shows it with the figures of the filter.
 
+    Args:
+        crawler: whose stats and log they are.
+        backend: keeps the filter.
+        settings: the BLOOM_* settings.
+        this_run: what this run keeps in memory.
+        queue_is_shared: the queue is in Redis.
+
     Attributes:
         added: requests recorded.
         filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
         forgotten: how many times a request was forgotten; shown with BLOOM_FORGET_FAILED only.
+        failures: counts and logs them.
         stats: the crawler's.
         extra: for log records.
     """
 
     def __init__(
-        self, crawler: Crawler, backend: Backend, settings: BloomSettings, this_run: ThisRun
+        self,
+        crawler: Crawler,
+        backend: Backend,
+        settings: BloomSettings,
+        this_run: ThisRun,
+        *,
+        queue_is_shared: bool,
     ) -> None:
         self.added = self.filtered = self.forgotten = 0
         self.failures = Failures(
-            crawler, on_outage=settings.redis_on_outage, keeps_queue=settings.shares_queue
+            crawler,
+            closes_on_outage=settings.redis_on_outage == "close",
+            keeps_queue=settings.shares_queue,
         )
         self.stats, self.extra = self.failures.stats, self.failures.extra
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), self.extra)
@@ -46,17 +65,25 @@ class Telemetry:
         self._backend = backend
         self._settings = settings
         self._this_run = this_run
+        # A filter that outlives its queue reports as duplicates what an early end leaves pending.
+        is_apart = settings.outlives_the_run and settings.record_on != "crawled"
+        is_apart = is_apart and not queue_is_shared
+        has_job = bool(job_dir(crawler.settings))
+        self._loses_queue, self._leaves_queue = is_apart and not has_job, is_apart and has_job
+        self._scrapy_redis = ""  # the URL of its queue
+        if queue_is_shared and not settings.shares_queue:
+            self._scrapy_redis = without_secrets(url_of_queue(crawler.settings)[0])
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
-        self._full_number = 0  # of the generation that was last told to be full
-        self._full_at = 1.0  # at this load of it, tell again; infinite: never
+        self._full_number = 0  # of the generation that was last found full
+        self._full_at = 1.0  # at this load of it, warn again; infinite: never
         self._logged = (0, 0, 0)
         self._interval = 0.0
         self._loop: Any = None
 
     def log_regularly(self) -> None:
         """Log a line every LOGSTATS_INTERVAL while the spider is open, if there is anything new."""
-        with contextlib.suppress(ValueError, TypeError):  # of which Scrapy tells, if it is used
+        with contextlib.suppress(ValueError, TypeError):  # Scrapy reports it, if it is used
             self._interval = self._crawler.settings.getfloat("LOGSTATS_INTERVAL")
         if self._interval > 0:
             self._crawler.signals.connect(self._start, signals.spider_opened)
@@ -71,8 +98,8 @@ class Telemetry:
         if self._loop is not None and self._loop.running:
             self._loop.stop()
 
-    def log_opened(self) -> str:
-        """Log what the filter is, and return where."""
+    def log_opened(self) -> None:
+        """Log what the filter is, and where the pending requests are if the crawl ends early."""
         status = self._backend.status()
         self._logger.info(
             "Bloom filter in %s: %s at error rate %g, %s; %s already recorded",
@@ -82,7 +109,29 @@ class Telemetry:
             size_text(status.nbytes),
             f"{status.count:,}",
         )
-        return status.location
+        location = status.location
+        if self._loses_queue:
+            self._logger.info(
+                "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
+                "%s still reports them as duplicates. Set JOBDIR to keep the queue",
+                location,
+            )
+        if self._leaves_queue:
+            self._logger.info(
+                "If this crawl is killed or ends early, run the same command again: its pending "
+                "requests are in its JOBDIR only, and %s reports them as duplicates to any other "
+                "crawl",
+                location,
+            )
+        if self._scrapy_redis and not location.startswith(self._scrapy_redis.rpartition("/")[0]):
+            self._logger.info(
+                "The queue is in %s, and the filter in %s: if the queue alone is lost, the filter "
+                "still reports its requests as duplicates. Then start over with another "
+                "BLOOM_REDIS_KEY or after `scrapy bloom reset`; on one server, both are lost "
+                "together, and the crawl continues",
+                self._scrapy_redis,
+                location,
+            )
 
     def count_added(self) -> None:
         """Count a recorded request; every now and then, look if it is full. Raises StorageError."""
@@ -112,8 +161,8 @@ class Telemetry:
         self.failures.show(status.errors)
         return status
 
-    def close(self, *, all_seen: bool) -> str:
-        """Show and log the last figures of a closed filter; return where it is."""
+    def close(self, reason: str, *, any_new: bool) -> None:
+        """Show and log the last figures of a closed filter, and what an early end has left."""
         status = self.show()
         self._logged = self._counts()  # no regular line any more
         self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
@@ -126,7 +175,9 @@ class Telemetry:
             status.error_rate_now,
             status.expected_false_drops,
         )
-        if all_seen and self.filtered:
+        if reason != "finished":
+            self._log_early_end(reason, status.location)
+        elif self.filtered and not any_new:
             # If no start page that is never filtered was crawled either, somebody should know.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             self._logger.log(
@@ -139,7 +190,29 @@ class Telemetry:
                 counted(self.filtered, "request"),
                 status.location,
             )
-        return status.location
+
+    def _log_early_end(self, reason: str, location: str) -> None:
+        if self._leaves_queue:
+            self._logger.info(
+                "The pending requests are in the JOBDIR, and %s reports them as duplicates: only a "
+                "crawl with this JOBDIR and this filter crawls them",
+                location,
+            )
+        lost = self.added if self._loses_queue else 0
+        if (queued := self.stats.get_value("scheduler/enqueued")) is not None:
+            # Some of these may not be recorded: with dont_filter, as start requests are.
+            lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
+        if lost > 0:
+            self._logger.warning(
+                "The crawl ended early (%s) without a JOBDIR: up to %s pending requests were lost, "
+                "but %s still reports them as duplicates to later runs. To crawl them, start over "
+                "with another BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`; to keep "
+                "them next time, set JOBDIR, or for a filter in files "
+                'BLOOM_RECORD_ON = "crawled"',
+                reason,
+                f"{lost:,}",
+                location,
+            )
 
     def _log(self) -> None:
         counts = added, filtered, forgotten = self._counts()
@@ -167,7 +240,7 @@ class Telemetry:
         return self.added, self.filtered, self.forgotten
 
     def _look(self) -> FilterStatus:
-        """Update the stats, tell if the filter is full, and say when to look again."""
+        """Update the stats, warn if the filter is full, and decide when to look again."""
         status = self.show()
         ahead: float = _STATS_EVERY
         if self._settings.on_full != "grow":
@@ -187,13 +260,13 @@ class Telemetry:
         while self._full_at <= status.load:
             self._full_at *= 2
         if self._settings.on_full == "close":
-            self._full_at = math.inf  # what is under way may still add to it: say this once
+            self._full_at = math.inf  # what is under way may still add to it: warn once
             what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
             close_spider_soon(self._crawler, "bloom_full")
         else:
             what = (
-                "It rises with each further request, so that more and more new pages are taken "
-                'for seen: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
+                "It rises with each further request, so more and more new requests are skipped as "
+                'duplicates: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
                 "start the crawl again"
             )
         self._logger.warning(

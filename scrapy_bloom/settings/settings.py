@@ -4,14 +4,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scrapy.settings import BaseSettings
 from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
+from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.settings import checks
 from scrapy_bloom.settings.scrapy_redis import checked_url, url_of_queue
+
+if TYPE_CHECKING:
+    from scrapy_bloom.redis.connection.server import RedisServer
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +133,29 @@ class BloomSettings:
                 f"{what}and there is no BLOOM_DIR: nothing would be kept for later runs; set "
                 "BLOOM_DIR to a directory that they share"
             )
+
+    @property
+    def policy(self) -> Policy:
+        """Return how large the filter is, and when it grows and forgets."""
+        return Policy(
+            expected=self.expected_requests,
+            error_rate=self.error_rate,
+            on_full=self.on_full,
+            window=self.window_secs,
+        )
+
+    def redis_server(self) -> "RedisServer":
+        """Return a connection to the server of the filter, not opened yet."""
+        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
+
+        assert self.redis_url is not None
+        return RedisServer(
+            self.redis_url,
+            params=self.redis_params,
+            cluster=self.redis_cluster,
+            sentinel=self.redis_sentinel,
+            deadline_secs=self.redis_deadline_secs,
+        )
 
     @property
     def outlives_the_run(self) -> bool:

@@ -15,7 +15,7 @@ from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
 from scrapy_bloom.crawl import telemetry
-from scrapy_bloom.crawl.outcomes.observer import Outcome
+from scrapy_bloom.crawl.outcomes import Outcome
 from tests.support import servers
 
 pytestmark = pytest.mark.usefixtures("reactor")
@@ -241,7 +241,7 @@ def test_request_seen_never_raises(caplog: pytest.LogCaptureFixture) -> None:
             assert scheduler.enqueue_request(Request(f"https://example.com/{word}"))
     assert bloom_stats(scheduler)["bloom/errors"] == 5
     (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
-    assert "it is crawled, whether it was seen or not" in record.getMessage()
+    assert "it is crawled, even if it is a duplicate" in record.getMessage()
     assert record.exc_info
 
 
@@ -409,12 +409,12 @@ def test_only_crawled_requests_make_a_filter_full(
         assert all(scheduler.enqueue_request(page) for page in pages)
         assert not closed
         for page in pages[:40]:
-            scheduler.df._actions.ended(page, Outcome.CRAWLED)
+            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
         for page in pages[40:60]:
-            scheduler.df._actions.ended(page, Outcome.FAILED)
+            scheduler.df._outcomes.ended(page, Outcome.FAILED)
         assert not closed
         for page in pages[60:80]:
-            scheduler.df._actions.ended(page, Outcome.CRAWLED)
+            scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
         assert closed == ["bloom_full"]
     assert bloom_stats(scheduler)["bloom/added"] == bloom_stats(scheduler)["bloom/count"] == 60
     assert "60 of 200 new requests were crawled without an error" in caplog.text
@@ -441,7 +441,7 @@ def test_the_error_rate_is_that_of_both_filters(
     with opened(**settings) as scheduler:
         for request in requests(range(2000)):
             if scheduler.enqueue_request(request):
-                scheduler.df._actions.ended(request, Outcome.CRAWLED)
+                scheduler.df._outcomes.ended(request, Outcome.CRAWLED)
         status = scheduler.df.backend.status()
         assert status.error_rate == pytest.approx(0.1)
         new = [Request(f"https://example.com/other/{number}") for number in range(20_000)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.crawl.outcomes.forget_failed import ForgetFailed
+from scrapy_bloom.crawl.outcomes import ForgetFailed
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import FAILING_SPIDER, SHARED_SPIDER, SUPPORT, Crawl, with_modules
@@ -242,55 +242,63 @@ def test_what_failed_during_an_outage_is_forgotten_after_it(
         server.end()
 
 
-def test_forgetting_while_the_filter_is_out_of_reach() -> None:
-    """What could not be forgotten is tried again, and told of at the close."""
-    recorded = {b"%d" % number for number in range(10)}
-    away = False
+class ForgottenSet:
+    """Stands in for `Forgotten`: what is in it, and whether its server is out of reach."""
 
-    def forget(fingerprints: Sequence[bytes]) -> None:
-        if away:
+    def __init__(self) -> None:
+        self.fingerprints: list[bytes] = []
+        self.is_away = False
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        if self.is_away:
             raise StorageError
-        recorded.difference_update(fingerprints)
+        self.fingerprints += fingerprints
 
-    forgetting = ForgetFailed(forget, lambda _: None)
-    away = True
+    def remove(self, fingerprints: Sequence[bytes]) -> None:
+        """Nothing is claimed."""
+
+
+def test_forgetting_while_the_filter_is_out_of_reach() -> None:
+    """What could not be forgotten is tried again, and an error at the close counts the rest."""
+    forgotten = ForgottenSet()
+    forgetting = ForgetFailed(forgotten)
+    forgotten.is_away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"0", b"1"])
     with pytest.raises(StorageError):
         forgetting.failed([b"2"])
-    forgetting.ended([b"3"])
-    assert forgetting.forgotten == 0
-    away = False
-    forgetting.ended([b"4"])
-    assert forgetting.forgotten == 3
-    assert recorded == {b"%d" % number for number in range(3, 10)}
-    away = True
+    assert forgetting.ended([b"3"]) == 0
+    forgotten.is_away = False
+    assert forgetting.ended([b"4"]) == 3
+    assert forgotten.fingerprints == [b"0", b"1", b"2"]
+    forgotten.is_away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"5"])
-    assert forgetting.close(is_finished=True) == 1
+    with pytest.raises(StorageError, match="1 failed request could not be forgotten because"):
+        forgetting.close(is_finished=True)
 
 
 def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
-    forgotten: list[bytes] = []
-    forgetting = ForgetFailed(forgotten.extend, lambda _: None)
-    forgetting.followed(b"fails", [b"a"])
-    forgetting.followed(b"a", [b"of a"])
-    forgetting.followed(b"works", [b"b"])
+    forgotten = ForgottenSet()
+    forgetting = ForgetFailed(forgotten)
+    forgetting.redirected([b"a"], b"fails")
+    forgetting.redirected([b"of a"], b"a")
+    forgetting.redirected([b"b"], b"works")
     forgetting.ended([b"crawled long ago"])
-    forgetting.followed(b"crawled long ago", [b"c"])
-    forgetting.followed(b"queued", [b"d"])
-    forgetting.failed([b"fails"])
+    forgetting.redirected([b"c"], b"crawled long ago")
+    forgetting.redirected([b"d"], b"queued")
+    assert forgetting.failed([b"fails"]) == 3
     forgetting.ended([b"works"])
-    forgetting.followed(b"b", [b"of b"])  # b has ended with what it was redirected to
-    assert sorted(forgotten) == [b"a", b"fails", b"of a"]
-    assert forgetting.close(is_finished=False) == 0
-    assert forgotten[3:] == [b"d"]  # nobody knows: rather twice than never
+    forgetting.redirected([b"of b"], b"b")  # b has ended with what it was redirected to
+    assert sorted(forgotten.fingerprints) == [b"a", b"fails", b"of a"]
+    assert forgetting.close(is_finished=False) == 1
+    assert forgotten.fingerprints[3:] == [b"d"]  # nobody knows: rather twice than never
     forgetting.failed([b"fails"])
     forgetting.failed([b"fails"])
-    assert forgetting.is_dead(b"fails")
-    assert not forgetting.is_dead(b"a")
-    forgetting.followed(b"fails", [b"e"])
-    assert forgotten[-1] == b"e"
+    assert forgetting.is_given_up(b"fails")
+    assert not forgetting.is_given_up(b"a")
+    forgetting.redirected([b"e"], b"fails")
+    assert forgotten.fingerprints[-1] == b"e"
 
 
 def test_a_failed_page_is_crawled_again_by_a_later_link(
@@ -416,9 +424,9 @@ def test_what_waited_in_a_job_is_forgotten_if_it_fails(
 
 
 def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:
-    forgotten: list[bytes] = []
-    forgetting = ForgetFailed(forgotten.extend, lambda _: None)
+    forgotten = ForgottenSet()
+    forgetting = ForgetFailed(forgotten)
     names = [b"%d" % number for number in range(100_100)]
     for name in names:
-        forgetting.followed(b"queued " + name, [name])
-    assert forgotten == names[:100]
+        forgetting.redirected([name], b"queued " + name)
+    assert forgotten.fingerprints == names[:100]

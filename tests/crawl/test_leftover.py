@@ -13,11 +13,11 @@ from tests.support.workspace import in_redis
 
 PAGES = 60  # of the tree
 LOST = re.compile(
-    r"The crawl ended early \((\w+)\), and without a JOBDIR: up to ([\d,]+) requests that were "
-    r"queued are lost, but look seen in (.+) to later runs"
+    r"The crawl ended early \((\w+)\) without a JOBDIR: up to ([\d,]+) pending requests were lost, "
+    r"but (.+) still reports them as duplicates to later runs"
 )
-RISK = "There is no JOBDIR: should this crawl end early, what it has queued then is lost"
-WAITS = "What is queued waits in the JOBDIR, and looks seen in "
+RISK = "There is no JOBDIR: if this crawl ends early, its pending requests are lost, but "
+WAITS = "The pending requests are in the JOBDIR, and "
 
 
 def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
@@ -138,7 +138,7 @@ def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["file", "redis"])
 def test_a_filter_outside_the_jobdir(place: str, tree: Site, tmp_path: Path) -> None:
-    """The same job crawls the rest; another one, for which it looks seen, does not."""
+    """The same job crawls the rest; another one filters it as duplicates."""
     settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
     crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
     assert not crawl.told("WARNING")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scrapy import Request
 from test_dupefilter import bloom_stats, made, opened
 
-from scrapy_bloom.crawl.outcomes.observer import Outcome
+from scrapy_bloom.crawl.outcomes import Outcome
 from scrapy_bloom.crawl.this_run import ThisRun
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
@@ -294,5 +294,5 @@ def test_what_a_run_recorded_never_expires_in_it(
             assert scheduler.enqueue_request(page) == (number not in scheduled)
             scheduled.add(number)
             if kind == "crawled" and is_crawled:
-                scheduler.df._actions.ended(page, Outcome.CRAWLED)
+                scheduler.df._outcomes.ended(page, Outcome.CRAWLED)
         scheduler.close("finished")

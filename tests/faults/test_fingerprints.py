@@ -140,7 +140,7 @@ def test_a_broken_fingerprinter_costs_no_page(
     assert site.hits == {"/": 1, **{page: 1 + (page in failing) for page in pages}}
     (error,) = crawl.lines("ERROR")
     assert f"The Bloom filter failed on <GET {site.url}p/1?" in error
-    assert "it is crawled, whether it was seen or not. More failures are counted" in error
+    assert "it is crawled, even if it is a duplicate. Further failures are not logged" in error
     assert crawl.output.count("Traceback") == 1
     counted = re.search(r"'bloom/errors': (\d+)", crawl.output)
     assert counted

@@ -101,7 +101,7 @@ def test_request_seen_never_raises_and_answers_as_scrapys_filter(
     assert stats.get("bloom/errors", 0) == answers["failed"]
     told = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(told) == min(1, answers["failed"])
-    assert all("it is crawled, whether it was seen or not" in each.getMessage() for each in told)
+    assert all("it is crawled, even if it is a duplicate" in each.getMessage() for each in told)
     ours.close("finished")
 
 

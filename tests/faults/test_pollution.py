@@ -21,7 +21,7 @@ from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
-from scrapy_bloom.crawl.backends import create_backend
+from scrapy_bloom.crawl.startup import create_backend
 from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.settings.settings import BloomSettings

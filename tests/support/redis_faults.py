@@ -31,7 +31,8 @@ WAITED = (
     "and that BLOOM_REDIS_URL is right"
 )
 CLOSED = (
-    "The spider is closed, and what is still under way is crawled unfiltered; start the crawl again"
+    "The spider is closed (reason bloom_outage), and requests that are still under way are crawled "
+    "unfiltered; start the crawl again"
 )
 PASSED = "Requests are crawled unfiltered until "
 

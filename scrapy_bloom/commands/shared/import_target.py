@@ -8,7 +8,6 @@ from pathlib import Path
 
 from scrapy.exceptions import UsageError
 
-from scrapy_bloom.crawl.backends import policy_of
 from scrapy_bloom.exceptions import LockedError
 from scrapy_bloom.generations.policy import Generation, rate_asked
 from scrapy_bloom.job import paths as jobdir
@@ -24,7 +23,7 @@ def check_size(
     What it says itself of the error rate that it was made for is given, 0 if nothing.
     """
     room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
-    asked = policy_of(replace(bloom, on_full="grow")).first()
+    asked = replace(bloom, on_full="grow").policy.first()
     if options.expected_requests and room < asked.capacity:
         raise UsageError(
             "--expected-requests is for a new filter: DEST has one already, for fewer requests. "

@@ -23,7 +23,6 @@ from scrapy_bloom.commands.shared.arguments import (
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.queues import recent_changes
 from scrapy_bloom.commands.shared.workers import available_cores
-from scrapy_bloom.crawl.backends import redis_server
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -173,9 +172,9 @@ def answering_server(project: Project) -> RedisServer:
     bloom, secs = project.bloom, project.bloom.redis_deadline_secs
     if project.settings.getpriority(_DEADLINE) != SETTINGS_PRIORITIES["cmdline"]:
         secs = min(secs, _FIRST_ANSWER_SECS)
-    with closing(redis_server(replace(bloom, redis_deadline_secs=secs))) as first:
+    with closing(replace(bloom, redis_deadline_secs=secs).redis_server()) as first:
         first.now()
-    return redis_server(bloom)
+    return bloom.redis_server()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.overlay import Overlay
@@ -38,11 +39,12 @@ class JobQueue(SafeQueue):
         crawler: Crawler,
         store: RequestDatabase,
         order: Order,
+        failures: Failures,
         changes: Overlay | None,
         *,
         by_slot: bool,
     ) -> None:
-        super().__init__(crawler, store.name, order, by_slot=by_slot)
+        super().__init__(crawler, store.name, order, failures, by_slot=by_slot)
         self._database = store
         self._batch = Batch()
         self._changes = changes

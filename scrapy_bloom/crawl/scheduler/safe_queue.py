@@ -1,7 +1,6 @@
 """The queue of CrashSafeScheduler: a request stays in it until it is done."""
 
 import logging
-import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +17,10 @@ from scrapy.utils.reactor import CallLaterOnce
 from scrapy.utils.request import request_from_dict
 from twisted.internet.defer import Deferred
 
-from scrapy_bloom.crawl.engine import close_spider_soon, taking_turns
+from scrapy_bloom.crawl.engine import taking_turns
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
-from scrapy_bloom.exceptions import (
-    BloomError,
-    OutageError,
-    RefusedError,
-    SettingError,
-)
+from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 
 STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
@@ -77,8 +71,7 @@ class SafeQueue(ABC):
     filter. The store applies it as one step.
 
     `store_name` says where it is, for people. With `by_slot`, the least busy slot of the downloader
-    is served first. Outages that `failures` has told of are not told of again. Raises a
-    SettingError if this version of Scrapy works in another way.
+    is served first. Raises a SettingError if this version of Scrapy works in another way.
 
     Attributes:
         has_failed: the store has failed, or is closed. What is in it stays.
@@ -92,9 +85,9 @@ class SafeQueue(ABC):
         crawler: Crawler,
         store_name: str,
         order: Order,
+        failures: Failures,
         *,
         by_slot: bool,
-        failures: Failures | None = None,
     ) -> None:
         self.has_failed = False
         self._crawler = crawler
@@ -194,28 +187,7 @@ class SafeQueue(ABC):
 
     def _fail(self, error: Exception) -> None:
         self.has_failed = True
-        reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
-        if isinstance(error, (OutageError, RefusedError)):
-            when = error.until if isinstance(error, OutageError) else "that is put right"
-            if self._failures is not None and not self._failures.is_first(error):
-                close_spider_soon(self._crawler, reason)
-                return
-            what, rest = str(error), f", and nothing is lost: start the crawl again when {when}"
-        elif isinstance(error, (sqlite3.Error, OSError)):
-            where = f"The queue in {self._store_name}, or its filter,"
-            what = f"{where} cannot be written or read: {error}"
-            rest = ", and nothing is lost: make room, or repair the disk, and start the crawl again"
-        else:
-            what, rest = str(error) or type(error).__name__, ""
-        is_known = isinstance(error, (BloomError, sqlite3.Error, OSError))
-        self._logger.error(
-            "%s. The spider is closed (reason %s)%s",
-            what,
-            reason,
-            rest,
-            exc_info=None if is_known else error,
-        )
-        close_spider_soon(self._crawler, reason)
+        self._failures.close_for_queue(error, self._store_name)
 
     def _warn_of_unserializable(self, request: Request, error: ValueError) -> None:
         if self._warns_unserializable:

@@ -17,13 +17,11 @@ from scrapy.utils.misc import build_from_crawler, load_object
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
-from scrapy_bloom.crawl.engine import (
-    command_without_crawl,
-    fail_at_the_start,
-    pace,
-)
+from scrapy_bloom.crawl.engine import command_without_crawl, pace
+from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
+from scrapy_bloom.crawl.startup import fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
@@ -152,9 +150,16 @@ class CrashSafeScheduler(BaseScheduler):
         return opened
 
     def _resume(self, database: RequestDatabase) -> None:
-        backend = self.df.backend if isinstance(self.df, BloomDupeFilter) else None
-        changes = backend.overlay if isinstance(backend, LocalBackend) else None
-        self._queue = JobQueue(self.crawler, database, self._order, changes, by_slot=self._by_slot)
+        ours = self.df if isinstance(self.df, BloomDupeFilter) else None
+        backend = ours.backend if ours else None
+        self._queue = JobQueue(
+            self.crawler,
+            database,
+            self._order,
+            ours.failures if ours else Failures(self.crawler),
+            backend.overlay if isinstance(backend, LocalBackend) else None,
+            by_slot=self._by_slot,
+        )
         if database.resumed:
             killed = database.were_in_flight
             logger.info(
@@ -220,7 +225,7 @@ class CrashSafeScheduler(BaseScheduler):
     def close(self, reason: str) -> Deferred[None] | None:
         """Store what is collected, close the duplicate filter, and leave the queue as it is."""
         if isinstance(self.df, BloomDupeFilter):
-            self.df.settle(reason)  # which may forget requests: that is in the last batch
+            self.df.end(reason)  # what it forgets is in the last batch
         closing = self._queue.close() if self._queue is not None else None
         if closing is not None:
             return closing.addCallback(lambda _: self._close_filter(reason))

@@ -80,7 +80,7 @@ class SharedQueue(SafeQueue):
         lease_secs: float,
         flush: bool,
     ) -> None:
-        super().__init__(crawler, store.name, order, by_slot=by_slot, failures=df.failures)
+        super().__init__(crawler, store.name, order, df.failures, by_slot=by_slot)
         self._shared = store
         self._df = df
         self._backend = backend

@@ -1,1 +1,0 @@
-"""How each request ended, and what that means for the filter."""
