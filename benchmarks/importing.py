@@ -1,6 +1,5 @@
 """`scrapy bloom import` and `check`: time and memory for lists of millions."""
 
-import os
 import resource
 import subprocess
 import sys
@@ -10,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
-
 from benchmarks.shared import samples, servers
 from benchmarks.shared.machine import in_fresh_process
 from benchmarks.shared.report import Check, Section, Table, at_most
@@ -20,11 +17,9 @@ SECS_FOR_A_MILLION = 60.0  # of any lines, anywhere
 SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0, "a Cluster": 60.0}
 MEMORY_MB = 100.0
 TIMEOUT_SECS = 600
-LOOK_SECS = 0.05  # between two looks at the memory of all processes
 
 _KEY = "imported:bloom"
 _SCRAPYS = "REQUEST_FINGERPRINTER_CLASS=scrapy.utils.request.RequestFingerprinter"
-_ALONE = ("--jobs", "1")
 
 
 @dataclass(frozen=True)
@@ -34,10 +29,9 @@ class _Run:
     what: str
     lines: int
     secs: float
-    peak_mb: float  # of the largest process
-    all_mb: float  # of all processes, what they share counted once
+    peak_mb: float
     filter_mb: float
-    place: str = ""  # of plain URLs, with the processes there are by default
+    place: str = ""  # of plain URLs
 
     @property
     def beyond_mb(self) -> float:
@@ -68,11 +62,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             "three masters, at the default error rate of 1e-9; `check` of as many URLs; and "
             "`import` of a set as scrapy-redis keeps it. Plain URLs have their fingerprints at a "
             "glance, others have an escape in small letters, so that w3lib makes them canonical. "
-            f"There are {len(os.sched_getaffinity(0))} processes beside the command's own, but for "
-            "`--jobs 1`. Each command is timed from outside, with the start of Python and Scrapy. "
-            "Memory is the highest of the largest process (RSS), with Python and Scrapy, and that "
-            "of all processes together, with what they share counted once (PSS, looked at every "
-            f"{1000 * LOOK_SECS:.0f} ms)."
+            "Each command is timed from outside, with the start of Python and Scrapy. Memory is "
+            "the highest of its process (RSS), with Python and Scrapy."
         ),
         checks=[
             *_checks_of_plain(runs, few),
@@ -84,7 +75,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
             ),
             at_most(f"MB beyond the filter, {many:,} records", seen.beyond_mb, MEMORY_MB, "{:.0f}"),
             at_most(
-                f"MB beyond the filter, {few:,} URLs, the largest process",
+                f"MB beyond the filter, {few:,} URLs",
                 max(each.beyond_mb for each in runs if each.place == "files"),
                 MEMORY_MB,
                 "{:.0f}",
@@ -92,7 +83,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         ],
         tables=[
             Table(
-                ("", "lines", "seconds", "a second", "peak MB", "all processes, MB", "filter MB"),
+                ("", "lines", "seconds", "a second", "peak MB", "filter MB"),
                 [
                     (
                         each.what,
@@ -100,7 +91,6 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                         f"{each.secs:.1f}",
                         f"{each.lines / each.secs:,.0f}",
                         f"{each.peak_mb:.0f}",
-                        f"{each.all_mb:.0f}",
                         f"{each.filter_mb:.1f}",
                     )
                     for each in [seen, *runs]
@@ -133,11 +123,8 @@ def _from_files(path: Path, few: int) -> list[_Run]:
     check = (few, "check", "plain", "urls.txt", "--seen")
     return [
         _run(path, "plain URLs into files", *plain, "plain", place="files"),
-        _run(path, "plain URLs into files, --jobs 1", *plain, "plain1", *_ALONE),
         _run(path, "check plain URLs", *check, place="files"),
-        _run(path, "check plain URLs, --jobs 1", *check, *_ALONE),
         _run(path, "other URLs into files", *other, "other"),
-        _run(path, "other URLs into files, --jobs 1", *other, "other1", *_ALONE),
     ]
 
 
@@ -172,39 +159,22 @@ def _to_server(path: Path, few: int, server: servers.Server, name: str, *more: s
 
 def _run(path: Path, what: str, lines: int, *arguments: str, place: str = "") -> _Run:
     # The kernel counts the process that starts another one with it: so from a small one.
-    secs, peak, together = in_fresh_process(TIMEOUT_SECS, _measured, path, arguments)
+    secs, peak = in_fresh_process(TIMEOUT_SECS, _measured, path, arguments)
     own = [each for each in arguments if (path / each).is_dir()]
     size = sum(each.stat().st_size for name in own for each in (path / name).glob("*.bloom"))
-    return _Run(what, lines, secs, peak / 1e6, together / 1e6, size / 1e6, place)
+    return _Run(what, lines, secs, peak / 1e6, size / 1e6, place)
 
 
-def _measured(path: Path, arguments: tuple[str, ...]) -> tuple[float, int, int]:
-    begun, together = time.perf_counter(), 0
-    with subprocess.Popen(
+def _measured(path: Path, arguments: tuple[str, ...]) -> tuple[float, int]:
+    begun = time.perf_counter()
+    subprocess.run(
         [str(Path(sys.executable).with_name("scrapy")), "bloom", *arguments],
         cwd=path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    ) as process:
-        while True:
-            try:
-                code = process.wait(LOOK_SECS)
-            except subprocess.TimeoutExpired:
-                together = max(together, _together(process.pid))
-                assert time.perf_counter() - begun < TIMEOUT_SECS, arguments
-            else:
-                break
+        timeout=TIMEOUT_SECS,
+        check=True,
+    )
     secs = time.perf_counter() - begun
-    assert code == 0, arguments
     peak = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return secs, peak, together
-
-
-def _together(pid: int) -> int:
-    """Memory of a process and all that it has started (PSS)."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        return sum(each.memory_full_info().pss for each in family)
-    except psutil.Error:  # one has just ended
-        return 0
+    return secs, peak

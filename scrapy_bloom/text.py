@@ -17,19 +17,19 @@ _JOINERS = "\u200c\u200d"  # which harm nobody; some scripts and emoji need them
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,5 may mean 15 to some, and 1.5 to others
 
 
-def number(text: str) -> float:
+def parsed_number(text: str) -> float:
     """Return the number that a text says; NaN if none.
 
-    >>> [number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1,000", "1e-6")]
+    >>> [parsed_number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1,000", "1e-6")]
     [10000, 2500000.0, 1000000000.0, 1000, 1000, 1e-06]
     """
     return _amount(text, _TIMES)
 
 
-def seconds(text: str) -> float:
+def parsed_seconds(text: str) -> float:
     """Return the seconds of a duration; NaN if it is none.
 
-    >>> [seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
+    >>> [parsed_seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
     [90, 90, 90.0, 43200, 604800, 1209600]
     """
     return _amount(text, _SECONDS)

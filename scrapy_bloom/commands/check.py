@@ -21,8 +21,6 @@ Examples:
 
 import argparse
 import sys
-from contextlib import closing
-from itertools import chain
 
 from scrapy.settings import Settings
 
@@ -33,8 +31,6 @@ from scrapy_bloom.text import escaped
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
-
-_BATCH = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,27 +49,25 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the URLs that are asked for."""
     project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
-    write, wanted = None if options.json else sys.stdout.buffer.write, options.seen
     is_terminal = sys.stdout.isatty()
     read = seen = 0
-    with opened_for_crawl(options, project) as reader, closing(urls.batches()) as batches:
-        first = next(batches, ([], []))  # forks, so before the bar and its thread
+    with (
+        opened_for_crawl(options, project) as reader,
         # A bar between the URLs would be in their way.
-        with progress("Checking", urls.count, "lines", shown=not is_terminal) as advance:
-            for found, fingerprints in chain([first], batches):
-                for start in range(0, len(found), _BATCH):
-                    batch = slice(start, start + _BATCH)
-                    answers = reader.are_seen(fingerprints[batch])
-                    if write is not None:
-                        asked = zip(found[batch], answers, strict=True)
-                        chosen = [url for url, is_seen in asked if is_seen is wanted]
-                        if is_terminal:  # no URL may steer it; a program gets them as they are
-                            chosen = [escaped(url.decode()).encode() for url in chosen]
-                        write(b"".join(url + b"\n" for url in chosen))
-                    read += len(answers)
-                    seen += sum(answers)
-                    advance(read)
+        progress("Checking", urls.count, "lines", shown=not is_terminal) as advance,
+    ):
+        for batch in urls.batches():
+            answers = reader.are_seen([fingerprint for _, fingerprint in batch])
+            if not options.json:
+                asked = zip(batch, answers, strict=True)
+                chosen = [url for (url, _), is_seen in asked if is_seen is options.seen]
+                if is_terminal:  # no URL may steer it; a program gets them as they are
+                    chosen = [escaped(url.decode()).encode() for url in chosen]
+                sys.stdout.buffer.write(b"".join(url + b"\n" for url in chosen))
                 sys.stdout.flush()  # a program may write the next line after this answer
+            read += len(answers)
+            seen += sum(answers)
+            advance(read)
     if options.json:
         print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:

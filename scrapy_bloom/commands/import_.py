@@ -138,7 +138,7 @@ def _imported(
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
     fingerprints = iter(source)
-    # Fails before anything is made if it is no such source, and forks before there are locks.
+    # Fails before anything is made if it is no such source.
     first = list(islice(fingerprints, 1))
     backend = _destination(options, project, total)
     if not first:

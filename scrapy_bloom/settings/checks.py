@@ -5,11 +5,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from scrapy_bloom import text as amounts
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.url import looks_like_url
+from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 _MAX_SECONDS = 10**9
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
@@ -21,7 +21,7 @@ def _number(
     kind: type[int | float],
     allowed: str,
     is_allowed: Callable[[float], bool],
-    read: Callable[[str], float] = amounts.number,
+    read: Callable[[str], float] = parsed_number,
 ) -> Check:
     def check(name: str, value: Any) -> int | float:
         number = read(value) if isinstance(value, str) else value
@@ -51,14 +51,14 @@ seconds = _number(
     f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
     "switches it off",
     lambda number: 0 <= number <= _MAX_SECONDS,
-    amounts.seconds,
+    parsed_seconds,
 )
 
 lease_seconds = _number(
     float,
     'a number of seconds from 1 to 86,400, or a text such as "90s" or "10m"',
     lambda number: 1 <= number <= 86_400,
-    amounts.seconds,
+    parsed_seconds,
 )
 
 
@@ -109,7 +109,7 @@ def file_name(spider: str) -> str:
     unsafe = set("./" if not spider.strip(".") else "/" + '\\:*?"<>|' * (os.name == "nt"))
     return "".join(
         "".join(f"%{byte:02X}" for byte in char.encode(errors="surrogatepass"))
-        if char in unsafe or amounts.is_control(char)
+        if char in unsafe or is_control(char)
         else char
         for char in spider
     )
@@ -175,7 +175,7 @@ def _error(name: str, value: Any, allowed: str) -> SettingError:
 def shown(value: Any) -> str:
     """Return a value as an error shows it: one line, not too long."""
     try:
-        text = amounts.masked(repr(value))
+        text = masked(repr(value))
     except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
         text = f"an object of type {type(value).__name__}"
     text = text if len(text) <= 100 else text[:97] + "..."

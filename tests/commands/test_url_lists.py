@@ -101,7 +101,7 @@ def test_what_is_no_list_of_urls_changes_nothing(tmp_path: Path) -> None:
 
 def read(path: Path, **options: str) -> tuple[list[bytes], UrlList]:
     found = UrlList(path, str.encode, **options)
-    return [url for batch, _ in found.batches() for url in batch], found
+    return [url for batch in found.batches() for url, _ in batch], found
 
 
 @pytest.mark.parametrize(

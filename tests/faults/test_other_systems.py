@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.commands import is_broken_pipe
-from scrapy_bloom.commands.shared.readiness import readiness
-from scrapy_bloom.commands.shared.workers import workers
 from scrapy_bloom.files.header import FileGeneration
 from scrapy_bloom.files.mapping import FilterFile
 from scrapy_bloom.generations.policy import Origin, Policy
@@ -147,7 +145,7 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
                 assert (end.code or 0) == status, (arguments, end.code)
 
         made_by = ("-s", "BLOOM_EXPECTED_REQUESTS=1000", "-s", "BLOOM_SALT=" + "00" * 16)
-        bloom("import", "urls.txt", "a", "--jobs", "2", *made_by)
+        bloom("import", "urls.txt", "a", *made_by)
         bloom("import", "urls.txt", "b", *made_by)
         bloom("check", "a", "urls.txt")
         bloom("forget", "a", "http://a.b/1")
@@ -190,28 +188,6 @@ def test_a_file_whose_name_cannot_be_is_told_of() -> None:
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-
-
-@pytest.mark.usefixtures("windows")
-def test_a_list_is_read_where_only_sockets_can_be_waited_for() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb"):
-        assert readiness(source)(0)
-
-
-def test_elsewhere_a_pipe_is_ready_when_there_is_something_to_read() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb", buffering=0) as other:
-        is_ready = readiness(source)
-        assert not is_ready(0)
-        other.write(b"x")
-        assert is_ready(LIMIT)
-
-
-@pytest.mark.usefixtures("windows")
-def test_no_process_is_forked_where_none_can_be() -> None:
-    with pytest.raises(NotImplementedError), workers(list, 1):
-        pass
 
 
 @pytest.mark.usefixtures("windows")

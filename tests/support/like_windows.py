@@ -30,8 +30,6 @@ _ASKING = (
     "scrapy_bloom.commands",
     "scrapy_bloom.files.mapping",
     "scrapy_bloom.job.locks",
-    "scrapy_bloom.commands.shared.readiness",
-    "scrapy_bloom.commands.shared.workers",
 )
 _readlink, _listdir, _open, _fsync = os.readlink, os.listdir, os.open, os.fsync
 

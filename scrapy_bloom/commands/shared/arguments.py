@@ -11,13 +11,12 @@ from typing import Any
 
 from scrapy.exceptions import UsageError
 
-from scrapy_bloom import text as amounts
-from scrapy_bloom.commands.shared.list_formats import FORMATS
+from scrapy_bloom.commands.shared.lists import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
 from scrapy_bloom.redis.connection.url import looks_like_url
+from scrapy_bloom.text import parsed_number
 
-MAX_JOBS = 256
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 PROJECTS_SERVER = "redis"  # in place of a URL
 _REDIS = (
@@ -32,27 +31,13 @@ def requests(text: str) -> int:
     >>> [requests(text) for text in ("10k", "2.5M", "1e9", "1_000_000", "1,000")]
     [10000, 2500000, 1000000000, 1000000, 1000]
     """
-    return count_of("requests", text, MAX_CAPACITY, ", for example 10k, 5M, 1e9 or 1_000_000")
-
-
-def count_of(what: str, text: str, most: int, examples: str = "") -> int:
-    """Return a whole number of something, from 1 to `most`."""
-    value = amounts.number(text)
-    if not math.isfinite(value) or value != int(value) or not 1 <= value <= most:
+    value = parsed_number(text)
+    if not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_CAPACITY:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of {what}; allowed is a whole number from 1 to {most:,}"
-            f"{examples}"
+            f"{text!r} is no number of requests; allowed is a whole number from 1 to "
+            f"{MAX_CAPACITY:,}, for example 10k, 5M, 1e9 or 1_000_000"
         )
     return int(value)
-
-
-def jobs(text: str) -> int:
-    """Return a number of processes.
-
-    >>> jobs("4")
-    4
-    """
-    return count_of("processes", text, MAX_JOBS)
 
 
 def error_rate(text: str) -> float:
@@ -61,7 +46,7 @@ def error_rate(text: str) -> float:
     >>> error_rate("1e-6"), error_rate("0.1%")
     (1e-06, 0.001)
     """
-    value = amounts.number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = parsed_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not MIN_ERROR_RATE <= value < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no error rate; allowed is a number between 0 and 1 (at least "
@@ -72,7 +57,7 @@ def error_rate(text: str) -> float:
 
 def requests_or_rate(text: str) -> int | float:
     """Return either, told apart by its size: an int is a number of requests, a float a rate."""
-    if text.endswith("%") or amounts.number(text) < 1:
+    if text.endswith("%") or parsed_number(text) < 1:
         return error_rate(text)
     return requests(text)
 
@@ -170,13 +155,6 @@ def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
         default="url",
         metavar="NAME",
         help="the field or column with the URL, in JSON and CSV (default: url)",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=jobs,
-        metavar="N",
-        help="how many processes compute the fingerprints of a large list (default: a core each; "
-        "1: none but this one)",
     )
 
 

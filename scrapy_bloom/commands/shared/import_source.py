@@ -12,14 +12,15 @@ from typing import Any
 from scrapy.exceptions import UsageError
 
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.list_formats import (
+from scrapy_bloom.commands.shared.lists import (
     FORMATS,
     UNREADABLE,
+    UrlList,
+    begins_with_scheme,
     format_of,
     opened,
-    reason,
+    reason_of,
 )
-from scrapy_bloom.commands.shared.lists import UrlList, begins_with_scheme
 from scrapy_bloom.commands.shared.output import note
 from scrapy_bloom.commands.shared.project import Project, answering_server, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, StorageError
@@ -120,7 +121,7 @@ def _is_list(path: Path) -> bool:
             beginning = file.peek()
             is_packed = not isinstance(file.raw, io.FileIO)
     except UNREADABLE as error:
-        raise BloomError(f"{path} cannot be read: {reason(error)}") from error
+        raise BloomError(f"{path} cannot be read: {reason_of(error)}") from error
     first = beginning.removeprefix(codecs.BOM_UTF8).lstrip().split(b"\n")[0].strip()
     if is_table or first[:1] in {b"", b"#"} or begins_with_scheme(first.decode(errors="replace")):
         return True

@@ -1,22 +1,44 @@
-"""Lists of URLs and their fingerprints."""
+"""Lists of URLs and their fingerprints: plain text, JSON lines, a JSON array, CSV; also gzipped.
 
+A list is read in constant memory, and what a pipe has given so far is handed on at once.
+"""
+
+import codecs
+import csv
+import gzip
+import io
+import json
 import re
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from scrapy_bloom.commands.shared.list_formats import Chunk, Source, opened_list
-from scrapy_bloom.commands.shared.workers import can_fork, workers
 from scrapy_bloom.exceptions import BloomError, StorageError
 
+FORMATS = ("urls", "jl", "json", "csv")
+UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
+
+_PART_BYTES = 1 << 18
+_MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
+_BATCH = 1000
+_GZIP = b"\x1f\x8b"
+_ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
+_BEGINNINGS = {b"{": "jl", b"[": "json"}
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # what Scrapy takes for absolute
 _WHAT_IS_READ = (
     "a list has a URL on each line, or is JSON lines (.jl), a JSON array (.json) or a table (.csv) "
     "with one in the field that --field names; --format says which"
 )
+
+# A line or record behind its number; or None: all that has been read so far was handed out.
+_Entries = Iterator[tuple[int, Any] | None]
 
 
 def begins_with_scheme(text: str) -> bool:
@@ -24,20 +46,9 @@ def begins_with_scheme(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-class _Result(NamedTuple):
-    """URLs of a chunk, and their fingerprints."""
-
-    urls: list[bytes]
-    fingerprints: list[bytes]
-    skipped: int = 0
-    first_skipped: str = ""
-    begins_badly: bool = False  # the first entry is no URL
-    error: Exception | None = None  # that came behind all this
-
-
 @dataclass
 class UrlList:
-    """The URLs in a list, and their fingerprints; in constant memory.
+    """The URLs in a list, and their fingerprints.
 
     A URL begins with a scheme and "://", or with "data:". Other lines are left out and counted; if
     the first line is one of them, this is no list of URLs. White space around a URL does not count.
@@ -47,7 +58,6 @@ class UrlList:
     fingerprint: Callable[[str], bytes]  # of a URL; a ValueError says that it is none
     form: str | None = None  # one of FORMATS; None: what the file looks like
     field: str = "url"  # which field of a JSON object, or column of a table, has the URL
-    jobs: int = 1  # processes that compute fingerprints, if the list is large
     skipped: int = 0  # lines so far that were no URL
     first_skipped: str = ""  # the first of them, for people: its number, and why
 
@@ -60,64 +70,44 @@ class UrlList:
         """Count the lines or records, which reads all of the file; None if nobody knows before."""
         if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
-        with opened_list(self.path, self.form, self.field) as source:
-            return sum(1 for chunk in source.chunks for _ in source.entries(chunk))
+        with self._opened() as (entries, _):
+            return sum(entry is not None for entry in entries)
 
     def __iter__(self) -> Generator[bytes, None, None]:
-        for result in self._results():
-            yield from result.fingerprints
+        for batch in self.batches():
+            for _, fingerprint in batch:
+                yield fingerprint
 
-    def batches(self) -> Generator[tuple[list[bytes], list[bytes]], None, None]:
-        """Yield URLs and their fingerprints: those of each part of the list, as it comes.
+    def batches(self) -> Generator[list[tuple[bytes, bytes]], None, None]:
+        """Yield URLs with their fingerprints, up to 1,000 at once.
 
         Raises StorageError if the file holds no URLs, BloomError if the fingerprinter fails.
         """
-        for result in self._results(with_urls=True):
-            yield result.urls, result.fingerprints
-
-    def _results(self, *, with_urls: bool = False) -> Iterator[_Result]:
+        batch: list[tuple[bytes, bytes]] = []
         is_first = True
-        with opened_list(self.path, self.form, self.field) as source, ExitStack() as stack:
-            work = partial(self._fingerprinted, source, with_urls)
-            if source.is_large and self.jobs > 1 and can_fork():
-                ordered_results = stack.enter_context(workers(work, self.jobs))
-                results = ordered_results(source.chunks, source.file)
-            else:
-                results = map(work, source.chunks)
-            for result in results:
-                if is_first and result.begins_badly:
-                    raise StorageError(f"{self.name}, {result.first_skipped}; {_WHAT_IS_READ}")
-                is_first = is_first and not (result.fingerprints or result.error)
-                self.skipped += result.skipped
-                self.first_skipped = self.first_skipped or result.first_skipped
-                yield result
-                if result.error is not None:
-                    raise result.error
-
-    def _fingerprinted(self, source: Source, with_urls: bool, chunk: Chunk) -> _Result:  # noqa: FBT001
-        """Find the URLs in a chunk, perhaps in a process of its own."""
-        urls: list[bytes] = []
-        fingerprints: list[bytes] = []
-        skipped, first_skipped, begins_badly = 0, "", False
-        error: Exception | None = None
-        try:
-            for number, entry in source.entries(chunk):
+        with self._opened() as (entries, url_of):
+            for entry in chain(entries, [None]):
+                if batch and (entry is None or len(batch) == _BATCH):
+                    yield batch
+                    batch = []
+                if entry is None:
+                    continue
+                number, found = entry
                 try:
-                    url = source.url(entry).strip()
+                    url = url_of(found).strip()
                     _check_url(url)
-                    fingerprint = self._fingerprint_of(url, number)
-                except ValueError as why:
-                    begins_badly = begins_badly or not (fingerprints or skipped)
-                    skipped += 1
+                    batch.append((url.encode(), self._fingerprint_of(url, number)))
+                except ValueError as why:  # half a character from JSON cannot be encoded, either
                     # Some of Python's messages repeat the whole URL.
-                    first_skipped = first_skipped or f"line {number:,}: {str(why)[:200]}"
-                else:
-                    fingerprints.append(fingerprint)
-                    if with_urls:
-                        urls.append(url.encode())
-        except (BloomError, MemoryError) as failure:
-            error = failure
-        return _Result(urls, fingerprints, skipped, first_skipped, begins_badly, error)
+                    reason = f"line {number:,}: {str(why)[:200]}"
+                    if is_first:
+                        raise StorageError(f"{self.name}, {reason}; {_WHAT_IS_READ}") from None
+                    self.skipped += 1
+                    self.first_skipped = self.first_skipped or reason
+                except BloomError:
+                    yield batch
+                    raise
+                is_first = False
 
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out, since they are not URLs."""
@@ -126,6 +116,26 @@ class UrlList:
                 "line is not a URL and was" if self.skipped == 1 else "lines are not URLs and were"
             )
             raise BloomError(f"{self.skipped:,} {what} left out; the first: {self.first_skipped}")
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[_Entries, Callable[[Any], str]]]:
+        """Open the list; return its entries, and what takes the URL out of one.
+
+        That raises ValueError if there is none. Raises StorageError (while reading, too).
+        """
+        try:
+            with opened(self.path) as file:
+                form = self.form or format_of(self.path, file)
+                parts = iter(partial(file.read1, _PART_BYTES), b"")
+                if form == "json":
+                    yield _Array(self.name, parts).elements(), partial(_url_in, self.field)
+                elif form == "csv":
+                    yield _rows(self.name, self.field, parts), partial(_cell, self.field)
+                else:
+                    url_of = partial(_url_in_object, self.field) if form == "jl" else _decoded
+                    yield _lines(self.name, parts), url_of
+        except UNREADABLE as error:
+            raise StorageError(f"{self.name} cannot be read: {reason_of(error)}") from error
 
     def _fingerprint_of(self, url: str, number: int) -> bytes:
         try:
@@ -145,10 +155,203 @@ class UrlList:
         return fingerprint
 
 
+@contextmanager
+def opened(path: Path | None) -> Iterator[io.BufferedReader]:
+    """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
+
+    Raises one of `UNREADABLE` if it cannot be read (while reading, too).
+    """
+    with ExitStack() as stack:
+        file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
+        if file.peek(len(_GZIP)).startswith(_GZIP):
+            packed = stack.enter_context(gzip.GzipFile(fileobj=file))
+            file = stack.enter_context(io.BufferedReader(packed))
+        yield file
+
+
+def format_of(path: Path | None, file: io.BufferedReader) -> str:
+    """Return the format of a list, by the ending of its name or else by its beginning."""
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix if path else ""
+    beginning = file.peek(1).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    return _ENDINGS.get(ending) or _BEGINNINGS.get(beginning, "urls")
+
+
+def reason_of(error: Exception) -> str:
+    """Return what one of `UNREADABLE` says, without the path."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def _check_url(url: str) -> None:
     if not begins_with_scheme(url):
         shown = repr(url[:60]) if url.isprintable() else "binary data"
         raise ValueError(f"Missing scheme, such as https://, in {shown}")
     if "\n" in url or "\r" in url:
         raise ValueError("there is a line break in it")
-    url.encode()  # half a character, from JSON, is a ValueError
+
+
+def _decoded(line: bytes) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+
+
+def _url_in_object(field: str, line: bytes) -> str:
+    try:
+        return _url_in(field, json.loads(_decoded(line)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def _url_in(field: str, found: Any) -> str:
+    url = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(url, str):
+        fields = ", ".join(map(repr, list(found)[:20])) if isinstance(found, dict) else ""
+        message = f"it has no text in {field!r} (--field); its fields: {fields or 'none'}"
+        raise ValueError(message[:200])  # noqa: TRY004 - of the content, not of the code
+    return url
+
+
+def _cell(field: str, cells: list[str]) -> str:
+    if not cells:
+        raise ValueError(f"it has no column {field!r}")
+    return cells[0]
+
+
+def _too_long(name: str, number: int) -> StorageError:
+    return StorageError(
+        f"{name}: line {number:,} is longer than {_MAX_LINE_BYTES:,} bytes; give a list with a "
+        "URL, or an object with one, on each line"
+    )
+
+
+def _blocks(name: str, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield the lines that each part ends, behind their numbers."""
+    number, rest = 1, b""
+    for index, part in enumerate(parts):
+        *lines, rest = (rest + (part if index else part.removeprefix(codecs.BOM_UTF8))).split(b"\n")
+        yield list(enumerate(lines, number))
+        number += len(lines)
+        if len(rest) >= _MAX_LINE_BYTES:
+            raise _too_long(name, number)
+    if rest:
+        yield [(number, rest)]
+
+
+def _lines(name: str, parts: Iterable[bytes]) -> _Entries:
+    """Yield lines that are neither empty nor comments."""
+    for block in _blocks(name, parts):
+        for number, raw in block:
+            line = raw.strip()
+            if line and line[:1] != b"#":
+                yield number, line
+        yield None
+
+
+def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
+    """Yield the cell with the URL of each row of a table, in a list that is empty without one."""
+    waiting: deque[tuple[int, bytes]] = deque()  # lines of the part that was read last
+    record_bytes = 0  # of the lines since the last whole row
+
+    def lines() -> Iterator[str]:
+        nonlocal record_bytes
+        for block in _blocks(name, parts):
+            waiting.extend(block)
+            while waiting:
+                number, line = waiting.popleft()
+                record_bytes += len(line) + 1
+                if record_bytes > _MAX_LINE_BYTES:
+                    raise _too_long(name, number)
+                yield line.decode(errors="surrogateescape") + "\n"
+
+    csv.field_size_limit(_MAX_LINE_BYTES)
+    reader = csv.reader(lines())
+    try:
+        names = next(filter(None, reader), [field])
+        if field not in names:
+            columns = ", ".join(map(repr, names[:20]))[:200]
+            raise StorageError(f"{name} has no column {field!r} (--field); its columns: {columns}")
+        column = names.index(field)
+        for row in reader:
+            record_bytes = 0
+            if row and row != names:  # Scrapy appends a table to a table, with its names
+                yield reader.line_num, row[column : column + 1]
+            if not waiting:
+                yield None
+    except csv.Error as error:
+        raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
+
+
+# Behind each mark of an array, which marks may follow, and whether a value may.
+_AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("[", False)}
+_AFTER_VALUE = (",]", False)
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class _Array:
+    """The elements of an array in JSON, or of several: Scrapy appends one to another."""
+
+    def __init__(self, name: str, parts: Iterable[bytes]) -> None:
+        self._name, self._parts = name, parts
+        # As integers, numbers may have too many digits.
+        self._value = json.JSONDecoder(parse_int=float).raw_decode
+        self._line = 1
+        self._marks, self._may_be_value = _AFTER_MARK["]"]
+
+    def elements(self) -> _Entries:
+        decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
+        text, enough = "", 0
+        for part in chain(self._parts, [b""]):
+            text += decode(part, not part)
+            # What is long is not tried again with each part of it.
+            if part and len(text) < enough:
+                continue
+            text = text[(yield from self._whole_elements(text, is_all=not part)) :]
+            yield None
+            if len(text) > _MAX_LINE_BYTES:
+                raise _too_long(self._name, self._line)
+            enough = min(2 * len(text), _MAX_LINE_BYTES + 1) if len(text) > _PART_BYTES else 0
+        if self._marks != "[":
+            raise self._damaged("it ends without its ]")
+
+    def _whole_elements(
+        self, text: str, *, is_all: bool
+    ) -> Generator[tuple[int, Any] | None, None, int]:
+        """Yield the elements that a text has whole; return where they end."""
+        at = self._after_space(text, 0)
+        while at < len(text):
+            if text[at] in self._marks:
+                self._marks, self._may_be_value = _AFTER_MARK[text[at]]
+                at = self._after_space(text, at + 1)
+                continue
+            if not self._may_be_value:
+                raise self._damaged(f"Expecting one of {self._marks!r}")
+            try:
+                value, end = self._value(text, at)
+            except RecursionError:
+                raise self._damaged("it is nested too deeply") from None
+            except json.JSONDecodeError as error:
+                if is_all:
+                    raise self._damaged(error.msg) from None
+                break
+            if end == len(text) and not is_all and isinstance(value, float):
+                break  # the number may go on
+            yield self._line, value
+            self._line += text.count("\n", at, end)
+            self._marks, self._may_be_value = _AFTER_VALUE
+            at = self._after_space(text, end)
+        return at
+
+    def _after_space(self, text: str, at: int) -> int:
+        space = _SPACE.match(text, at)
+        end = space.end() if space else at
+        self._line += text.count("\n", at, end)
+        return end
+
+    def _damaged(self, why: str) -> StorageError:
+        return StorageError(
+            f"{self._name}: line {self._line:,}: the JSON array is damaged or cut off here: {why}; "
+            "repair it, or give a list with a URL, or an object with one, on each line"
+        )

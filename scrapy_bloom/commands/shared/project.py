@@ -22,7 +22,6 @@ from scrapy_bloom.commands.shared.arguments import (
 )
 from scrapy_bloom.commands.shared.lists import UrlList
 from scrapy_bloom.commands.shared.queues import recent_changes
-from scrapy_bloom.commands.shared.workers import available_cores
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -128,7 +127,6 @@ def url_list(argument: str, project: Project, options: argparse.Namespace) -> Ur
         project.url_fingerprint,
         form=options.format,
         field=options.field,
-        jobs=options.jobs or available_cores(),
     )
 
 
