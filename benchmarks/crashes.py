@@ -27,7 +27,7 @@ from benchmarks.shared.example_crawls import (
 )
 from benchmarks.shared.report import Section, Table, all_of, at_most
 from benchmarks.shared.sites import PART, TINY, WHOLE, ExampleSite, Size, served
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import read_counts
 
 SITE_SECS = 0.05
 AT_ONCE = 2

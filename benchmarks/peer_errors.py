@@ -13,8 +13,8 @@ from benchmarks.shared import contenders, peer_env, samples
 from benchmarks.shared.contenders import LIVE, LIVE_SCALABLE, MMAP, RUST, Contender
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM, REDIS_BLOOM
 from benchmarks.shared.report import Section, Table, at_most
-from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.filters.sizing import classic_error_rate
+from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Policy
 
 ERROR_RATE = 1e-3
@@ -114,9 +114,7 @@ def _notes(sizes: Sizes) -> Iterator[str]:
 
 def _makers(place: Path, capacity: int) -> Mapping[str, Callable[[], Contender]]:
     def ours(on_full: str) -> Contender:
-        backend = LocalBackend(
-            None, Policy(expected=capacity, error_rate=ERROR_RATE, on_full=on_full)
-        )
+        backend = MemoryBackend(Policy(expected=capacity, error_rate=ERROR_RATE, on_full=on_full))
         backend.open()
         return Contender(backend.add, True, backend.__contains__)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from scrapy.utils.reactor import install_reactor
 
 from tests.support import crawls, servers, sites
@@ -14,14 +14,6 @@ from tests.support.machine import REAL_SITES, REQUIRED
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile("scrapy_bloom", deadline=None)
-# A mutant is killed by any example, the same in each run: tests/mutants.
-settings.register_profile(
-    "mutants",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-)
 settings.load_profile("scrapy_bloom")
 
 if "python3-doc" in REQUIRED and not REAL_SITES:

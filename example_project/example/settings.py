@@ -7,7 +7,7 @@ DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 SCHEDULER = "scrapy_bloom.CrashSafeScheduler"
 
 # How many different requests the crawl is expected to schedule, and how often a new one may be
-# taken for seen: here, one in a billion, the default.
+# mistaken for a duplicate: here, one in a billion, the default.
 BLOOM_EXPECTED_REQUESTS = 5_000
 BLOOM_ERROR_RATE = 1e-9
 

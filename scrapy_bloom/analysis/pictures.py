@@ -11,7 +11,7 @@ from typing import Any
 
 from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point, Spread
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.text import counted, in_short, number_text, rate_text, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (

@@ -9,10 +9,15 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from scrapy_bloom.filters.contents import Contents, block_load
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, classic_fill_ratio
+from scrapy_bloom.filters.sizing import (
+    BLOCK_BITS,
+    Contents,
+    Geometry,
+    block_load,
+    classic_fill_ratio,
+)
+from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, any_errs
 
 SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
 _POINTS = 240  # of a curve: one for each four pixels of a wide page

@@ -11,7 +11,7 @@ from string import Template
 
 from scrapy_bloom.analysis.pictures import error_chart, load_chart, memory_chart
 from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Measured, Report, Spread, course
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
 _HISTOGRAMS = 6  # at most, of the newest generations

@@ -27,8 +27,8 @@ from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_for_crawl, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
 from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.reader import FilterReader, filter_directory
 from scrapy_bloom.job.locks import lock_directory
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"

@@ -54,10 +54,9 @@ from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
 from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import check_free
-from scrapy_bloom.files.reader import filter_directory, found_files
+from scrapy_bloom.files.directory import check_free, filter_directory, found_files
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import Origin
-from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend

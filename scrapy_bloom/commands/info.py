@@ -40,9 +40,9 @@ from scrapy_bloom.commands.shared.project import (
     state_text,
 )
 from scrapy_bloom.commands.shared.queues import job_queue, print_workers, queue_text, shared_queue
-from scrapy_bloom.files.reader import FilterReader, filter_directory
+from scrapy_bloom.files.directory import FilterReader, filter_directory
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
-from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text

@@ -15,7 +15,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.copying.merging import merge
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.directory import filter_directory
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
 HELP = "make one filter of several that were made alike"

@@ -22,7 +22,7 @@ from scrapy_bloom.commands.shared.changed import say_where, tell_copied
 from scrapy_bloom.commands.shared.output import note, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import download
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.text import counted
 

@@ -21,7 +21,7 @@ from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
 from scrapy_bloom.commands.shared.output import working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.files.reader import filter_directory, found_files
+from scrapy_bloom.files.directory import filter_directory, found_files
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter, and its queue, from files into Redis"

@@ -34,13 +34,12 @@ from scrapy_bloom.commands.shared.output import note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.drafts import drafts_of, remove_drafts
 from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
-from scrapy_bloom.files.directory import parts_beside
-from scrapy_bloom.files.reader import draft_directory, filter_directory
+from scrapy_bloom.files.directory import draft_directory, filter_directory, parts_beside
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory, lock_job
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
-from scrapy_bloom.queues.stored_queue import read_dead, requeue_dead
+from scrapy_bloom.queues.sqlite import read_dead, requeue_dead
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys

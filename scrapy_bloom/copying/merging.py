@@ -7,12 +7,16 @@ from pathlib import Path
 
 from scrapy_bloom.copying.new_filter import add_forgotten, new_filter
 from scrapy_bloom.exceptions import FingerprinterMismatchError, GeometryMismatchError
-from scrapy_bloom.files.directory import check_closed, check_free, open_files
-from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import FilterReader, draft_directory
+from scrapy_bloom.files.directory import (
+    FilterReader,
+    check_closed,
+    check_free,
+    draft_directory,
+    open_files,
+)
+from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import check_free, parts_beside
+from scrapy_bloom.files.directory import check_free, draft_directory, parts_beside
+from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import draft_directory
 from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
 from scrapy_bloom.job.paths import filter_files

@@ -10,7 +10,7 @@ from typing import Any
 
 from scrapy_bloom.copying.drafts import Draft
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.sqlite_files import beside, connect_readonly
+from scrapy_bloom.job.disk import beside, connect_readonly
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.shared import Member, order_of
 from scrapy_bloom.queues.shared_state import SETS, read_members
@@ -21,9 +21,10 @@ from scrapy_bloom.queues.sqlite import (
     SET_ASIDE,
     SUSPECT,
     RequestDatabase,
+    read_counts,
+    read_dead,
     unusable,
 )
-from scrapy_bloom.queues.stored_queue import read_counts, read_dead
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _NEWEST_FIRST = 2**53  # less a number: the position, if the newest comes first

@@ -21,10 +21,8 @@ from scrapy_bloom.copying.queues import (
     waiting_database,
 )
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.directory import check_closed, open_files
-from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import draft_directory, forgotten_beside
+from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_beside, open_files
+from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir

@@ -67,10 +67,7 @@ class BloomDupeFilter(BaseDupeFilter):
         start_requests = settings.outlives_the_run and not has_lasting_queue
         self._this_run = ThisRun(
             start_requests=start_requests,
-            window=0.0 if queue_is_shared else settings.window_secs,
-            keeps_newest=backend.keeps_newest,
-            from_start=settings.backend == "redis" and not settings.redis_mirror,
-            extra={"spider": crawler.spider},
+            has_window=settings.window_secs > 0 and not queue_is_shared,
         )
         if start_requests and (engine := engine_of(crawler)) is not None:
             listen(
@@ -216,7 +213,7 @@ class BloomDupeFilter(BaseDupeFilter):
         within_run = this_run.is_asked(meta)
         is_filtered = may_filter and not (within_run and this_run.begins_with(fingerprint))
         # The backend may not know it any more, but it knows whether it is forgotten.
-        is_known = this_run.counts and is_filtered and fingerprint in this_run
+        is_known = this_run.has_window and is_filtered and fingerprint in this_run
         if is_known and fingerprint not in self.backend.forgotten:
             return True
         if "bloom_record" in meta and not meta["bloom_record"]:

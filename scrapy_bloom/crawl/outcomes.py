@@ -26,11 +26,10 @@ from twisted.python.failure import Failure
 from scrapy_bloom.crawl.engine import listen
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.backend import notes_in_memory
-from scrapy_bloom.files.record_crawled import RecordCrawled
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.forgotten import Forgotten
+from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted
 
@@ -210,7 +209,7 @@ class ForgetFailed:
         self._forgotten = forgotten
         # Filters, because there may be many. Their false positives cost a page now and then, much
         # less often than those of the filter itself.
-        self._failures = notes_in_memory()  # each fingerprint with 1, 2 and 3
+        self._failures = practically_exact_set()  # each fingerprint with 1, 2 and 3
         self._ended, self._num_ended = BloomFilter(_MOST_ENDED, 1e-6), 0
         self._any_given_up = False
         self._redirected: dict[bytes, list[bytes]] = {}  # by what they were redirected to

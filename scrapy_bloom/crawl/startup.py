@@ -17,8 +17,8 @@ from twisted.logger import globalLogBeginner
 from scrapy_bloom.crawl.engine import engine_of
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.record_crawled import RecordCrawled
 from scrapy_bloom.generations.backend import Backend
+from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
@@ -81,17 +81,19 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     policy = settings.policy
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
-    stored = LocalBackend(
-        settings.directory(path, spider),
-        policy,
-        origin,
-        job=job,
-        sync_secs=settings.sync_secs,
-        claims=job_path is None,
-    )
+    stored, directory = MemoryBackend(policy, origin), settings.directory(path, spider)
+    if directory is not None:
+        stored = LocalBackend(
+            directory,
+            policy,
+            origin,
+            job=job,
+            sync_secs=settings.sync_secs,
+            claims=job_path is None,
+        )
     if not only_crawled:
         return stored
-    return RecordCrawled(stored, LocalBackend(None, replace(policy, on_full="grow")))
+    return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
 
 
 def _redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> Backend:
@@ -146,7 +148,7 @@ def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
             f"scrapy {command} does not work with a job directory, whose requests it would take, "
             f"and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
         )
-    return LocalBackend(None, Policy(expected=100_000, error_rate=1e-9))
+    return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
 
 
 def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:

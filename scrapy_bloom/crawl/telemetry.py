@@ -13,8 +13,7 @@ from scrapy.utils.job import job_dir
 from scrapy_bloom.crawl.engine import close_spider_soon, create_looping_call
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.generations.backend import Backend, FilterStatus
 from scrapy_bloom.redis.connection.url import without_secrets
 from scrapy_bloom.settings.scrapy_redis import url_of_queue
 from scrapy_bloom.settings.settings import BloomSettings

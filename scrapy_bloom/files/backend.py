@@ -1,38 +1,41 @@
-"""The filter of one machine: files in the job directory, or memory alone."""
+"""A filter in the files of a directory: opened, recorded in, synced, closed."""
 
+import contextlib
 import logging
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
+from scrapy_bloom.files.directory import open_files
+from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.generations import FileGenerations
-from scrapy_bloom.files.local import LocalGeneration, MemoryGenerations
-from scrapy_bloom.files.log import FilterLog
-from scrapy_bloom.files.overlay import ForgottenOverlay, Overlay
-from scrapy_bloom.generations.forgotten import Forgotten
-from scrapy_bloom.generations.lifecycle import LifeCycle
-from scrapy_bloom.generations.lookup import Lookup, Recent
-from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.files.log import FilterLog, ForgottenOverlay, LogRecords, Misfit, Overlay
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.filters.hashing import checked_salt
+from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
+from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy, Size
+from scrapy_bloom.job.disk import sync_log
+from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
-# The navigation of a large site many times over, in at most 0.4 MB.
-_MOST_RECENT = 2048
 _MOST_UNAPPLIED = 50_000  # changes in memory, some 10 MB; a checkpoint is made sooner then
 
 
-class LocalBackend:
-    """A Bloom filter in a directory, or in memory if there is none.
+class LocalBackend(MemoryBackend):
+    """A Bloom filter in the files of a directory.
 
     Args:
-        directory: where the filter's files are, or None for memory only.
-        policy: how large it is, and when it grows and forgets.
+        directory: where the files are; made if missing.
+        policy: how large it is, and when it grows and expires.
         origin: what it holds, and whose.
         job: the crawl's job directory, whose requests.seen is imported into a new filter. It says
             what to do with a filter that its last run did not close.
@@ -45,13 +48,15 @@ class LocalBackend:
         clock: seconds since 1970, for tests.
 
     Attributes:
-        forgotten: the requests that are to be crawled again.
         overlay: what is recorded and forgotten, until the filter's log has it; None without one.
+        misfit: why that log and the filter did not belong together, if they did not.
     """
+
+    live: list[FilterFile]  # type: ignore[assignment]  # it makes no others
 
     def __init__(
         self,
-        directory: Path | None,
+        directory: Path,
         policy: Policy,
         origin: Origin = ANY_ORIGIN,
         *,
@@ -61,34 +66,23 @@ class LocalBackend:
         claims: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._policy = policy
-        self._origin = origin = replace(origin, error_rate=policy.error_rate)
-        self._clock = clock
-        self._is_crawl = is_crawl
-        self._store = MemoryGenerations(policy, origin, clock=clock, changed=self._changed)
-        path = None
-        if directory is not None:
-            path = directory / forgotten_file.NAME
-            self._store = FileGenerations(
-                directory,
-                policy,
-                origin,
-                job=job or Job(),
-                sync_secs=sync_secs,
-                is_crawl=is_crawl,
-                clock=clock,
-                changed=self._changed,
-            )
-        self._forgotten_file = ForgottenFile(path, claims=claims)
-        self.forgotten = Forgotten(self._forgotten_file)
-        self._life = LifeCycle(policy, self._store, self.forgotten)
-        self._last_status: FilterStatus | None = None
-        self._recent = Recent(_MOST_RECENT)
+        self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME, claims=claims)
+        super().__init__(policy, origin, forgotten=self._forgotten_file, clock=clock)
         self.overlay: Overlay | None = None
-        self._lookup: Lookup | Overlay
-        self._record: Callable[[bytes], bool]
-        self._keep: Callable[[bytes], object]
-        self._newest: LocalGeneration
+        self.misfit: Misfit | None = None
+        self._directory = directory
+        self._job = job or Job()
+        self._sync_secs = sync_secs
+        self._marks_use = is_crawl  # until it is opened with a log, which tells more
+        self._lock = contextlib.ExitStack()
+        self._importable: Path | None = None
+        self._discarded: list[FilterFile] = []
+        self._records = LogRecords()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._syncer: threading.Thread | None = None
+
+    # Opening.
 
     def open(self, log: FilterLog | None = None) -> None:
         """Lock the directory and open or create the filter in it; or leave all as it was.
@@ -96,35 +90,45 @@ class LocalBackend:
         Nothing is recorded as in use yet: until `begin`, a crash leaves a closed filter closed.
 
         Args:
-            log: of a filter in files, opened: all changes go there first. Those that it has and
-                the filter lacks are made now.
+            log: of the filter, opened: all changes go there first. Those that it has and the
+                filter lacks are made now.
 
         Raises:
             StorageError: or one of its children: see `scrapy_bloom.exceptions`.
             SeenFileError: the job's requests.seen cannot be imported.
         """
         try:
-            self._store.open(log)
+            if not self._job.owns(self._directory):
+                self._lock.callback(lock_directory(self._directory).release)
+            self._marks_use = self._marks_use and log is None
+            files, self._importable, self._records, self.misfit = open_files(
+                self._directory, self._origin.fingerprinter, self._job, log
+            )
+            self.live += files
             self.forgotten.open()
-            if self._store.live:
+            if self.live:
                 self._log_what_is_kept()
             else:
-                self._store.make_first()
+                self._make_first()
             if log is not None:
-                self._use_log(log)
+                self._recover(log)
         except BaseException:
-            self._store.unlock()
+            self.unlock()
             raise
-        self._changed()
+        self._use_live()
 
-    def _use_log(self, log: FilterLog) -> None:
-        """Recover: take over from the log what the filter lacks, and have the log record first."""
-        store = self._store
-        assert isinstance(store, FileGenerations)
+    def unlock(self) -> None:
+        """Let the directory go."""
+        self._lock.close()
+
+    def _recover(self, log: FilterLog) -> None:
+        """Apply what the log has and the filter lacks, and have all changes go to the log first."""
         log.begin()
         log.sync()
-        store.note_open(log)
-        self._changed()
+        self._records.open = log.id
+        with self._written():  # before the first change
+            self._write_records(log, log.seq)
+        self._use_live()
         latest: dict[bytes, bool] = {}
         for _, changes in log.changes():
             for forgets, fingerprint in changes:
@@ -132,127 +136,32 @@ class LocalBackend:
                     latest[fingerprint] = forgets
                 if not forgets:
                     self._record_now(fingerprint)
-        if store.misfit:
+        if self.misfit:
             for fingerprint in log.unfinished():
                 latest[fingerprint] = False
                 self._record_now(fingerprint)
         self._forgotten_file.change(latest)
-        self.overlay = store.lay_over(log)
+        self._save()
+        with self._written():
+            self._sync_forgotten()
+            for file in self.live:
+                file.sync()
+            log.checkpointed(log.seq)
+        self._try_to_sync(self._job.end)  # of a run without a log
+        self.overlay = Overlay(log)
         self.forgotten.use(ForgottenOverlay(self._forgotten_file, self.overlay))
 
     def _record_now(self, fingerprint: bytes) -> None:
         life = self._life
-        if self._newest.count >= life.grow_at and fingerprint not in self._lookup:
+        if self._newest.count >= life.grow_at and fingerprint not in self._recorded:
             life.grow()
         # With a window, one that an older generation has is to be remembered from then on.
-        record = self._keep if self._policy.window else self._record
+        record = self._record_in_newest if self._policy.window else self._record
         if record(fingerprint):
             self._newest.count += 1
 
-    def begin(self) -> None:
-        """Note on the disk that the filter is in use: a run that finds that knows of a kill."""
-        store = self._store
-        if store.begun:
-            return
-        store.begin()
-        if self._policy.window:
-            self._warn_if_the_clock_went_back()
-            # If the window was shortened, so is what is left of the quarter.
-            store.extend(min(self._newest.open_until, self._policy.open_until(store.now())))
-            self._life.turn()
-            if self._is_crawl:
-                store.run.begin(self._newest.number, store.now())
-        elif self._newest.open_until:
-            store.extend(0.0)  # there is no window any more
-
-    def add(self, fingerprint: bytes) -> bool:
-        """See `Backend`."""
-        store, life = self._store, self._life
-        if not store.begun:
-            self.begin()
-        if life.has_window and self._clock() >= life.due_at:
-            life.turn()
-        if fingerprint in self._recent:
-            return self._is_new_once_more(fingerprint)
-        if self._newest.count >= life.grow_at:
-            if fingerprint in self._lookup:
-                return self._is_new_once_more(fingerprint)
-            life.grow()
-        if not self._record(fingerprint):
-            self._recent.note(fingerprint)
-            return self._is_new_once_more(fingerprint)
-        if not self.forgotten.is_empty:
-            self.forgotten.take(fingerprint)  # new it is anyway, and once
-        newest = self._newest
-        newest.count += 1
-        if newest.count >= store.next_save:
-            store.save()
-            if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
-                store.checkpoint_soon()
-        return True
-
-    def add_many(self, fingerprints: Sequence[bytes]) -> int:
-        """Record fingerprints; return how many were new."""
-        return sum(map(self.add, fingerprints))
-
-    def _is_new_once_more(self, fingerprint: bytes) -> bool:
-        """Return whether a recorded fingerprint was forgotten, and take it out."""
-        if not self.forgotten.take(fingerprint):
-            return False
-        self.record_anew(fingerprint)
-        return True
-
-    def record_anew(self, fingerprint: bytes) -> None:
-        """Record what an older generation has in the newest one, too: for a window from now on."""
-        if self._policy.window and fingerprint not in self._newest.filter:
-            self._keep(fingerprint)
-            self._newest.count += 1
-
-    def __contains__(self, fingerprint: bytes) -> bool:
-        life = self._life
-        if life.has_window and self._store.begun and self._clock() >= life.due_at:
-            life.turn()
-        return fingerprint in self._lookup and fingerprint not in self.forgotten
-
-    def keeps_newest(self) -> bool:
-        """See `Backend`."""
-        return not self._policy.window or self._store.run.keeps(self._newest)
-
-    def close(self) -> None:
-        """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
-        self._last_status = self.status()
-        try:
-            self.forgotten.close()
-        finally:
-            self._store.close()
-
-    def status(self) -> FilterStatus:
-        """See `Backend`."""
-        if self._last_status is not None:
-            return self._last_status
-        store = self._store
-        return self._life.status(
-            store.location, store.live, errors=store.errors, failure=store.failure
-        )
-
-    def _changed(self) -> None:
-        """Ask and record in the new list of generations from now on."""
-        self._recent.clear()
-        store = self._store
-        self._newest = newest = store.live[-1]
-        asked = [*store.kept, *store.live]
-        self._lookup = lookup = Lookup([each.filter for each in asked])
-        self._keep = newest.filter.add
-        self._record = lookup.add if len(asked) > 1 else newest.filter.add
-        if (overlay := self.overlay) is not None:
-            overlay.lie_over(lookup, newest)
-            self._lookup, self._record, self._keep = overlay, overlay.add, overlay.keep
-        self._life.plan()
-        if store.begun:
-            store.save()
-
     def _log_what_is_kept(self) -> None:
-        policy, live = self._policy, self._store.live
+        policy, live = self._policy, self.live
         if self._origin.salt not in {None, live[0].filter.salt}:
             logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
         capacity = sum(each.capacity for each in live)
@@ -272,18 +181,257 @@ class LocalBackend:
                 policy.error_rate,
             )
 
-    def _warn_if_the_clock_went_back(self) -> None:
-        behind = self._newest.created_at - self._clock()
-        if behind > 1:
-            logger.warning(
-                "The clock is %.0f seconds behind the time when the filter was last extended: "
-                "requests are remembered for that much longer than BLOOM_WINDOW_SECS",
-                behind,
+    def _make_first(self) -> None:
+        """Make the first generation; it begins with the job's requests.seen, if there is one."""
+        if self._importable is None:
+            super()._make_first()
+            return
+        seen = open_seen(self._importable)
+        size, now = self._policy.first(at_least=seen.count()), self.now()
+        end = self._policy.open_until(now)
+        self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
+
+    def _mark_as_used(self) -> None:
+        self._save()
+        if self.overlay is None:
+            self._try_to_sync(self._job.begin)
+            self._try_to_sync(self.live[-1].sync_header)
+        if self._sync_secs or self.overlay is not None:
+            self._syncer = threading.Thread(
+                target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
+            )
+            self._syncer.start()
+
+    # Its generations.
+
+    @property
+    def location(self) -> str:
+        """See `MemoryBackend`."""
+        if len(self.live) == 1:
+            return str(self._directory / file_name(self.live[-1].number))
+        return f"{self._directory} ({len(self.live)} generations)"
+
+    def _use_live(self) -> None:
+        super()._use_live()
+        if (overlay := self.overlay) is not None:
+            overlay.use(self._recorded, self._newest)
+            self._recorded, self._record, self._record_in_newest = (
+                overlay,
+                overlay.add,
+                overlay.record_again,
             )
 
+    def _save(self) -> None:
+        """Write down the count and the end of the newest generation, and which one is oldest."""
+        newest = self.live[-1]
+        newest.in_use = self._marks_use
+        newest.oldest = self.live[0].number
+        newest.save()
+        # Often enough that a kill costs less than 1 % of the count.
+        self._next_save = newest.count + 1 + min(newest.count // 256, 4095)
+        if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
+            self._wake.set()  # for a checkpoint
 
-def notes_in_memory() -> LocalBackend:
-    """Make an opened filter for what a run notes beside its own: 10 MB for a million requests."""
-    new = LocalBackend(None, Policy(expected=20_000, error_rate=1e-12))  # it errs next to never
-    new.open()
-    return new
+    def _make(
+        self,
+        size: Size,
+        number: int,
+        created_at: float,
+        open_until: float,
+        fill: Callable[[BloomFilter], int] | None = None,
+    ) -> FilterFile:
+        salt = self.live[0].salt if self.live else checked_salt(self._origin.salt)
+        new = FileGeneration.of(
+            size,
+            number,
+            created_at,
+            open_until=open_until,
+            path=self._directory / file_name(number),
+            origin=replace(self._origin, salt=salt),
+            in_use=self._has_begun and self._marks_use,
+            oldest=self.live[0].number if self.live else number,
+        )
+        return FilterFile.create(new, fill)
+
+    def expire(self, number: int) -> None:
+        """See `Generations`."""
+        gone = self.live[:number]
+        super().expire(number)
+        self._save()
+        # On the disk, too, the header of the rest says that they have expired, before they go.
+        self._try_to_sync(self.live[-1].sync_header)
+        for file in gone:
+            _remove(file)
+        self._discarded += gone
+        if self._syncer is None:  # else it may just be syncing one of them
+            self._close_discarded()
+
+    # Towards the disk.
+
+    def _checkpoint(self, overlay: Overlay) -> None:
+        """Write the log to the disk, then take the changes over from it into the filter.
+
+        Raises OSError or StorageError. What the disk has then is not known, so nothing more is
+        taken over in this run.
+        """
+        if overlay.failure is not None:
+            raise overlay.failure
+        try:
+            seq, changes = overlay.take()
+            overlay.log.sync()
+            if not changes:
+                return
+            self._write_records(overlay.log, seq)
+            latest: dict[bytes, bool] = {}
+            changed: dict[int, LocalGeneration] = {}
+            for forgets, fingerprint, newest, _ in changes:
+                if forgets is not None:
+                    latest[fingerprint] = forgets
+                if not (forgets or newest.is_closed):
+                    newest.filter.add(fingerprint)
+                    changed[newest.number] = newest
+            path = self._directory / forgotten_file.NAME
+            with contextlib.closing(ForgottenFile(path)) as file:  # of this thread
+                file.change(latest)
+                self._sync_forgotten()
+            for generation in changed.values():
+                generation.sync()
+            overlay.log.checkpointed(seq)
+        except Exception as error:
+            overlay.failure = error
+            raise
+        overlay.applied(changes)
+
+    def _write_records(self, log: FilterLog, seq: int) -> None:
+        """Note, before they are made, that the filter has the log's changes up to that batch.
+
+        So a log that was set back since is never taken for one that has all that the filter has.
+        """
+        self._records.update(log, seq)
+        self._records.write(self._directory)
+
+    def _sync_forgotten(self) -> None:
+        sync_log(self._directory / forgotten_file.NAME)
+
+    def _sync_regularly(self) -> None:
+        synced = {file.number: file.count for file in self.live}
+        while True:
+            self._wake.wait(self._sync_secs or None)
+            self._wake.clear()  # before the question: else it may clear the call to end
+            if self._is_closing:
+                return
+            if self.overlay is not None:
+                with contextlib.suppress(Exception):  # the overlay tells of it
+                    self._checkpoint(self.overlay)
+            else:
+                self._try_to_sync(self._sync_forgotten)
+                for file in list(self.live):  # those before may have been completed since
+                    if synced.get(file.number) != file.count:
+                        synced[file.number] = file.count
+                        self._try_to_sync(file.sync)
+            self._close_discarded()
+
+    def close(self) -> None:
+        """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
+        self._last_status = self.status()
+        try:
+            self.forgotten.close()
+        finally:
+            self._close_files()
+
+    def _close_files(self) -> None:
+        overlay = self.overlay
+        has_failed = overlay is not None and overlay.failure is not None
+        self._is_closing = True
+        self._wake.set()
+        if self._syncer is not None:
+            self._syncer.join()
+            self._syncer = None
+        gone: list[Path] = []
+        is_written = False
+        try:
+            # After a checkpoint that failed, nobody knows what is on the disk.
+            if (self._has_begun or overlay is not None) and not has_failed:
+                self._write_all()
+                gone = [file.path for file in self.live if not file.is_in_place()]
+            is_written = True
+        finally:
+            self._close_discarded()
+            for file in self.live:
+                file.close()
+            if self._has_begun and is_written:
+                self._try_to_sync(self._job.end)
+            self.unlock()
+        if gone:
+            raise StorageError(
+                f"{gone[0]} was removed, or replaced by another file, while the crawl used it: "
+                "what it recorded is lost to the next run, which crawls it again, or tells which "
+                "files are missing"
+            )
+
+    def _write_all(self) -> None:
+        overlay = self.overlay
+        with self._written():
+            if overlay is None:
+                self._sync_forgotten()
+            else:
+                self._checkpoint(overlay)
+                overlay.prune()
+            for file in self.live:  # the newest one last: its word stands for all
+                self._mark_as_closed(file)
+            if overlay is not None:
+                self._records.open = ""
+                self._write_records(overlay.log, self._records.logs[overlay.log.id].seq)
+
+    def _mark_as_closed(self, file: FilterFile) -> None:
+        try:
+            # Synced twice: the disk must never say that it was closed without the bits.
+            file.sync()
+            file.in_use = False
+            file.save()
+            file.sync()
+        except OSError as error:
+            file.in_use = self._marks_use
+            file.save()
+            raise self._not_written(file.path, error) from error
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Say in a StorageError what could not be written."""
+        try:
+            yield
+        except OSError as error:
+            raise self._not_written(self._directory, error) from error
+
+    def _not_written(self, path: Path, error: OSError) -> StorageError:
+        text = f"{path} could not be written to the disk: {error.strerror or error}"
+        if self._marks_use:
+            text += "; the next run will take it for not closed"
+        return StorageError(text)
+
+    def _try_to_sync(self, sync: Callable[[], None]) -> None:
+        try:
+            sync()
+        except OSError as error:
+            self.errors += 1
+            why = error.strerror or error
+            self.failure = f"{self._directory} could not be written to the disk: {why}"
+            if self.errors == 1:
+                logger.error(  # noqa: TRY400 - one line says it
+                    "The filter could not be written to the disk: %s. The crawl goes on, but a "
+                    "power loss now would lose what was recorded; check the disk",
+                    why,
+                )
+
+    def _close_discarded(self) -> None:
+        while self._discarded:
+            file = self._discarded.pop()
+            is_left = file.is_in_place()  # Windows removes no file that is mapped
+            file.close()
+            if is_left:
+                _remove(file)
+
+
+def _remove(file: FilterFile) -> None:
+    with contextlib.suppress(OSError):  # the next run tries again
+        file.path.unlink()

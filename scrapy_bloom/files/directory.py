@@ -1,9 +1,11 @@
-"""A directory with the files of one filter: which of them count, and what a crash left."""
+"""The directory with the files of one filter: opened for a crawl, or read without any change."""
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from scrapy_bloom.exceptions import (
@@ -13,14 +15,15 @@ from scrapy_bloom.exceptions import (
     UncleanShutdownError,
 )
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files import log_records
-from scrapy_bloom.files.header import FileGeneration, clip
-from scrapy_bloom.files.log import FilterLog
-from scrapy_bloom.files.log_records import LogRecords, Misfit
-from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.file import FileGeneration, FilterFile, clip
+from scrapy_bloom.files.forgotten import ForgottenFile
+from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords, Misfit
+from scrapy_bloom.generations.memory import Lookup
+from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import read_anew
-from scrapy_bloom.job.locks import LOCK_NAME, lock_directory
+from scrapy_bloom.job.locks import LOCK_NAME, is_held, lock_directory
+from scrapy_bloom.job.paths import file_name, filter_files, is_job
 from scrapy_bloom.job.recovery import Job
 
 logger = logging.getLogger(__name__)
@@ -30,7 +33,7 @@ _FILES = "generation-*.bloom"
 
 def parts_beside(directory: Path) -> list[Path]:
     """Return the files that a filter's directory has beside those of its generations."""
-    records = directory / log_records.NAME
+    records = directory / LOGS_NAME
     notes = [each for each in (records, records.with_name(f"{records.name}.tmp")) if each.exists()]
     return [*forgotten_file.files(directory), *notes]
 
@@ -42,14 +45,14 @@ def check_free(directory: Path, *, is_locked: bool = False) -> None:
     """
     if not is_locked and (directory / LOCK_NAME).exists():
         lock_directory(directory).release()  # first: it says best that a crawl is running
-    if files := jobdir.filter_files(directory):
+    if files := filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
     if directory.name == "bloom" and Job(job_dir).was_killed(has_filter=bool(files)):
         raise UncleanShutdownError(
-            f"the crawl with the job directory {job_dir} was killed: what its queue held would "
-            "look crawled. Start it once more, and it will say what becomes of it; or take "
-            "another directory"
+            f"the crawl with the job directory {job_dir} was killed: the filter would report the "
+            "requests of its queue as duplicates, and they would never be crawled. Start that "
+            "crawl once more, and it will recover; or use another directory"
         )
 
 
@@ -60,9 +63,9 @@ def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
     """
     if any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open:
         raise UncleanShutdownError(
-            f"{path} is in use by a crawl, or was not closed by its last one: requests that were "
-            "queued then would look crawled. Wait for the crawl to end; or start it once more, "
-            "and it will say what becomes of the filter"
+            f"{path} is in use by a crawl, or was not closed by its last one: it reports requests "
+            "as duplicates that were queued then, and never crawled. Wait for the crawl to end; or "
+            "start it once more, and it will recover"
         )
 
 
@@ -81,13 +84,78 @@ def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGenerati
     expected = range(newest.oldest, newest.number + 1)
     live = [file for file in files if file.number in expected]
     named = [(file.number, file.path.name) for file in live]
-    if named != [(number, jobdir.file_name(number)) for number in expected]:
+    if named != [(number, file_name(number)) for number in expected]:
         raise FilterFileError(
             f"{path} does not hold all generations of the filter, numbers {expected[0]} "
             f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
             "move the others away to start with an empty filter"
         )
     return live
+
+
+class _Stored(NamedTuple):
+    """The files of a filter, read and checked, and not opened."""
+
+    directory: Path
+    files: Sequence[FileGeneration]
+    records: LogRecords
+
+    @classmethod
+    def read(cls, directory: Path, fingerprinter: str) -> "_Stored":
+        """Read the headers and the records; raises StorageError, or one of its children."""
+        paths = filter_files(directory)
+        records = LogRecords.read(directory) if paths else LogRecords()
+        if records.open:
+            read_anew(*paths, *forgotten_file.files(directory))
+        files = [FileGeneration.at(each) for each in paths]
+        for file in files:
+            if file.origin.fingerprinter != clip(fingerprinter):
+                raise FingerprinterMismatchError.of(
+                    file.path,
+                    file.origin.fingerprinter,
+                    fingerprinter,
+                    "another JOBDIR or BLOOM_DIR",
+                )
+        return cls(directory, files, records)
+
+    @property
+    def name(self) -> Path | None:
+        """The path of the newest file; None if there is no filter."""
+        return self.files[-1].path if self.files else None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a crawl under Scrapy's scheduler has not closed it."""
+        return any(file.in_use for file in self.files)
+
+    def set_aside(self) -> list[str]:
+        """Rename the files; return their new paths."""
+        # If the process dies in between, the next run continues: what shows that is moved last.
+        parts = [
+            self.directory / forgotten_file.NAME,
+            *(file.path for file in self.files),
+            self.directory / LOGS_NAME,
+        ]
+        return [str(jobdir.set_aside(part)) for part in parts if part.exists()]
+
+    def open(self) -> list[FilterFile]:
+        """Open the live files, oldest first, and remove the others."""
+        if not self.files:
+            return []
+        live = live_among(self.directory, self.files)
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
+            ]
+            for expired in (each for each in self.files if each not in live):
+                with contextlib.suppress(OSError):  # the next run tries again
+                    expired.path.unlink()
+            if self.is_in_use or self.records.open:
+                # Each kill costs a little of the counts: left alone, that adds up over many.
+                for file in opened:
+                    file.count = max(file.count, file.filter.approximate_count)
+            stack.pop_all()  # they stay open
+        return opened
 
 
 class Opened(NamedTuple):
@@ -100,7 +168,7 @@ class Opened(NamedTuple):
 
 
 def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
-    """Open the files of the live generations, once a kill is dealt with.
+    """Open the files of the live generations, after recovery from an unclean end.
 
     Args:
         path: the directory; it is locked.
@@ -114,71 +182,54 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
             fingerprinter, or was not closed and shall be looked at. All is then as it was.
     """
     try:
-        files = jobdir.filter_files(path)
-        records = LogRecords.read(path) if files else LogRecords()
-        if records.open:
-            read_anew(*files, *forgotten_file.files(path))
-        found = [FileGeneration.at(each) for each in files]
-        for file in found:
-            _check_fingerprinter(file, fingerprinter)
+        stored = _Stored.read(path, fingerprinter)
         for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
             draft.unlink()
-        is_new = not found and not jobdir.was_set_aside(path, _FILES)
+        is_new = not stored.files and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
-        is_unclean = any(file.in_use for file in found)
-        was_killed = is_unclean or job.was_killed(has_filter=bool(found))
-        set_aside = _aside(path, found)
-        name, misfit = found[-1].path if found else None, None
-        if log is not None:
-            is_own = job.owns(path)
-            misfit = records.misfit(log, has_filter=bool(found), is_own=is_own)
-            if was_killed:  # with Scrapy's queue
-                misfit = Misfit(job.not_closed(name))
-            is_away = _recover_log(log, misfit, job, set_aside, is_own=is_own)
+        was_killed = stored.is_in_use or job.was_killed(has_filter=bool(stored.files))
+        misfit = None
+        if log is None:
+            starts_over = was_killed and _recover_job(job, stored)
         else:
-            count = sum(file.count for file in found) if found else None
-            is_away = was_killed and job.recover(name, count, set_aside)
-        if is_away:
-            found, importable, records = [], None, LogRecords()
-        opened = _opened(path, found, is_unclean=is_unclean or bool(records.open)) if found else []
+            is_own = job.owns(path)
+            if was_killed:  # with Scrapy's queue
+                misfit = Misfit(job.not_closed(stored.name))
+            else:
+                misfit = stored.records.misfit(log, has_filter=bool(stored.files), is_own=is_own)
+            starts_over = _recover_log(log, misfit, job, stored, is_own=is_own)
+        if starts_over:
+            stored, importable = _Stored(path, (), LogRecords()), None
+        return Opened(stored.open(), importable, stored.records, misfit)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
             "give the crawl another JOBDIR or BLOOM_DIR"
         ) from error
-    return Opened(opened, importable, records, misfit)
 
 
-def _opened(path: Path, found: Sequence[FileGeneration], *, is_unclean: bool) -> list[FilterFile]:
-    """Open the files that are live, and remove the others."""
-    live = live_among(path, found)
-    with contextlib.ExitStack() as stack:
-        opened = [
-            stack.enter_context(contextlib.closing(FilterFile.open(file.path))) for file in live
-        ]
-        for over in (each for each in found if each not in live):
-            with contextlib.suppress(OSError):  # the next run tries again
-                over.path.unlink()
-        if is_unclean:
-            # Each kill costs a little of the counts: left alone, that adds up over many.
-            for file in opened:
-                file.count = max(file.count, file.filter.approximate_count)
-        stack.pop_all()  # they stay open
-    return opened
+def _recover_job(job: Job, stored: _Stored) -> bool:
+    """Deal with a job that was killed under Scrapy's scheduler; return whether it starts over."""
+    count = sum(file.count for file in stored.files) if stored.files else None
+    moved = job.recover(stored.name, count)
+    if moved is None:
+        return False
+    job.start_over(stored.name, [*moved, *stored.set_aside()])
+    return True
 
 
 def _recover_log(
     log: FilterLog,
     misfit: Misfit | None,
     job: Job,
-    set_aside: Callable[[], list[str]],
+    stored: _Stored,
     *,
     is_own: bool,
 ) -> bool:
-    """Deal with a job that was killed, or whose log and filter do not belong together, if any.
+    """Deal with a job that was killed, or whose log and filter do not belong together.
 
     Returns:
-        Whether the filter is out of the way now.
+        Whether the filter was set aside.
 
     Raises:
         UncleanShutdownError: the settings say "stop"; all is as it was.
@@ -197,8 +248,8 @@ def _recover_log(
             "everything again"
         )
     if job.on_unclean_shutdown == "reset":
-        # The queue last: if we die in between, the filter is empty, and nothing is lost.
-        moved = ", ".join([*set_aside(), log.start_over()])
+        # The queue last: if the process dies in between, the filter is empty, and nothing is lost.
+        moved = ", ".join([*stored.set_aside(), log.start_over()])
         logger.warning(
             "%s. The crawl starts over with an empty queue and an empty filter. Set aside, not "
             "deleted: %s",
@@ -215,8 +266,8 @@ def _recover_log(
         return False
     if not misfit.log_is_older:
         logger.warning(
-            "%s. No page is lost: pages that the filter does not know are crawled again where a "
-            "link to them is found",
+            "%s. No page is lost: requests that the filter lacks are crawled again where a link to "
+            "them is found",
             what,
         )
         return False
@@ -227,7 +278,7 @@ def _recover_log(
             "requests of the queue, so pages are crawled again rather than lost. Set aside, not "
             "deleted: %s",
             what,
-            ", ".join(set_aside()),
+            ", ".join(stored.set_aside()),
         )
         return True
     logger.warning(
@@ -239,15 +290,141 @@ def _recover_log(
     return False
 
 
-def _check_fingerprinter(file: FileGeneration, fingerprinter: str) -> None:
-    if file.origin.fingerprinter != clip(fingerprinter):
-        raise FingerprinterMismatchError.of(
-            file.path, file.origin.fingerprinter, fingerprinter, "another JOBDIR or BLOOM_DIR"
+def filter_directory(path: Path) -> Path:
+    """Return where a filter's files are, or go: the `bloom` of a job directory, or the path."""
+    inner = path / "bloom"
+    if not filter_files(inner):
+        has_inner = is_job(path) or draft_directory(inner).exists()
+        return inner if has_inner and not filter_files(path) else path
+    if filter_files(path):
+        raise StorageError(
+            f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "
+            f"{path} is its BLOOM_DIR, the second one if that is its JOBDIR. Say {inner}, or move "
+            "the one away that is not used"
         )
+    return inner
 
 
-def _aside(path: Path, files: Sequence[FileGeneration]) -> Callable[[], list[str]]:
-    """Return what sets the files of a filter aside, and returns where they are then."""
-    # If we die in between, the next run goes on with this: what shows that it has to is moved last.
-    parts = [path / forgotten_file.NAME, *(file.path for file in files), path / log_records.NAME]
-    return lambda: [str(jobdir.set_aside(part)) for part in parts if part.exists()]
+def draft_directory(directory: Path) -> Path:
+    """Return where the files of a copy are before all of them are there."""
+    return directory / "unfinished-copy"
+
+
+def found_files(path: Path) -> list[FileGeneration]:
+    """Read the headers of a filter's live generations, oldest first, at least one.
+
+    Args:
+        path: a filter directory (a BLOOM_DIR), a job directory with one, or one file.
+
+    Raises:
+        StorageError: there is no filter, or one of its files is unusable or missing.
+    """
+    if path.is_file():
+        return [FileGeneration.at(path)]
+    directory = filter_directory(path)
+    # A crawl may just remove files that are over; those that count are found the next time.
+    for is_last in (False, True):
+        found = filter_files(directory)
+        if not found:
+            break
+        try:
+            return live_among(directory, [FileGeneration.at(each) for each in found])
+        except StorageError:
+            if is_last:
+                raise
+    if draft_directory(directory).exists():
+        raise StorageError(
+            f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
+            "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"
+        )
+    raise StorageError(
+        f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
+        + ("" if path.exists() else " (there is no such file or directory)")
+    )
+
+
+def forgotten_beside(path: Path) -> ForgottenFile:
+    """Return the forgotten requests of a filter, read only; for the path, see `found_files`."""
+    directory = path.parent if path.is_file() else filter_directory(path)
+    return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
+
+
+class FilterReader:
+    """A filter in files, mapped for reading only: nothing is locked, nothing changes.
+
+    While a crawl runs, it sees what is recorded later, too, but not in later generations.
+    `RedisReader` has the same methods.
+
+    Args:
+        path: see `found_files`, which may raise.
+        window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
+        recent: changes that the log of a crawl has and the filter lacks: of each fingerprint the
+            latest `Change.forgets`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        window: float = 0.0,
+        recent: Mapping[bytes, bool | None] = MappingProxyType({}),
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            self.files: Sequence[FilterFile] = [
+                stack.enter_context(contextlib.closing(FilterFile.open(each.path, readonly=True)))
+                for each in found_files(path)
+            ]
+            stack.pop_all()  # they stay open
+        self._recent = recent
+        newest = self.files[-1]
+        self.location = str(newest.path.parent)
+        self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
+        self.error_rate = newest.origin.error_rate  # as asked for; 0: not said
+        self.salt = newest.salt.hex()
+        self.names = [file.path.name for file in self.files]
+        self.generations = [file.figures for file in self.files]
+        bits = [file.filter for file in unexpired(self.files, time.time(), window)]
+        self._lookup = lookup = Lookup(bits) if bits else None
+        self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
+        self.forgotten = forgotten_beside(path)
+
+    def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
+        recorded = self.are_recorded(fingerprints)
+        if not (self.count_forgotten() or any(self._recent.values())):
+            return recorded
+        asked = zip(fingerprints, recorded, strict=True)
+        return [is_recorded and not self._is_forgotten(each) for each, is_recorded in asked]
+
+    def _is_forgotten(self, fingerprint: bytes) -> bool:
+        is_forgotten = self._recent.get(fingerprint)
+        return self.forgotten.has(fingerprint) if is_forgotten is None else is_forgotten
+
+    def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
+        """Return which fingerprints are recorded, or seem to be, at the error rate."""
+        lookup, recent = self._lookup, self._recent
+        return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
+
+    def block_fills(self) -> list[Iterator[float]]:
+        """Return for each generation the share of set bits of each of its blocks, 0 to 1."""
+        return [file.filter.block_fills() for file in self.files]
+
+    def count_forgotten(self) -> int:
+        """Count the requests that are to be crawled again."""
+        changed = ((each, now) for each, now in self._recent.items() if now is not None)
+        return len(self.forgotten) + sum(now - self.forgotten.has(each) for each, now in changed)
+
+    def is_closed(self) -> bool | None:
+        """Check that the last crawl with the filter has closed it."""
+        directory = self.files[-1].path.parent
+        return not (any(file.in_use for file in self.files) or LogRecords.read(directory).open)
+
+    def is_in_use(self) -> bool | None:
+        """Check whether a crawl has the filter now; None where that cannot be told."""
+        return is_held(self.files[-1].path.with_name(LOCK_NAME))
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self.forgotten.close()
+        for file in self.files:
+            file.close()

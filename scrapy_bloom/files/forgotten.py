@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.sqlite_files import beside, check_no_links, connect_readonly, has_schema
+from scrapy_bloom.job.disk import beside, check_no_links, connect_readonly, has_schema
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,12 +52,12 @@ class ForgottenFile:
     A `scrapy bloom forget` may add to the file while a crawl uses it.
 
     Args:
-        path: the file, made when something is first forgotten; None: a private temporary one.
+        path: the file, made when something is first forgotten.
         readonly: nothing changes, and no file appears beside it.
         claims: see `ForgottenStore`.
     """
 
-    def __init__(self, path: Path | None, *, readonly: bool = False, claims: bool = False) -> None:
+    def __init__(self, path: Path, *, readonly: bool = False, claims: bool = False) -> None:
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
@@ -98,7 +98,7 @@ class ForgottenFile:
         """
         now = time.time()
         added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
-        if not added and (self._path is None or not self._path.exists()):
+        if not added and not self._path.exists():
             return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
         # Without a table, there is nothing to remove.
@@ -147,7 +147,7 @@ class ForgottenFile:
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         """Run a query, and return its rows; none if there is no file yet."""
-        if self._opened is None and (self._path is None or not self._path.exists()):
+        if self._opened is None and not self._path.exists():
             return []
         try:
             with self._used() as db:
@@ -170,13 +170,12 @@ class ForgottenFile:
     def _connected(self, *, create: bool) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
-        if self._path is not None:
-            check_no_links(self._path)
-        if self._readonly and self._path is not None:
+        check_no_links(self._path)
+        if self._readonly:
             db = connect_readonly(self._path)
         else:
             db = sqlite3.connect(
-                str(self._path or ""),
+                self._path,
                 timeout=_BUSY_SECS,
                 isolation_level=None,
                 check_same_thread=False,  # a shell opens it in one thread and uses it in another
@@ -212,7 +211,7 @@ class ForgottenFile:
 
     def _unusable(self, why: str) -> StorageError:
         return StorageError(
-            f"{self._path or 'the temporary file'} of the forgotten requests cannot be used: "
+            f"{self._path} of the forgotten requests cannot be used: "
             f"{why}; it was left as it is: restore it from a backup, or move it away to go on "
-            "without (what was forgotten looks seen then, and is not crawled again)"
+            "without it (forgotten requests are then reported as duplicates, and not crawled again)"
         )

@@ -6,9 +6,8 @@ from typing import Any, ClassVar
 from bitarray import bitarray
 
 from scrapy_bloom.exceptions import GeometryMismatchError
-from scrapy_bloom.filters.contents import Contents
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Contents, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
 # them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
@@ -50,7 +49,7 @@ class BloomFilter:
         self._attach(bytearray(geometry.nbytes), geometry, capacity, error_rate, salt)
 
     @classmethod
-    def over(
+    def from_buffer(
         cls,
         buffer: bytearray | memoryview,
         geometry: Geometry,
@@ -270,7 +269,7 @@ class BloomFilter:
 
     def copy(self) -> "BloomFilter":
         """Return an equal filter in memory of its own."""
-        return type(self).over(
+        return type(self).from_buffer(
             bytearray(self._buffer),
             self.geometry,
             capacity=self.capacity,

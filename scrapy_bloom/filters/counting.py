@@ -34,7 +34,7 @@ class CountingBloomFilter(BloomFilter):
 
     A counter that has reached 15 stays there for ever: from then on nobody knows how many
     fingerprints share it. So there is never a false negative, but a fingerprint that shares it may
-    stay "seen" when it is discarded.
+    remain in the filter when it is discarded.
 
     >>> seen = CountingBloomFilter(1000, 0.001)
     >>> seen.add(b"page 1"), seen.add(b"page 2")

@@ -1,8 +1,8 @@
 """The requests that are to be crawled again, whatever the filter says: an exact set.
 
 A Bloom filter cannot forget. So what is forgotten is kept beside it: a fingerprint in this set is
-new once, though its bits are set. The set is asked only about what the filter takes for seen, and
-only if bits in memory say that the fingerprint may be in it.
+new once, though its bits are set. The set is asked only about what the filter reports as a
+duplicate, and only if bits in memory say that the fingerprint may be in it.
 """
 
 import math
@@ -12,9 +12,6 @@ from typing import Protocol
 
 from bitarray import bitarray
 from bitarray.util import zeros
-
-from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.generations.backoff import next_attempt
 
 _FIRST_ROOM = 4096  # fingerprints in the first table of bits; in the next, four times as many
 _BITS_EACH = 16  # with two bits a fingerprint: 1.4 % of the others are asked for in vain
@@ -56,6 +53,49 @@ class ForgottenStore(Protocol):
         """Give back what this run has claimed and not removed."""
 
 
+class MemoryForgotten:
+    """The forgotten requests of a filter in memory; see `ForgottenStore`. Nothing is claimed."""
+
+    claims = False
+
+    def __init__(self) -> None:
+        self._forgotten_at: dict[bytes, float] = {}
+
+    def news(self) -> Iterable[bytes]:
+        """Return nothing: there are no others."""
+        return ()
+
+    def all(self) -> Iterable[bytes]:
+        """See `ForgottenStore`."""
+        return self._forgotten_at
+
+    def add(self, fingerprints: Sequence[bytes]) -> None:
+        """See `ForgottenStore`."""
+        self._forgotten_at |= dict.fromkeys(fingerprints, monotonic())
+
+    def take(self, fingerprint: bytes) -> bool:
+        """See `ForgottenStore`."""
+        return self._forgotten_at.pop(fingerprint, None) is not None
+
+    def has(self, fingerprint: bytes) -> bool:
+        """See `ForgottenStore`."""
+        return fingerprint in self._forgotten_at
+
+    def remove(self, fingerprint: bytes) -> None:
+        """See `ForgottenStore`."""
+        self._forgotten_at.pop(fingerprint, None)
+
+    def expire(self, secs: float) -> None:
+        """See `ForgottenStore`."""
+        first = monotonic() - secs
+        self._forgotten_at = {
+            each: when for each, when in self._forgotten_at.items() if when >= first
+        }
+
+    def close(self) -> None:
+        """End; there is nothing to do."""
+
+
 class Forgotten:
     """The set, behind bits in memory that keep almost all questions away from its store.
 
@@ -83,7 +123,7 @@ class Forgotten:
         """Keep the set there from now on, and read what is there."""
         self._store = store
         self._front = _Front()
-        self._note(store.all())
+        self._show(store.all())
 
     def take(self, fingerprint: bytes) -> bool:
         """Return whether a fingerprint is forgotten, and take it out, or claim it."""
@@ -109,7 +149,7 @@ class Forgotten:
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """Let recorded fingerprints be new once more, in this run or a later one."""
         self._store.add(fingerprints)
-        self._note(fingerprints)
+        self._show(fingerprints)
 
     def remove(self, fingerprints: Iterable[bytes]) -> None:
         """Note that requests were crawled: they are not forgotten, even if this run dies."""
@@ -126,14 +166,10 @@ class Forgotten:
         self._store.close()
 
     def _look(self) -> None:
-        begun = monotonic()
-        self._look_at = begun + _LOOK_SECS
-        try:
-            self._note(self._store.news())
-        except OutageError:  # what is forgotten waits for the server
-            self._look_at = next_attempt(begun, _LOOK_SECS)
+        self._look_at = monotonic() + _LOOK_SECS
+        self._show(self._store.news())
 
-    def _note(self, fingerprints: Iterable[bytes]) -> None:
+    def _show(self, fingerprints: Iterable[bytes]) -> None:
         self._front.add(fingerprints)
         self.is_empty = not len(self._front)
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.policy import Generation, Policy, Size
-from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
@@ -28,10 +28,6 @@ class Generations(Protocol):
     @property
     def live(self) -> Sequence[Generation]:
         """Return the generations that count, oldest first."""
-
-    @property
-    def kept(self) -> Sequence[Generation]:
-        """Return those that have expired, but that this run has recorded in; oldest first."""
 
     @property
     def held_from(self) -> float:
@@ -60,31 +56,6 @@ class Generations(Protocol):
 
     def expire(self, number: int) -> None:
         """Remove so many of the oldest generations."""
-
-
-class Run:
-    """The generations that a run goes on to ask: what it has recorded does not expire within it."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._window = policy.window
-        self._first: float = math.inf  # the number of the generation that it began to record in
-        self._begun_at = 0.0
-
-    def begin(self, number: int, now: float) -> None:
-        """Note the generation that the run begins to record in, and when."""
-        self._first, self._begun_at = number, now
-
-    def begin_anew(self) -> None:
-        """Note that the filter is another one: the run, if it has begun, records in all of it."""
-        self._first = min(self._first, 1)
-
-    def keeps(self, each: Generation) -> bool:
-        """Check that the run goes on to ask a generation once that has expired.
-
-        What it records in any other one, the crawl has to remember elsewhere: that depends on this
-        alone, and on no other clock.
-        """
-        return each.number >= self._first and each.created_at <= self._begun_at + self._window
 
 
 class LifeCycle:
@@ -159,7 +130,7 @@ class LifeCycle:
     def _begin_quarter(self, ended: Generation, now: float) -> None:
         live, window = self._store.live, self._policy.window
         in_quarter = sum(each.count for each in live if each.open_until == ended.open_until)
-        size = self._policy.first(in_quarter, [*self._store.kept, *live])
+        size = self._policy.first(in_quarter)
         next_end = self._policy.open_until(now)
         try:
             is_over = self._store.append(size, now, next_end)
@@ -232,13 +203,11 @@ class LifeCycle:
         more: Mapping[str, int] | None = None,
     ) -> FilterStatus:
         """Return the figures of the filter now; see `FilterStatus`."""
-        kept = self._store.kept
-        asked = sum(each.error_rate for each in [*kept, *self._store.live])
+        made_for = sum(each.error_rate for each in self._store.live)
         return FilterStatus(
             location=location,
             generations=[each.figures for each in live],
-            error_rate=max(self._policy.error_rate, asked),
-            volatile=[each.figures for each in kept],
+            error_rate=max(self._policy.error_rate, made_for),
             errors=self._times_no_room + errors,
             failure=self._failure or failure,
             expired=self._expired,

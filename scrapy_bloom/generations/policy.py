@@ -14,20 +14,28 @@ than 1.25 windows ago never is. At most six quarters are live at a time, and eac
 the error rate, and as much again if it grows.
 
 Runs: what a run records shall not expire within it, or a run that is longer than the window would
-crawl its pages in a loop. So it goes on to ask the expired quarters that it has recorded in, of its
-first window. What it records later is remembered elsewhere (`scrapy_bloom.crawl.this_run`). Where
-many workers share a queue, the run is the life of that: until the crawl ends, its first generation
-stays open, and grows, and neither it nor a later one expires.
+crawl its pages in a loop. So with a window, a run also remembers in memory what it has scheduled
+(`scrapy_bloom.crawl.this_run`). Where many workers share a queue, the run is the life of that:
+until the crawl ends, its first generation stays open, and grows, and neither it nor a later one
+expires.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise, takewhile
 from typing import Any, TypeVar
 
 from scrapy_bloom.filters import sizing
 from scrapy_bloom.filters.bloom import BloomFilter
-from scrapy_bloom.filters.sizing import MAX_CAPACITY, SMALLEST_ERROR_RATE, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import (
+    MAX_CAPACITY,
+    MAX_HASHES,
+    SMALLEST_ERROR_RATE,
+    Geometry,
+    check_size,
+    choose_geometry,
+    classic_error_rate,
+)
 
 ROTATIONS = 4  # in one window
 LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
@@ -58,7 +66,7 @@ class Generation:
 
     @property
     def offered(self) -> int:
-        """Requests that came, with those that it is expected to have taken for seen."""
+        """Requests that came: those recorded, and the expected false positives."""
         return sizing.expected_offered(self.geometry.num_bits, self.geometry.num_hashes, self.count)
 
     @property
@@ -75,7 +83,7 @@ class Generation:
 
     @property
     def expected_false_drops(self) -> float:
-        """Requests that it is expected to have taken for seen as it filled."""
+        """Expected false positives while it filled."""
         return sizing.expected_false_drops(*self.geometry[:2], self.offered)
 
 
@@ -121,24 +129,18 @@ class Policy:
     on_full: str = "grow"  # or "warn", or "close" (BLOOM_ON_FULL)
     window: float = 0.0  # seconds a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS)
 
-    def first(self, at_least: int = 0, others: Iterable[Generation] = ()) -> Size:
+    def first(self, at_least: int = 0) -> Size:
         """Return the size of the first generation, or of the first in its quarter of a window.
 
         Args:
             at_least: requests that it must have room for.
-            others: the generations that are asked, too.
         """
         if not self.window:
             # "close" keeps the other half for when the setting has been raised.
             share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
             return self._size(max(self.expected, at_least), share)
         capacity = self.expected // ROTATIONS if self.on_full == "grow" else self.expected
-        # Less if a run asks quarters that have expired, too.
-        left = self.error_rate - sum(each.error_rate for each in others)
-        share = self.error_rate / (2 * LIVE_QUARTERS)
-        if left > 0:
-            share = min(share, left / 2)
-        return self._size(max(capacity, at_least), share)
+        return self._size(max(capacity, at_least), self.error_rate / (2 * LIVE_QUARTERS))
 
     def next(self, live: Sequence[Generation]) -> Size:
         """Return the size of the generation that follows a full one, the last of the live."""
@@ -211,7 +213,7 @@ def rate_asked(live: Sequence[Generation], said: float = 0.0) -> float:
     if said:
         rate = max(said, sum(rates))
     elif live[-1].open_until:
-        rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth, and for long runs
+        rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth
     else:
         rate = sum(rates) + rates[-1]
     return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
@@ -235,3 +237,57 @@ def _end(each: Generation, following: Generation) -> float:
     if each.open_until:
         return min(each.open_until, following.created_at)
     return following.created_at
+
+
+_MOST_GENERATIONS = 2**32 - 1  # what a file has room for
+_LAST_TIME = 253_402_300_799  # of the year 9999
+
+
+def check_generation(generation: Generation, oldest: int = 1) -> None:
+    """Check that a filter of ours may have a generation with these figures, or raise ValueError.
+
+    Args:
+        generation: as it was stored.
+        oldest: the number of the filter's oldest generation that it names, if it does.
+    """
+    if not 1 <= oldest <= generation.number <= _MOST_GENERATIONS:
+        raise ValueError(f"its number is {generation.number}, that of the oldest one {oldest}")
+    _check_geometry(generation)
+    check_time("created_at", generation.created_at)
+    check_time("open_until", generation.open_until)
+    # Who records a request sets a bit. What was lost and recorded again may have been counted
+    # again, but not that often.
+    most = 16 * max(generation.geometry.num_bits, generation.capacity)
+    if not 0 <= generation.count <= most:
+        raise ValueError(f"its count is {generation.count}; it has room for {generation.capacity}")
+
+
+def _check_geometry(generation: Generation) -> None:
+    """Check that a filter of that shape keeps its error rate, and is not far too large for it."""
+    capacity, error_rate = generation.capacity, generation.error_rate
+    check_size(capacity, error_rate)
+    num_blocks, num_hashes, _ = generation.geometry
+    num_bits = generation.geometry.num_bits
+    shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
+    if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
+        raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
+    # A hundredth more, for other roundings; that blocks are filled unevenly makes a filter larger.
+    rate = classic_error_rate(num_bits, num_hashes, capacity)
+    half = classic_error_rate(num_bits // 2, num_hashes, capacity)
+    if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
+        raise ValueError(
+            f"{shape}, which does not fit a capacity of {capacity} and an error_rate of "
+            f"{error_rate}"
+        )
+
+
+def check_asked(error_rate: float) -> None:
+    """Check that a value is an error rate that was asked for, or 0, or raise ValueError."""
+    if not 0 <= error_rate < 1:
+        raise ValueError(f"the error_rate that was asked for is {error_rate}")
+
+
+def check_time(name: str, value: float) -> None:
+    """Check that a value is a time, in seconds since 1970, or raise ValueError."""
+    if not 0 <= value <= _LAST_TIME:
+        raise ValueError(f"{name} is {value}, which is no time")

@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import write_note
-from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.job.disk import beside, replace_file
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
 SEEN = "requests.seen"  # what Scrapy's own filter recorded
 DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
-# Our note that a crawl of ours runs in this job, or was not closed. A filter's header says so, too;
-# this note stays with the queue, wherever the filter is kept.
+# Our mark that a crawl of ours runs in this job, or was not closed. A filter's header says so, too;
+# this mark stays with the queue, wherever the filter is kept.
 IN_USE = "bloom.in-use"
 _ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
@@ -78,13 +77,13 @@ def has_queued(job_dir: Path) -> bool:
     return any(path.name != "active.json" for path in files)
 
 
-def note_end(job_dir: Path) -> None:
-    """Note that a crawl of ours ended well, by what Scrapy's own filter had recorded before it."""
+def mark_as_ended(job_dir: Path) -> None:
+    """Mark a clean end of a crawl, with the length of what Scrapy's own filter had recorded."""
     # Then the next run looks at the times of Scrapy's files.
     with contextlib.suppress(OSError, StorageError):
         check_file(job_dir / _ENDED)
         if (size := _seen_size(job_dir)) is not None:
-            write_note(
+            replace_file(
                 job_dir / _ENDED,
                 f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
             )
@@ -114,14 +113,14 @@ def _seen_size(job_dir: Path) -> int | None:
     return seen.stat().st_size if seen.exists() else None
 
 
-def set_in_use(job_dir: Path, filter_id: str = "") -> None:
-    """Note that the job is in use, by a crawl with that filter if there are several."""
+def mark_as_used(job_dir: Path, filter_id: str = "") -> None:
+    """Mark the job as in use, by a crawl with that filter if there are several."""
     text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
-    write_note(job_dir / IN_USE, text)
+    replace_file(job_dir / IN_USE, text)
 
 
 def filter_in_use(job_dir: Path) -> str | None:
-    """Return the filter of the killed crawl; empty if unknown, None if there is no note."""
+    """Return the filter of the killed crawl; empty if unknown, None if there is no mark."""
     check_file(job_dir / IN_USE)
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")

@@ -1,7 +1,7 @@
 """A crawl's job: whether its last run was killed, and what becomes of its queue and filter then."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from scrapy_bloom.exceptions import UncleanShutdownError
@@ -30,7 +30,7 @@ class Job:
     ) -> None:
         self.path = path
         self.on_unclean_shutdown = on_unclean_shutdown
-        self._noted: str | None = None
+        self._marked: str | None = None
         self._judged_by_times = False
         self._only_crawled = only_crawled
 
@@ -39,14 +39,14 @@ class Job:
         return self.path is not None and directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
-        """Note that the job is in use: whoever finds the note knows that it did not end well."""
-        self._noted = filter_id
+        """Mark the job as in use: a run that finds the mark knows that the last one was killed."""
+        self._marked = filter_id
         if self.path is not None:
-            jobdir.set_in_use(self.path, filter_id)
+            jobdir.mark_as_used(self.path, filter_id)
 
     def goes_on_with(self, filter_id: str) -> None:
-        """Note that the crawl, if it has begun, records in that filter from now on."""
-        if self._noted not in {None, filter_id}:
+        """Name that filter in the mark, if the crawl has begun: it records there from now on."""
+        if self._marked not in {None, filter_id}:
             self.begin(filter_id)
 
     def used(self, filter_id: str) -> bool:
@@ -67,11 +67,11 @@ class Job:
         self.end()
 
     def end(self) -> None:
-        """Take the note away: the crawl has ended well. Raises OSError: the note is still there."""
+        """Remove the in-use mark after a clean close; raises OSError: the mark is still there."""
         if self.path is not None:
             # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
             sync_tree(self.path / jobdir.QUEUE)
-            jobdir.note_end(self.path)
+            jobdir.mark_as_ended(self.path)
 
     def was_killed(self, *, has_filter: bool) -> bool:
         """Return whether the last run with this job, or with its filter, did not end well."""
@@ -87,29 +87,24 @@ class Job:
 
     def importable(self) -> Path | None:
         """Return the job's requests.seen, if its queue is still there."""
-        # After a reset the queue is gone, and the requests of requests.seen must not look seen.
+        # After a reset the queue is gone: what it held must not be recorded and never crawled.
         if self.path is None or jobdir.was_set_aside(self.path, jobdir.QUEUE):
             return None
         seen = self.path / jobdir.SEEN
         return seen if seen.exists() else None
 
-    def recover(
-        self,
-        name: Path | str | None,
-        count: int | None,
-        set_aside: Callable[[], list[str]],
-    ) -> bool:
-        """Set the queue of a killed run aside, and the filter, too, as the settings say.
+    def recover(self, name: Path | str | None, count: int | None) -> list[str] | None:
+        """Set the queue of a killed run aside, as the settings say.
 
         By default ("auto"), a filter beside a queue in memory is kept.
 
         Args:
             name: the filter, for people; None if there is none: then it is about the queue.
             count: requests in it, None if there is none.
-            set_aside: puts the filter out of the way, and returns where it is now.
 
         Returns:
-            Whether the filter is out of the way now.
+            None if the filter is kept. Otherwise the new paths of the queue: the filter has to be
+            set aside, too, before `start_over`.
 
         Raises:
             UncleanShutdownError: the settings say "stop"; all is as it was.
@@ -117,46 +112,45 @@ class Job:
         what = self.not_closed(name)
         self._stop_if_asked(what)
         moved = []
-        # The queue first, and what bears the note last: if we die in between, the note is still
-        # there, and the next run goes on with this.
-        if self.path is not None:
-            queue = self.path / jobdir.QUEUE
-            moved += [str(jobdir.set_aside(queue))] if queue.exists() else []
+        # The queue first, and what bears the mark last: if the process dies in between, the mark is
+        # still there, and the next run continues.
+        if self.path is not None and (queue := self.path / jobdir.QUEUE).exists():
+            moved.append(str(jobdir.set_aside(queue)))
         if self.on_unclean_shutdown == "keep" or (
             self.on_unclean_shutdown == "auto" and self.path is None
         ):
-            self._warn_that_the_queue_is_lost(what, count, moved)
-            return False
-        moved += set_aside()
+            self._warn_of_lost_queue(what, count, moved)
+            return None
+        return moved
+
+    def start_over(self, name: Path | str | None, moved: Sequence[str]) -> None:
+        """Log that queue and filter were set aside, and remove the in-use mark; raises OSError."""
         logger.warning(
-            "%s, so the requests that were queued then are lost but would look seen. The crawl "
-            "starts over with an empty filter, and pages are crawled again rather than lost. Set "
-            "aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
-            "survives that",
-            what,
+            "%s, so the requests that were queued then are lost, and the filter would report them "
+            "as duplicates. The crawl starts over with an empty filter, and pages are crawled "
+            "again rather than lost. Set aside, not deleted: %s. With SCHEDULER = "
+            "'scrapy_bloom.CrashSafeScheduler', a job survives that",
+            self.not_closed(name),
             ", ".join(moved),
         )
         self.end()
-        return True
 
-    def _warn_that_the_queue_is_lost(
-        self, what: str, count: int | None, moved: Sequence[str]
-    ) -> None:
+    def _warn_of_lost_queue(self, what: str, count: int | None, moved: Sequence[str]) -> None:
         kept = f" (at least {counted(count, 'request')})" if count is not None else ""
         if self._only_crawled:
             logger.warning(
                 "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
                 "this run finds a link to it: list pages should be requested with "
                 'meta={"bloom_filter": "run"}. (If that run had BLOOM_RECORD_ON = "scheduled", '
-                "what it had queued looks seen, and is not crawled)",
+                "the filter reports what it had queued as duplicates, and it is never crawled)",
                 what,
                 kept,
             )
             return
         logger.warning(
-            "%s. What was recorded is kept%s; requests that were queued but not yet crawled at "
-            "that time look seen and are not crawled%s. Set BLOOM_ON_UNCLEAN_SHUTDOWN = "
-            '"reset" to crawl everything again',
+            "%s. What was recorded is kept%s, so the filter reports the requests that were queued "
+            "at that time as duplicates, and they are never crawled%s. Set "
+            'BLOOM_ON_UNCLEAN_SHUTDOWN = "reset" to crawl everything again',
             what,
             kept,
             f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",

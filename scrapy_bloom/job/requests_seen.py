@@ -139,7 +139,7 @@ def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
     if seen.truncated:
         logger.warning(
             "Ignored an incomplete request at the end of %s: the job was not closed cleanly then, "
-            "and requests that were queued may look seen",
+            "and requests that were queued may be recorded but never crawled",
             seen.path,
         )
     return added

@@ -1,7 +1,7 @@
 """The two queues that a job directory can hold: Scrapy's own, and that of CrashSafeScheduler.
 
-A crawl looks into one of them. What waits in the other is recorded in the filter, looks seen, and
-would never be crawled.
+A crawl uses one of them. The requests in the other one are recorded in the filter, but would never
+be crawled.
 """
 
 from pathlib import Path
@@ -63,6 +63,6 @@ def has_waiting(job_dir: Path) -> bool:
 def _waiting_in(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.queues.stored_queue import read_counts  # noqa: PLC0415 - SQLite takes a MB
+    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes a MB
 
     return sum(read_counts(database))

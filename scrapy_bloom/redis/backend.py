@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from scrapy_bloom.exceptions import OutageError, StorageError
-from scrapy_bloom.generations.backoff import next_attempt
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
-from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.job.paths import SET_ASIDE, filter_files
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
     LostKeysError,
@@ -142,15 +141,18 @@ class RedisBackend:
         if not job.was_killed(has_filter=stored is not None):
             return importable
         if stored is None:
-            is_away = job.recover(None, None, list)
+            if (moved := job.recover(None, None)) is None:
+                return importable
+            job.start_over(None, moved)
         elif job.used(stored.id):
             count = sum(each.count for each in stored.generations)
             what = f"the job with the filter {self.key!r}"
-            is_away = job.recover(what, count, lambda: [self._set_aside(stored)])
+            if (moved := job.recover(what, count)) is None:
+                return importable
+            job.start_over(what, [*moved, self._set_aside(stored)])
         else:
             job.drop_queue()
-            is_away = True
-        return None if is_away else importable
+        return None
 
     def _set_aside(self, stored: Stored) -> str:
         """Keep the filter under another name, for all crawlers; where it is now, for people."""
@@ -191,7 +193,6 @@ class RedisBackend:
             except NoRoomError as error:
                 self.filter.extend(0.0)
                 self.life.log_cannot_turn(error)
-        self.filter.run.begin(self.filter.live[-1].number, self.filter.now())
 
     def _changed(self) -> None:
         """Note that the list of generations has changed."""
@@ -328,11 +329,6 @@ class RedisBackend:
     def confirm(self) -> None:
         """Ask the server whether the unconfirmed answers were right; raises StorageError."""
         self.record_all([])
-
-    def keeps_newest(self) -> bool:
-        """See `Backend`."""
-        live = self.filter.live
-        return not self._policy.window or (bool(live) and self.filter.run.keeps(live[-1]))
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins another one."""

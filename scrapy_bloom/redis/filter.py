@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
-from scrapy_bloom.generations.lifecycle import NoRoomError, Run
-from scrapy_bloom.generations.lookup import Recent
+from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.redis import scripts
@@ -72,7 +72,6 @@ class SharedFilter:
     Attributes:
         id: of the filter; another one if it was lost, or removed.
         live: generations, oldest first.
-        kept: generations that expired, whose mirrors this run goes on to ask.
         held_from: see `Generations`: a shared queue is there, and its crawl has not ended.
         forgets: how often fingerprints were forgotten, as far as is known.
     """
@@ -97,7 +96,6 @@ class SharedFilter:
         self.info = FilterInfo.of(origin, 0.0, shards)
         self.held_from = math.inf
         self.forgets = 0
-        self.run = Run(policy)
         self._policy = policy
         self._origin = origin
         self._mirror = mirror
@@ -116,7 +114,6 @@ class SharedFilter:
     def _know_nothing(self) -> None:
         self.id = ""
         self.live: Sequence[RedisGeneration] = ()
-        self.kept: Sequence[RedisGeneration] = ()
         # For the mirrors. A thread may replace it, as a whole, while the event loop asks.
         self._lookup = _Lookup(make_hasher(bytes(16), 1), Recent(_MOST_RECENT), ())
 
@@ -178,7 +175,6 @@ class SharedFilter:
     def _adopt(self, stored: Stored) -> None:
         is_same = stored.id == self.id
         if not is_same:
-            self.run.begin_anew()
             self._begin_mirrors()
         known = {each.id: each for each in self.live} if is_same else {}
         live = []
@@ -186,28 +182,24 @@ class SharedFilter:
             same = known.pop(each.id, each)
             same.count, same.open_until = each.count, each.open_until
             live.append(same)
-        kept = list(self.kept) if is_same else []
-        kept += [
-            each for each in known.values() if each.mirror is not None and self.run.keeps(each)
-        ]
         self.id, self.version, self.info = stored.id, stored.version, stored.info
         self.held_from = stored.held_from
-        self._use(live, kept)
+        self._use(live)
         self._changed()
 
-    def _use(self, live: Sequence[RedisGeneration], kept: Sequence[RedisGeneration]) -> None:
+    def _use(self, live: Sequence[RedisGeneration]) -> None:
         """Ask these generations from now on, and mirror them."""
         salt = bytes.fromhex(self.info.salt)
         if self._mirror:
-            add_mirrors(live, kept, salt, self._shards)
-        most = max(each.geometry.num_hashes for each in [*kept, *live])
-        mirrors = [each.mirror for each in [*live[::-1], *kept[::-1]] if each.mirror]
+            add_mirrors(live, salt, self._shards)
+        most = max(each.geometry.num_hashes for each in live)
+        mirrors = [each.mirror for each in reversed(live) if each.mirror]
         self._lookup = _Lookup(make_hasher(salt, most), Recent(_MOST_RECENT), mirrors)
         self._pack = struct.Struct(f">{len(live)}I{most}H")
         self._header = [len(live), live[-1].number]
         for each in reversed(live):
             self._header += [each.id, each.geometry.num_hashes, each.geometry.num_blocks]
-        self.live, self.kept = live, kept
+        self.live = live
 
     def _create(self, importable: Path | None, ours: str) -> bool:
         size, content, count = self._policy.first(), None, 0
@@ -255,7 +247,7 @@ class SharedFilter:
             return True
         block_hash, positions = locate(fingerprint)
         if any(each.has_hashed(block_hash, positions) for each in mirrors):
-            recent.note(fingerprint)
+            recent.add(fingerprint)
             return True
         return False
 
@@ -270,7 +262,7 @@ class SharedFilter:
         if generation.mirror is not None:
             block_hash, positions = self._lookup.locate(fingerprint)
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
-            self._lookup.recent.note(fingerprint)
+            self._lookup.recent.add(fingerprint)
 
     def exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
         """Record fingerprints ("n"), or ask for them ("?"); return an answer for each.
@@ -325,7 +317,7 @@ class SharedFilter:
         for each in self.live:
             each.mirror = None
         self._begin_mirrors()
-        self._use(self.live, ())
+        self._use(self.live)
 
     def _begin_mirrors(self) -> None:
         """Number batches from 1 on, under a name that the server has not met."""

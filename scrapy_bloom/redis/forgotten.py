@@ -3,9 +3,11 @@
 `scrapy_bloom.redis.scripts` has its name, and the scripts that use it with the filter.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.scripts import keys_of
 
@@ -53,13 +55,20 @@ class RedisForgotten:
         self._filter = key
         self._name = keys_of(key)[-1]
         self._looked_at = ("", 0.0)  # the filter's id, and the server's time
+        self._look_again_at = 0.0  # on a monotonic clock
 
     def news(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """See `ForgottenStore`; nothing during an outage."""
         found: list[bytes]
+        if (begun := time.monotonic()) < self._look_again_at:
+            return []
         last_id, at = self._looked_at
         since = at - _OVERLAP_SECS if last_id == self.filter_id else 0.0
-        now, found = self._server.script(_SINCE, [self._name], since, patient=False)
+        try:
+            now, found = self._server.script(_SINCE, [self._name], since, patient=False)
+        except OutageError:
+            self._look_again_at = next_attempt(begun)
+            return []
         self._looked_at = (self.filter_id, float(now))
         return found
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import zip_longest
 from zlib import crc32
 
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import Generation
-from scrapy_bloom.generations.status import FilterStatus
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
@@ -165,10 +165,6 @@ class ShardedBackend:
         """Remove the first shard: without it, the others are void. They have to be joined again."""
         self.parts[0].clear()
 
-    def keeps_newest(self) -> bool:
-        """See `Backend`."""
-        return all(each.keeps_newest() for each in self.parts)
-
     def status(self) -> FilterStatus:
         """Return the figures of all shards together; those of the close, once it is closed."""
         parts = [each.status() for each in self.parts]
@@ -180,7 +176,6 @@ class ShardedBackend:
             errors=sum(each.errors for each in parts),
             failure=next((each.failure for each in parts if each.failure), ""),
             expired=sum(each.expired for each in parts),
-            volatile=summed([each.volatile for each in parts]),
             more={**parts[0].more, "redis/mirror_hits": hits},
         )
 

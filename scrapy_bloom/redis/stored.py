@@ -16,8 +16,13 @@ from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
 from scrapy_bloom.filters.sizing import Geometry
-from scrapy_bloom.generations.plausible import check_asked, check_generation, check_time
-from scrapy_bloom.generations.policy import Generation, Origin
+from scrapy_bloom.generations.policy import (
+    Generation,
+    Origin,
+    check_asked,
+    check_generation,
+    check_time,
+)
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 
 FORMAT_VERSION = 1
@@ -103,16 +108,14 @@ class RedisGeneration(Generation):
         return {f"gen:{self.number}": json.dumps(content), f"count:{self.number}": str(self.count)}
 
 
-def add_mirrors(
-    live: Sequence[RedisGeneration], kept: Sequence[RedisGeneration], salt: bytes, shards: int
-) -> None:
+def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
     """Give live generations a mirror each, the newest first, as far as a shard has room for it."""
-    used = sum(each.geometry.nbytes for each in [*kept, *live] if each.mirror is not None)
+    used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
     for each in reversed(live):
         nbytes = each.geometry.nbytes
         if each.mirror is None and used + nbytes <= MAX_MIRROR_BYTES // shards:
             used += nbytes
-            each.mirror = BloomFilter.over(
+            each.mirror = BloomFilter.from_buffer(
                 memoryview(mmap.mmap(-1, nbytes)),
                 each.geometry,
                 capacity=each.capacity,

@@ -11,9 +11,9 @@ from scrapy_bloom import BloomFilter, CountingBloomFilter
 from scrapy_bloom.analysis.pictures import load_chart
 from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.generations.status import FilterStatus, any_errs
 from tests.support.reports import SALT, made, make
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.text import size_text
 from tests.support.cli import bloom
 from tests.support.reports import FINGERPRINTER, SALT, made, make, report

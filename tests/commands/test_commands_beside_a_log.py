@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.log_records import NAME, LogRecords
-from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.file import FilterFile
+from scrapy_bloom.files.log import LOGS_NAME, LogRecords
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.logged_filters import LoggedFilter
@@ -54,7 +54,7 @@ def test_a_filter_that_is_merged_into_a_paused_job(
 
 
 def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (job / f"bloom/{NAME}.tmp").touch()
+    (job / f"bloom/{LOGS_NAME}.tmp").touch()
     assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0
     assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
     crawl = LoggedFilter(job, **OPTIONS)
@@ -77,7 +77,8 @@ def test_a_copy_has_no_records(job: Path) -> None:
     ):
         copy = job.parent / "copy"
         copy.mkdir()
-        (copy / NAME).write_bytes((job / "bloom" / NAME).read_bytes())  # of a filter before it
+        # Of a filter before it.
+        (copy / LOGS_NAME).write_bytes((job / "bloom" / LOGS_NAME).read_bytes())
         ran = bloom(*command, cwd=job.parent)
         assert ran.status == 0, ran
         assert LogRecords.read(copy) == LogRecords()
@@ -94,7 +95,7 @@ def test_a_filter_that_lacks_what_its_log_has_is_not_copied(is_cut_off: bool, jo
     crawl.find(*PAGES[40:50])
     crawl.store()
     if is_cut_off:
-        for file in crawl.backend._store.live:
+        for file in crawl.backend.live:
             assert isinstance(file, FilterFile)
             file.in_use = False
             file.save()
@@ -118,8 +119,8 @@ def test_a_filter_that_lacks_what_its_log_has_is_not_copied(is_cut_off: bool, jo
 
 
 def test_records_that_are_damaged_stop_who_would_change_the_filter(job: Path) -> None:
-    (job / "bloom" / NAME).write_text("{")
+    (job / "bloom" / LOGS_NAME).write_text("{")
     for command in (["import", "more.txt", "job"], ["merge", "job", "job/bloom", "-o", "copy"]):
-        assert f"{NAME} cannot be read" in bloom(*command, cwd=job.parent).error
+        assert f"{LOGS_NAME} cannot be read" in bloom(*command, cwd=job.parent).error
     assert bloom("check", "job", "more.txt", cwd=job.parent).status == 0
     assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers

@@ -9,7 +9,7 @@ from scrapy import Request
 from scrapy_redis.dupefilter import RFPDupeFilter
 
 from scrapy_bloom import ScrapyRedisFingerprinter
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job.paths import has_queued
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -291,5 +291,8 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     crawl.wait_until(lambda: has_queued(tmp_path / "old"))
     crawl.kill()
     killed = bloom("import", "old/requests.seen", "old", cwd=tmp_path)
-    assert "was killed: what its queue held would look crawled" in killed.error
+    assert (
+        "was killed: the filter would report the requests of its queue as duplicates"
+        in killed.error
+    )
     assert not list((tmp_path / "old").rglob("*.bloom"))

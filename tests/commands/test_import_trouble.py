@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
 from tests.support.backends import local_backend
 from tests.support.cli import SCRAPY, UNMEASURED, at_a_terminal, bloom

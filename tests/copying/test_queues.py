@@ -12,8 +12,7 @@ from scrapy_bloom import LockedError, StorageError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_dead
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_dead
 from tests.support import servers
 from tests.support.backends import local_backend
 from tests.support.redis_filters import PLACES

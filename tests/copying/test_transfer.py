@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
 from scrapy_bloom.copying.transfer import download, upload
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.header import HEADER_BYTES
+from scrapy_bloom.files.file import HEADER_BYTES
 from scrapy_bloom.job.paths import filter_files
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -157,7 +157,7 @@ def test_what_cannot_be_uploaded(tmp_path: Path, key: str) -> None:
     backend.add(b"page")
     with pytest.raises(LockedError, match="in use"):
         upload(tmp_path / "one", server_of("valkey"), key)
-    backend._store.unlock()  # as after a crash
+    backend.unlock()  # as after a crash
     with pytest.raises(UncleanShutdownError, match="did not close"):
         upload(tmp_path / "one", server_of("valkey"), key)
     assert not servers.shared("valkey").client.keys(f"*{key}*")

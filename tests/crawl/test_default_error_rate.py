@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from scrapy_bloom.files.reader import found_files
+from scrapy_bloom.files.directory import found_files
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
 

@@ -10,7 +10,7 @@ import scrapy
 from scrapy.settings import default_settings
 
 from scrapy_bloom.job.paths import DATABASE
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import read_counts
 from tests.support.cli import bloom
 from tests.support.crawls import SPIDER, Crawl, spider_with
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site

@@ -285,7 +285,7 @@ def test_what_a_run_recorded_never_expires_in_it(
         else:
             both = [backend.stored, backend._volatile] if kind == "crawled" else [backend]
             for each in both:
-                each._clock = each._store._clock = clock
+                each._clock = clock
         scheduler.open(scheduler.crawler.spider)
         scheduled: set[int] = set()
         for number, windows, is_crawled in steps:

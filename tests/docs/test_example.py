@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from example import site
-from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.crawls import LIMIT
 from tests.support.processes import Scrapy, start_scrapy

@@ -15,9 +15,8 @@ import pytest
 
 from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
@@ -67,7 +66,7 @@ def directory(request: pytest.FixtureRequest, options: dict[str, object], tmp_pa
     """A filter in one or two files: closed, or with the mark of a run that was killed."""
     backend = recorded(tmp_path, **options)
     if request.param == "killed":
-        backend._store.unlock()  # as a kill does
+        backend.unlock()  # as a kill does
     else:
         backend.close()
     return tmp_path

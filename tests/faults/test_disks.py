@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.file import FileGeneration
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.machine import REQUIRED

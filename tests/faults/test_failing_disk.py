@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.crawls import Crawl

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from tests.support.backends import local_backend
 from tests.support.crawls import Crawl, with_modules
 from tests.support.sites import ScriptedSite, Site, tree_site

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, write_state
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, write_state
 from tests.support.backends import local_backend
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.files.file import FileGeneration
 from tests.support.crawls import SUPPORT, with_modules
 from tests.support.sites import ScriptedSite
 from tests.support.workspace import fingerprints

@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.commands import is_broken_pipe
-from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.crawls import ROOT, Crawl, spider_with, with_modules
 from tests.support.sites import LIMIT, Site
 
@@ -135,8 +133,8 @@ def test_the_commands_run_and_leave_nothing(tmp_path: Path) -> None:
         from scrapy.cmdline import execute
         from tests.support.local_filters import files
         from scrapy_bloom.copying.new_filter import new_filter
-        from scrapy_bloom.files.mapping import FilterFile
-        from scrapy_bloom.files.reader import found_files
+        from scrapy_bloom.files.file import FilterFile
+        from scrapy_bloom.files.directory import found_files
 
         def bloom(*arguments, status=0):
             try:

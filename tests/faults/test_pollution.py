@@ -99,7 +99,7 @@ def false_drops(dupefilter: Filter, of: Sequence[bytes]) -> int:
 
 
 def salt_of(dupefilter: Filter) -> bytes:
-    salt: bytes = dupefilter.backend._store.live[0].filter.salt
+    salt: bytes = dupefilter.backend.live[0].filter.salt
     return salt
 
 
@@ -143,7 +143,7 @@ def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
         with crawled(None, guess) as attacked:
             assert false_drops(attacked, shop) <= at_most(RATE, ASKED)
             # No block of it bears more than chance would have it.
-            fills = list(attacked.backend._store.live[0].filter.block_fills())
+            fills = list(attacked.backend.live[0].filter.block_fills())
             assert max(fills) - min(fills) < 0.05
 
 

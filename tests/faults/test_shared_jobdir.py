@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import read_counts
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import BASE_SETTINGS, BLOOM, ROOT, Crawl, with_modules

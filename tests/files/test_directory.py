@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import LockedError, StorageError, UncleanShutdownError
-from scrapy_bloom.files.backend import notes_in_memory
 from scrapy_bloom.files.directory import check_free
+from scrapy_bloom.generations.memory import practically_exact_set
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.recovery import Job
 from tests.support.backends import local_backend
@@ -30,7 +30,7 @@ def test_one_that_a_crawl_uses(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match="in use by another running crawl"):
         check_free(tmp_path)
     backend.begin()
-    backend._store.unlock()
+    backend.unlock()
     with pytest.raises(UncleanShutdownError, match=f"^{tmp_path} is in use by a crawl, or"):
         check_free(tmp_path)
     backend.close()
@@ -63,7 +63,7 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
     with lock_job(tmp_path):
         make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
     (told,) = caplog.messages
-    assert "What was recorded is kept; requests" in told
+    assert "What was recorded is kept, so the filter reports" in told
 
 
 def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
     backend.begin()
     for fingerprint in fps(60):
         backend.add(fingerprint)
-    backend._store.unlock()
+    backend.unlock()
     newest = tmp_path / "generation-0003.bloom"
     try:
         make(tmp_path, job=Job(None, verdict)).close()
@@ -101,7 +101,7 @@ def test_a_filter_that_was_not_closed_is_named_by_its_newest_file(
 
 def test_files_that_expire_are_removed_and_not_kept_open(tmp_path: Path) -> None:
     clock = Clock()
-    backend = make(tmp_path, clock, window_secs=WINDOW, is_crawl=False)  # a run keeps its own
+    backend = make(tmp_path, clock, window_secs=WINDOW)
     for number in range(6):  # two windows
         assert backend.add(b"page %d" % number)
         clock.now += WINDOW / 3
@@ -221,15 +221,6 @@ def test_what_is_taken_is_gone_unless_it_is_claimed(tmp_path: Path) -> None:
             backend.close()
 
 
-def test_a_window_that_is_given_up(tmp_path: Path) -> None:
-    clock = Clock()
-    make(tmp_path, clock, window_secs=WINDOW).close()
-    backend = make(tmp_path, clock)
-    backend.begin()
-    assert backend.status().generations[0].open_until == 0
-    backend.close()
-
-
 def test_what_is_forgotten_needs_no_room_in_a_full_filter() -> None:
     backend = local_backend(None, capacity=10, error_rate=1e-9)
     backend.open()
@@ -248,17 +239,9 @@ def test_where_it_is_is_told_by_its_file_or_its_directory(tmp_path: Path) -> Non
     backend.close()
 
 
-def test_many_at_once() -> None:
-    backend = local_backend(None, capacity=100, error_rate=1e-9)
-    backend.open()
-    assert backend.add_many([*fps(50), *fps(10)]) == 50
-    assert backend.add_many(fps(45, 60)) == 10
-    backend.close()
-
-
-def test_notes_of_a_run_err_next_to_never() -> None:
-    notes = notes_in_memory()
-    assert all(map(notes.add, fps(20_001)))
-    status = notes.status()
+def test_a_practically_exact_set() -> None:
+    found = practically_exact_set()
+    assert all(map(found.add, fps(20_001)))
+    status = found.status()
     assert (status.location, status.error_rate) == ("memory", 1e-12)
     assert [each.capacity for each in status.generations] == [20_000, 40_000]

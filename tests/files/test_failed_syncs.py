@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import NAME
-from scrapy_bloom.files.log_records import LogRecords
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.log import LogRecords
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter
 
@@ -92,7 +92,7 @@ def test_a_failure_in_the_thread_just_before_the_close_is_told_of(tmp_path: Path
     crawl = LoggedFilter(tmp_path)
     crawl.find(*fps(3))
     crawl.store()
-    store = crawl.backend._store
+    store = crawl.backend
     join = store._syncer.join
 
     def fails_meanwhile() -> None:
@@ -111,7 +111,7 @@ def test_a_header_that_cannot_be_synced_hides_no_failure_from_the_checkpoint(
 ) -> None:
     """The kernel reports a failed write once to each opened file: the header has one of its own."""
     crawl = LoggedFilter(tmp_path)
-    file = crawl.backend._store.live[-1]
+    file = crawl.backend.live[-1]
     assert isinstance(file, FilterFile)
 
     class Reported:

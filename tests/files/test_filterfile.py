@@ -11,8 +11,7 @@ import pytest
 from bitarray import bitarray
 
 from scrapy_bloom import FilterFileError, StorageError
-from scrapy_bloom.files.header import HEADER_BYTES, FileGeneration, clip
-from scrapy_bloom.files.mapping import FilterFile
+from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile, clip
 from scrapy_bloom.filters.hashing import block_of, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, choose_geometry
 from scrapy_bloom.generations.policy import Origin

@@ -2,33 +2,36 @@
 
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile, files
+from scrapy_bloom.generations.forgotten import ForgottenStore, MemoryForgotten
 from tests.support.local_filters import fps
 
 ONE, TWO, THREE = fps(3)
 
 
-@pytest.fixture(params=["file", "temporary"])
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path / NAME if request.param == "file" else None
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ForgottenStore]:
+    new = ForgottenFile(tmp_path / NAME) if request.param == "file" else MemoryForgotten()
+    yield new
+    new.close()
+    new.close()  # again is no harm
 
 
-def test_what_is_taken_is_gone(path: Path | None) -> None:
-    store = ForgottenFile(path)
+def test_what_is_taken_is_gone(store: ForgottenStore) -> None:
     store.add([ONE, TWO, ONE])
-    assert len(store) == 2
+    assert len(list(store.all())) == 2
     assert store.has(ONE)
     assert store.take(ONE)
     assert not store.has(ONE)
     assert not store.take(ONE)
     store.remove(TWO)
-    assert len(store) == 0
-    store.close()
+    assert not list(store.all())
 
 
 def test_what_is_claimed_is_there_until_it_is_removed(tmp_path: Path) -> None:
@@ -65,35 +68,22 @@ def test_news_are_what_others_have_added(tmp_path: Path) -> None:
         each.close()
 
 
-def test_what_was_forgotten_long_ago_expires(path: Path | None) -> None:
-    store = ForgottenFile(path)
+def test_what_was_forgotten_long_ago_expires(store: ForgottenStore) -> None:
     store.expire(0.0)  # of nothing
     store.add([ONE])
     store.expire(1000.0)
-    assert len(store) == 1
+    assert list(store.all()) == [ONE]
     store.expire(-1000.0)
-    assert len(store) == 0
-    store.close()
+    assert not list(store.all())
 
 
-def test_it_is_used_in_other_threads_than_it_was_opened_in(path: Path | None) -> None:
-    store = ForgottenFile(path)
+def test_it_is_used_in_other_threads_than_it_was_opened_in(store: ForgottenStore) -> None:
     store.add([ONE])
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(store.has(ONE)))
     thread.start()
     thread.join(60)
     assert found == [True]
-    store.close()
-    store.close()  # again is no harm
-
-
-def test_a_temporary_one_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = ForgottenFile(None)
-    store.add([ONE])
-    assert list(tmp_path.iterdir()) == []
-    store.close()
 
 
 def test_its_files(tmp_path: Path) -> None:
@@ -120,32 +110,3 @@ def test_the_format_on_disk(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(StorageError, match=f"{NAME} of the .* has format version 2, and this"):
         ForgottenFile(tmp_path / NAME).add([ONE])
-
-
-def test_an_older_version_of_ours_is_used(tmp_path: Path) -> None:
-    store = ForgottenFile(tmp_path / NAME)
-    store.add([ONE])
-    store.close()
-    again = ForgottenFile(tmp_path / NAME)
-    assert again.has(ONE)
-    again.close()
-
-
-def test_a_disk_that_fails_under_a_temporary_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ForgottenFile(None)
-    store.add([ONE])
-    with pytest.raises(StorageError, match="^the temporary file of the forgotten requests cannot"):
-        store._rows("no statement")
-    store.close()
-
-
-def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    for statement in ("CREATE TABLE other (number INTEGER)", "PRAGMA application_id = 7"):
-        (tmp_path / NAME).unlink(missing_ok=True)
-        with sqlite3.connect(tmp_path / NAME) as db:
-            db.execute(statement)
-        db.close()
-        before = (tmp_path / NAME).read_bytes()
-        with pytest.raises(StorageError, match="a database of something else"):
-            ForgottenFile(tmp_path / NAME).add([ONE])
-        assert (tmp_path / NAME).read_bytes() == before

@@ -78,7 +78,7 @@ class TestImport:
     def test_not_from_a_job_that_was_killed_under_scrapys_filter(
         self, job: Path, caplog: pytest.LogCaptureFixture, state: str
     ) -> None:
-        """Its queue is broken: what it held would look seen and never be crawled."""
+        """Its queue is broken: what it held would be recorded but never crawled."""
         (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
         (job / "requests.queue/0").write_bytes(b"queued")
         active = job / "requests.queue/active.json"

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log_records import LogRecords
-from scrapy_bloom.files.mapping import FilterFile
-from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.files.log import LogRecords, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import RequestDatabase
@@ -170,7 +169,7 @@ def test_kills_before_each_step_and_the_end_of_the_log_is_lost(part: int, tmp_pa
             crawl = LoggedFilter(job, unclean="keep", **OPTIONS)
         except StorageError:  # it is not whole
             continue
-        if crawl.backend._store.misfit is None:
+        if crawl.backend.misfit is None:
             assert seen_in(crawl) <= there, step
         else:
             told += 1

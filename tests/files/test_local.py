@@ -18,7 +18,7 @@ from scrapy_bloom import (
     LockedError,
     StorageError,
 )
-from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.file import FileGeneration
 from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
@@ -26,12 +26,12 @@ def test_no_memory_for_a_filter_is_told_in_one_line() -> None:
     code = """
         import resource
         from scrapy_bloom.exceptions import StorageError
-        from scrapy_bloom.files.backend import LocalBackend
+        from scrapy_bloom.generations.memory import MemoryBackend
         from scrapy_bloom.generations.policy import Policy
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         try:
-            LocalBackend(None, Policy(expected=10**9, error_rate=1e-6)).open()
+            MemoryBackend(Policy(expected=10**9, error_rate=1e-6)).open()
         except StorageError as error:
             print(error)
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError, UncleanShutdownError
-from scrapy_bloom.files.log_records import NAME, LogRecords
+from scrapy_bloom.files.log import LOGS_NAME, LogRecords
 from tests.support.crashing_filters import abandon, add, make
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter
@@ -69,7 +69,7 @@ class Job:
     def replace_filter(self) -> None:
         self.remove_filter()
         LoggedFilter(self.path.with_name("another"), self.filter).close()
-        (self.filter / NAME).unlink()
+        (self.filter / LOGS_NAME).unlink()
 
     def other_job(self) -> None:
         other = LoggedFilter(self.path.with_name("another"))
@@ -276,7 +276,7 @@ def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
 
 
 def test_only_the_last_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scrapy_bloom.files.log_records._MOST_LOGS", 3)
+    monkeypatch.setattr("scrapy_bloom.files.log._MOST_LOGS", 3)
     for number in range(5):
         LoggedFilter(tmp_path / str(number), tmp_path / "kept").close()
     paths = [each.path for each in LogRecords.read(tmp_path / "kept").logs.values()]
@@ -321,9 +321,9 @@ RECORD = {"path": "job/requests.sqlite", "run": "ab", "seq": 1, "left": 0}
 )
 def test_records_that_are_damaged(content: bytes, tmp_path: Path) -> None:
     LoggedFilter(tmp_path).close()
-    path = tmp_path / "bloom" / NAME
+    path = tmp_path / "bloom" / LOGS_NAME
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=f"{NAME} cannot be read: .*; it was left as it is"):
+    with pytest.raises(StorageError, match=f"{LOGS_NAME} cannot be read: .*; it was left as it is"):
         LoggedFilter(tmp_path)
     assert path.read_bytes() == content
 
@@ -331,13 +331,13 @@ def test_records_that_are_damaged(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
 def test_records_that_are_no_file(kind: str, tmp_path: Path) -> None:
     LoggedFilter(tmp_path).close()
-    path = tmp_path / "bloom" / NAME
+    path = tmp_path / "bloom" / LOGS_NAME
     path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(StorageError, match=NAME):
+    with pytest.raises(StorageError, match=LOGS_NAME):
         LoggedFilter(tmp_path)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.files.directory import FilterReader
+from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
-from scrapy_bloom.files.header import FileGeneration
-from scrapy_bloom.files.log_records import LogRecords
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.log import LogRecords
 from scrapy_bloom.queues.batch import Batch
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_recent
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps
 from tests.support.logged_filters import LoggedFilter
@@ -248,7 +247,7 @@ def test_adding_while_another_thread_makes_checkpoints(tmp_path: Path) -> None:
 
     def work() -> None:
         while not is_over.is_set():
-            crawl.backend._store._checkpoint(crawl.overlay)
+            crawl.backend._checkpoint(crawl.overlay)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -290,7 +289,7 @@ def test_many_changes_wake_up_the_thread(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_checkpoint_that_begins_at_the_close_does_not_keep_it_open(tmp_path: Path) -> None:
     """The thread is woken up for a checkpoint and for its end at one instant."""
     crawl = LoggedFilter(tmp_path)
-    store = crawl.backend._store
+    store = crawl.backend
     syncer = store._syncer
     assert syncer is not None
     cleared = threading.Event()
@@ -303,7 +302,7 @@ def test_a_checkpoint_that_begins_at_the_close_does_not_keep_it_open(tmp_path: P
         cleared.set()
 
     store._wake.clear = clears
-    store.checkpoint_soon()
+    store._wake.set()
     assert cleared.wait(10)
     syncer.join(10)
     assert not syncer.is_alive()

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import StorageError
-from scrapy_bloom.files import reader
-from scrapy_bloom.files.reader import FilterReader, filter_directory, found_files
-from scrapy_bloom.queues.stored_queue import read_recent
+from scrapy_bloom.files import directory
+from scrapy_bloom.files.directory import FilterReader, filter_directory, found_files
+from scrapy_bloom.queues.sqlite import read_recent
 from tests.support.clock import Clock
 from tests.support.local_filters import WINDOW, fps, make
 from tests.support.logged_filters import LoggedFilter
@@ -105,7 +105,7 @@ def test_what_has_expired_is_not_seen(tmp_path: Path, monkeypatch: pytest.Monkey
     clock.now += WINDOW / 2
     assert backend.add(b"young")
     backend.close()
-    monkeypatch.setattr(reader.time, "time", clock)
+    monkeypatch.setattr("time.time", clock)
     for later, window, seen in (
         (0, 0.0, [True, True]),
         (WINDOW * 0.9, 0.0, [False, True]),
@@ -136,15 +136,15 @@ def test_no_filter(tmp_path: Path) -> None:
 def test_files_that_a_crawl_just_removes(grown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second look finds those that are left; what is missing then is missing."""
     looks = []
-    filter_files = reader.filter_files
+    filter_files = directory.filter_files
 
-    def first_one_too_many(directory: Path) -> list[Path]:
-        found = filter_files(directory)
+    def first_one_too_many(place: Path) -> list[Path]:
+        found = filter_files(place)
         if found:
-            looks.append(directory)
-        return [*found, directory / "generation-0009.bloom"] if len(looks) == 2 else found
+            looks.append(place)
+        return [*found, place / "generation-0009.bloom"] if len(looks) == 2 else found
 
-    monkeypatch.setattr(reader, "filter_files", first_one_too_many)
+    monkeypatch.setattr(directory, "filter_files", first_one_too_many)
     assert len(found_files(grown)) == 3
     assert len(looks) == 3  # of which the first was for the directory
     (grown / "bloom" / ONE).unlink()

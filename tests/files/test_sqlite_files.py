@@ -10,8 +10,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.request_queues import begun
 from tests.support.workspace import contents
 

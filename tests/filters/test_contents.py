@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from scrapy_bloom.filters.contents import Contents, block_load
-from scrapy_bloom.filters.sizing import BLOCK_BITS, classic_fill_ratio
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Contents, block_load, classic_fill_ratio
 
 
 @pytest.mark.parametrize("num_hashes", [1, 7, 20])

@@ -160,7 +160,7 @@ def test_what_cannot_be_sized(capacity: int, error_rate: float, error: type[Exce
 def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
     capacity: int, error_rate: float, number: int
 ) -> None:
-    """Also of what it has taken for seen, which nobody counts."""
+    """Also of its false positives, which nobody counts."""
     # With a random salt, one run of some hundreds would be off by more.
     backend = local_backend(
         None, capacity=capacity, error_rate=error_rate, on_full="warn", salt=bytes(16)

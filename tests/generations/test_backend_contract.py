@@ -221,7 +221,7 @@ def test_what_is_crawled_again_is_remembered_for_a_whole_window(persistent: NewB
     backend.forgotten.add([b"page 1"])
     assert backend.add(b"page 1")
     assert not backend.add(b"page 2")
-    backend.close()  # within a run, nothing expires
+    backend.close()
     now += 60  # the first quarters are over, and what was added again is not
     backend = persistent(window_secs=100.0, clock=lambda: now)
     backend.open()

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from scrapy_bloom.exceptions import OutageError
-from scrapy_bloom.generations import backoff, forgotten
+from scrapy_bloom.generations import forgotten
 from scrapy_bloom.generations.forgotten import Forgotten
 from tests.support.clock import Clock
 
@@ -21,13 +20,10 @@ class Store:
         self.asked = 0
         self.looks = 0
         self.expired: list[float] = []
-        self.is_away = False
         self.is_closed = False
 
     def news(self) -> Iterable[bytes]:
         self.looks += 1
-        if self.is_away:
-            raise OutageError("away")
         found, self.fresh = self.fresh, []
         self.held.update(found)
         return found
@@ -65,7 +61,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Moves the clocks on which looks and attempts are planned."""
     clock = Clock(1000.0)
     monkeypatch.setattr(forgotten, "monotonic", clock)
-    monkeypatch.setattr(backoff.time, "monotonic", clock)
     return clock
 
 
@@ -128,32 +123,6 @@ def test_what_others_add_is_looked_for_each_second(clock: Clock) -> None:
     clock.now += 1
     assert b"third" in found
     assert store.looks == 3
-
-
-def test_a_server_that_is_away_is_asked_less_often(clock: Clock) -> None:
-    store = Store()
-    store.is_away = True
-    found = Forgotten(store)
-    found.open()
-    assert found.is_empty
-    clock.now += 0.9
-    found.take(b"page")
-    assert store.looks == 1
-    clock.now += 0.1
-    found.take(b"page")
-    assert store.looks == 2
-    store.is_away = False
-    store.fresh = [b"page"]
-    clock.now += 1
-    assert found.take(b"page")
-
-
-def test_an_attempt_that_takes_long_is_followed_by_a_longer_pause(clock: Clock) -> None:
-    assert backoff.next_attempt(clock.now) == clock.now
-    assert backoff.next_attempt(clock.now, 3.0) == clock.now + 3
-    assert backoff.next_attempt(clock.now - 2) == clock.now + 20
-    assert backoff.next_attempt(clock.now - 2, 3.0) == clock.now + 20
-    assert backoff.next_attempt(clock.now - 0.1, 3.0) == clock.now + 3
 
 
 def test_bits_are_made_anew_once_most_questions_are_in_vain() -> None:

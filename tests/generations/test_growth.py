@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom import FilterFileError
-from scrapy_bloom.files.header import FileGeneration
+from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
 from scrapy_bloom.job.recovery import Job
@@ -217,7 +217,7 @@ class TestGrowth:
         backend = make(tmp_path)
         for fingerprint in fps(1000):
             backend.add(fingerprint)
-        backend._store.unlock()
+        backend.unlock()
         backend = make(tmp_path, job=Job(None, "reset"))
         assert backend.status().count == 0
         assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4

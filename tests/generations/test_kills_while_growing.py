@@ -83,7 +83,7 @@ def test_nothing_is_forgotten_through_kills_and_growth(
         ("os.posix_fallocate", False),
         ("os.fsync", False),
         ("pathlib.Path.rename", False),
-        ("scrapy_bloom.files.mapping.sync_directory", True),
+        ("scrapy_bloom.files.file.sync_directory", True),
         ("scrapy_bloom.generations.lifecycle.LifeCycle.plan", True),
     ],
 )

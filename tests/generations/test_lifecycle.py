@@ -8,8 +8,8 @@ import pytest
 
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.sizing import choose_geometry
-from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError, Run
-from scrapy_bloom.generations.lookup import Lookup, Recent
+from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
+from scrapy_bloom.generations.memory import Lookup, Recent
 from scrapy_bloom.generations.policy import Generation, Policy, Size
 from tests.support.clock import Clock
 
@@ -25,7 +25,6 @@ class Store:
     def __init__(self, policy: Policy, clock: Clock) -> None:
         self.clock = clock
         self.live: list[Generation] = []
-        self.kept: list[Generation] = []
         self.answers: list[bool | Exception] = []
         self.appended: list[tuple[Size, float, float]] = []
         self.planned: Callable[[], None] = lambda: None
@@ -197,21 +196,6 @@ class TestTurns:
         life.turn()
         assert store.appended[1][0].capacity == 56
 
-    def test_the_rates_of_those_that_are_asked_count(self, clock: Clock) -> None:
-        life, store, _ = made(clock, window=WINDOW)
-        kept = Generation.of(Size(capacity=10, error_rate=8e-4), 1, 0.0)
-        store.kept = [kept]
-        clock.now = 1100.0
-        life.turn()
-        assert store.appended[0][0].error_rate == pytest.approx((2e-4 - 1e-3 / 12) / 2)
-        status = life.status("here", store.live)
-        assert status.volatile == [kept]
-        assert status.volatile[0] is not kept
-        assert status.error_rate == 1e-3
-        kept.error_rate = 1.0
-        expected = 1.0 + sum(each.error_rate for each in store.live)
-        assert life.status("here", store.live).error_rate == pytest.approx(expected)
-
     def test_they_expire(self, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         life, store, forgotten = made(clock, window=WINDOW)
@@ -278,26 +262,6 @@ class TestTurns:
         assert [each.open_until for each in store.live] == [1100, 1200, 1350]
 
 
-class TestRun:
-    def test_it_keeps_what_it_has_recorded_in_its_first_window(self) -> None:
-        run = Run(Policy(expected=100, error_rate=1e-3, window=WINDOW))
-        first, second, late = (
-            Generation.of(Size(capacity=1, error_rate=0.1), number, created_at)
-            for number, created_at in ((1, 900.0), (2, 1400.0), (3, 1400.1))
-        )
-        assert not run.keeps(first)  # it has not begun
-        run.begin(2, 1000.0)
-        assert [run.keeps(each) for each in (first, second, late)] == [False, True, False]
-        run.begin_anew()
-        assert [run.keeps(each) for each in (first, second, late)] == [True, True, False]
-
-    def test_one_that_began_in_the_first_generation(self) -> None:
-        run = Run(Policy(expected=100, error_rate=1e-3, window=WINDOW))
-        run.begin(0, 1000.0)
-        run.begin_anew()
-        assert run.keeps(Generation.of(Size(capacity=1, error_rate=0.1), 0, 900.0))
-
-
 class TestLookup:
     def test_each_generation_is_asked_with_its_own_number_of_hashes(self) -> None:
         few, many, newest = (BloomFilter(100, rate, salt=SALT) for rate in (0.3, 1e-9, 1e-3))
@@ -328,7 +292,7 @@ class TestLookup:
     def test_the_recent_ones_are_emptied_when_they_are_many(self) -> None:
         recent = Recent(3)
         for each in (b"a", b"b", b"c"):
-            recent.note(each)
+            recent.add(each)
         assert recent == {b"a", b"b", b"c"}
-        recent.note(b"d")
+        recent.add(b"d")
         assert recent == {b"d"}

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry, classic_error_rate
-from scrapy_bloom.generations.plausible import check_generation, check_time
-from scrapy_bloom.generations.policy import Generation
+from scrapy_bloom.generations.policy import Generation, check_generation, check_time
 
 LAST = 253_402_300_799
 

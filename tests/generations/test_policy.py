@@ -9,6 +9,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     expected_false_drops,
 )
+from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import (
     Generation,
     Policy,
@@ -17,7 +18,6 @@ from scrapy_bloom.generations.policy import (
     unexpired,
     window_of,
 )
-from scrapy_bloom.generations.status import FilterStatus, any_errs
 
 P = 1e-3
 INFINITE = float("inf")
@@ -49,16 +49,6 @@ class TestFirst:
         policy = Policy(expected=1000, error_rate=P, on_full=on_full, window=100.0)
         assert policy.first() == sized(capacity, pytest.approx(P / 12))
         assert policy.first(at_least=3000) == sized(3000, pytest.approx(P / 12))
-
-    def test_it_leaves_room_for_the_others(self) -> None:
-        policy = Policy(expected=1000, error_rate=P, window=100.0)
-        others = [generation(error_rate=each) for each in (P / 2, P / 2.5)]
-        assert policy.first(others=others).error_rate == pytest.approx(P / 20)
-        assert policy.first(others=others[:1]).error_rate == pytest.approx(P / 12)
-        # Nothing is left: there is no better share than the usual one.
-        half = Policy(expected=1000, error_rate=0.5, window=100.0)
-        assert half.first(others=[generation(error_rate=0.5)]).error_rate == 0.5 / 12
-        assert policy.first(others=[*others, *others]).error_rate == pytest.approx(P / 12)
 
     def test_limits(self) -> None:
         assert Policy(expected=2, error_rate=P, window=1.0).first().capacity == 1

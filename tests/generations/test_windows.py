@@ -15,8 +15,7 @@ class TestWindow:
         self, place: Path | None, clock: Clock
     ) -> None:
         for offset in (0, 1, 100, 249, 250, 251, 600):
-            options = {"window_secs": WINDOW, "is_crawl": False}  # in no run, which would keep it
-            backend = make(place and place / str(offset), clock, **options)
+            backend = make(place and place / str(offset), clock, window_secs=WINDOW)
             backend.add(b"first")
             clock.now += offset
             assert backend.add(b"page")
@@ -40,25 +39,6 @@ class TestWindow:
         newest = backend.status().generations[-1]
         assert 4 * (newest.open_until - newest.created_at) == pytest.approx(WINDOW, abs=1e-4)
         backend.close()
-
-    def test_the_same_over_many_runs(self, tmp_path: Path, clock: Clock) -> None:
-        """A spider that runs at intervals: each page again once its window is over."""
-        crawled_at: dict[bytes, float] = {}
-        for _run in range(60):
-            backend = make(tmp_path, clock, window_secs=WINDOW)
-            backend.begin()
-            for fingerprint in fps(50):
-                is_new = backend.add(fingerprint)
-                age = clock.now - crawled_at.get(fingerprint, 0)
-                assert is_new or age <= 1.25 * WINDOW
-                assert not is_new or age >= WINDOW
-                if is_new:
-                    crawled_at[fingerprint] = clock.now
-                clock.now += 0.1
-            assert len(backend.status().generations) <= 6
-            backend.close()
-            clock.now += 130
-        assert len(files(tmp_path)) <= 6
 
     def test_expired_files_are_removed_and_it_is_told(
         self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
@@ -116,19 +96,6 @@ class TestWindow:
             assert known in backend
         backend.close()
 
-    def test_a_clock_that_went_back_between_runs_is_told(
-        self, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        backend.add(b"page")
-        backend.close()
-        clock.now -= 500
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        assert not backend.add(b"page")
-        (record,) = caplog.records
-        assert "The clock is 500 seconds behind" in record.getMessage()
-        backend.close()
-
     def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
         backend = make(tmp_path, clock)
         backend.add(b"before")
@@ -155,7 +122,7 @@ class TestWindow:
         backend.add(b"page")
         backend.close()
         clock.now += 1
-        backend = make(tmp_path, clock, window_secs=WINDOW / 10, is_crawl=False)
+        backend = make(tmp_path, clock, window_secs=WINDOW / 10)
         backend.begin()
         clock.now += WINDOW / 10 * 1.25 + 1
         assert b"page" not in backend

@@ -12,14 +12,14 @@ from scrapy_bloom.job.recovery import Job
 @pytest.mark.parametrize("filter_id", ["", "0123abcd"])
 def test_a_mark_names_its_filter_until_it_is_cleared(filter_id: str, tmp_path: Path) -> None:
     assert jobdir.filter_in_use(tmp_path) is None
-    jobdir.set_in_use(tmp_path, filter_id)
+    jobdir.mark_as_used(tmp_path, filter_id)
     assert jobdir.filter_in_use(tmp_path) == filter_id
-    jobdir.note_end(tmp_path)
+    jobdir.mark_as_ended(tmp_path)
     assert jobdir.filter_in_use(tmp_path) is None
 
 
 def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> None:
-    jobdir.set_in_use(tmp_path, "0123abcd")
+    jobdir.mark_as_used(tmp_path, "0123abcd")
     whole = (tmp_path / jobdir.IN_USE).read_text()
     named = whole.index("0123abcd\n") + len("0123abcd\n")
     for length in range(len(whole)):

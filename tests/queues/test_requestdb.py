@@ -13,8 +13,7 @@ import pytest
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
 from scrapy_bloom.queues.batch import deserialized, serialized
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_counts
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.request_queues import begun, done, killed, names, push, take, withdraw
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
-from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.job.disk import beside
 from scrapy_bloom.queues import sqlite
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase

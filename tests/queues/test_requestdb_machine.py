@@ -19,8 +19,7 @@ from hypothesis.stateful import (
 
 from scrapy_bloom.files.log import Change
 from scrapy_bloom.queues.batch import Batch, Found, Taken
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
 from tests.support.request_queues import begun, killed
 
 FOUND = st.builds(

@@ -9,10 +9,9 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
-from scrapy_bloom.job.sqlite_files import beside
+from scrapy_bloom.job.disk import beside
 from scrapy_bloom.queues.batch import Batch, deserialized
-from scrapy_bloom.queues.sqlite import RequestDatabase
-from scrapy_bloom.queues.stored_queue import read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
 from tests.support.request_queues import begun, done, killed, name_of, names, push, take
 
 

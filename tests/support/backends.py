@@ -1,15 +1,21 @@
 """Backends by the names that settings have, in place of a policy and an origin."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.files.backend import LocalBackend
+from scrapy_bloom.generations.memory import MemoryBackend
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
 
 
-def local_backend(directory: Path | None, **options: Any) -> LocalBackend:
+def local_backend(directory: Path | None, **options: Any) -> MemoryBackend:
+    """Make a filter in files, or in memory if there is no directory."""
+    if directory is None:
+        clock = options.get("clock", time.time)
+        return MemoryBackend(*_described(options), clock=clock)
     return LocalBackend(directory, *_described(options), **options)
 
 

@@ -22,7 +22,7 @@ def make(directory: Path | None, **options: object) -> LocalBackend:
 
 def abandon(backend: LocalBackend) -> None:
     """End a backend as a crash does: nothing written, the lock gone with the process."""
-    backend._store.unlock()
+    backend.unlock()
 
 
 def add(backend: LocalBackend, *fingerprints: bytes) -> list[bool]:

@@ -28,7 +28,7 @@ _MISSING = {
 }
 _ASKING = (
     "scrapy_bloom.commands",
-    "scrapy_bloom.files.mapping",
+    "scrapy_bloom.files.file",
     "scrapy_bloom.job.locks",
 )
 _readlink, _listdir, _open, _fsync = os.readlink, os.listdir, os.open, os.fsync

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.job.recovery import Job
@@ -79,7 +79,7 @@ class LoggedFilter:
         return [row.data for row in taken]
 
     def checkpoint(self) -> None:
-        self.backend._store._checkpoint(self.overlay)
+        self.backend._checkpoint(self.overlay)
         self.overlay.prune()
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class LoggedFilter:
 
     def die(self) -> None:
         """End as a kill does: the files are as they were at that instant."""
-        store = self.backend._store
+        store = self.backend
         store._is_closing = True
         store._wake.set()
         if store._syncer is not None:

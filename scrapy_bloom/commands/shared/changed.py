@@ -6,8 +6,8 @@ from typing import Any
 
 from scrapy_bloom.commands.shared.output import note, print_json, say
 from scrapy_bloom.copying.transfer import Copied
-from scrapy_bloom.files.reader import filter_directory
-from scrapy_bloom.generations.status import FilterStatus
+from scrapy_bloom.files.directory import filter_directory
+from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.text import counted, number_text, size_text
 

@@ -24,8 +24,8 @@ from scrapy_bloom.commands.shared.lists import (
 from scrapy_bloom.commands.shared.output import note
 from scrapy_bloom.commands.shared.project import Project, answering_server, load_project, url_list
 from scrapy_bloom.exceptions import BloomError, StorageError
-from scrapy_bloom.files.header import MAGIC
-from scrapy_bloom.files.reader import filter_directory
+from scrapy_bloom.files.directory import filter_directory
+from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile, open_seen
 from scrapy_bloom.queues.conflicts import has_waiting

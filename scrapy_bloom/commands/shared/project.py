@@ -28,7 +28,7 @@ from scrapy_bloom.crawl.fingerprinting import (
     plain_fingerprint,
 )
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
-from scrapy_bloom.files.reader import FilterReader
+from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter

@@ -8,7 +8,7 @@ from scrapy_bloom.commands.shared.output import print_table, say
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.batch import url_of
 from scrapy_bloom.queues.shared_state import read_members, read_state
-from scrapy_bloom.queues.stored_queue import read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_recent
 from scrapy_bloom.redis.filter import SharedFilter
 
 _RATE_SECS = 1.0

@@ -15,7 +15,7 @@ from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.files.overlay import Overlay
+from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.queues.batch import Batch, Found, Taken, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
 

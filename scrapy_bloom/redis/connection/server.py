@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
-from scrapy_bloom.generations.backoff import next_attempt
 from scrapy_bloom.redis.connection.client import connect, import_redis
 from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
 from scrapy_bloom.redis.connection.url import hosts_of, without_secrets
@@ -243,3 +242,13 @@ def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool)
     for command in commands:
         pipeline.execute_command(*command)
     return list(pipeline.execute())
+
+
+def next_attempt(begun: float, pause: float = 0.0) -> float:
+    """Return when to try again after an attempt that failed, on the monotonic clock.
+
+    It is after a pause at least. A server that hangs costs each attempt its time-out, so attempts
+    take a tenth of our time at most.
+    """
+    now = time.monotonic()
+    return now + max(pause, 10 * (now - begun))

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from scrapy_bloom import OutageError
-from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from tests.support import servers
 from tests.support.connections import (
     LOGIN,
@@ -272,3 +272,12 @@ class TestOutages:
             assert tried.retries > 1
             admin.execute_command(*end)
             RedisServer(server.url).call(write)
+
+
+def test_an_attempt_that_takes_long_is_followed_by_a_longer_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    assert next_attempt(100.0) == 100
+    assert next_attempt(99.9, 3.0) == 103
+    assert next_attempt(98.0, 3.0) == 120
