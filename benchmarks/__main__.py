@@ -29,8 +29,6 @@ BENCHMARKS = {
     "memory": "memory",
     "space": "space",
     "bitmap": "bitmap",
-    "forgetting": "forgetting",
-    "growth": "growth",
     "redis": "redis_backend",
     "import": "importing",
     "crashes": "crashes",

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchmarks.shared import samples, servers
 from benchmarks.shared.machine import in_fresh_process
 from benchmarks.shared.report import Check, Section, Table, at_most
+from tests.support.servers import Server
 
 SECS_FOR_A_MILLION = 60.0  # of any lines, anywhere
 SECS_FOR_PLAIN_URLS = {"files": 8.0, "Valkey": 20.0, "a Cluster": 60.0}
@@ -130,7 +131,7 @@ def _from_files(path: Path, few: int) -> list[_Run]:
 
 def _in_redis(path: Path, few: int, name: str) -> list[_Run]:
     with servers.running(servers.programs()[name]) as server:
-        pipeline = server.client().pipeline(transaction=False)
+        pipeline = server.client.pipeline(transaction=False)
         for number, each in enumerate(samples.fingerprints(0, few), 1):
             pipeline.sadd("old:dupefilter", each.hex())
             if number % 10_000 == 0 or number == few:
@@ -147,7 +148,7 @@ def _in_cluster(path: Path, few: int) -> list[_Run]:
         return _to_server(path, few, node, "a Cluster", "-s", "BLOOM_REDIS_CLUSTER=True")
 
 
-def _to_server(path: Path, few: int, server: servers.Server, name: str, *more: str) -> list[_Run]:
+def _to_server(path: Path, few: int, server: Server, name: str, *more: str) -> list[_Run]:
     place = ("--key", _KEY, *more)
     record = ("import", "urls.txt", server.url, *place)
     check = ("check", server.url, "urls.txt", "--seen", *place)

@@ -11,8 +11,9 @@ from typing import Any
 from benchmarks.shared.distant import DistantServer, ping_secs
 from benchmarks.shared.instant_site import AT_ONCE, HOSTS, LINKS, MENU, TICK_SECS, Course, crawl
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
-from benchmarks.shared.servers import Server, programs, running
-from benchmarks.shared.workers import OURS, SCRAPY_REDIS, settings_of
+from benchmarks.shared.servers import programs, running
+from tests.support.example_workers import OURS, SCRAPY_REDIS, settings_of
+from tests.support.servers import Server
 
 SCRAPYS = "Scrapy in memory"
 MILLISECONDS = (0.0, 0.5, 1.0)
@@ -204,7 +205,7 @@ def _in_outage(
 
 def _crawled(server: Server, name: str, port: int, pages: int, **more: Any) -> Sequence[Course]:
     """Crawl with the server emptied."""
-    with server.client() as client:
+    with server.client as client:
         client.flushall()
     settings: Mapping[str, object] = {}
     if name != SCRAPYS:
@@ -223,6 +224,6 @@ def _speed(courses: Sequence[Course], begin: float, end: float) -> float:
 
 def _reads_and_cpu(server: Server) -> tuple[int, float]:
     """Reads of the server from its clients so far, and its processor time in µs."""
-    with server.client() as client:
+    with server.client as client:
         info = {**client.info("stats"), **client.info("cpu")}
     return info["total_reads_processed"], 1e6 * (info["used_cpu_user"] + info["used_cpu_sys"])

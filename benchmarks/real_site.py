@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.shared.report import Section, Table, at_most, quartiles
-from benchmarks.shared.sites import PYTHON_DOC, DocHandler
 from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
+from tests.support.example_sites import PYTHON_DOC, DocHandler
 
 CPU = 0.93
 PAGES, ROUNDS = 500, 10  # a few more have links

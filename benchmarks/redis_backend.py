@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.shared import peer_env, samples, servers
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
-from benchmarks.shared.servers import Server
 from benchmarks.shared.timing import timed
 from scrapy_bloom.generations.policy import Policy
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.connection.server import RedisServer
+from tests.support.servers import Server
 
 CAPACITY, ERROR_RATE = 1_000_000, 1e-9
 NEW_LIMIT = 1.4
@@ -291,7 +290,7 @@ def _memory_table(memories: Mapping[str, Memory], sizes: Sizes) -> Table:
 
 
 def _version(server: Server) -> str:
-    with server.client() as client:
+    with server.client as client:
         info = client.info()
     number = info.get("valkey_version") or info["redis_version"]
     return f"{number} (allocator {info['mem_allocator']})"
@@ -332,7 +331,7 @@ class Requests:
 
 def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[str, Timing]:
     """All shares of duplicates."""
-    with server.client() as client, server.client() as for_peer:
+    with server.client as client, server.client as for_peer:
         backend = RedisBackend(
             RedisServer(server.url),
             f"filter on {place}",
@@ -391,7 +390,7 @@ def _rounds(
     timing = Timing({name: [] for name in record})
     order = list(record)
     before = backend.status().more
-    with server.client() as client:
+    with server.client as client:
         client.config_resetstat()
         for _ in range(sizes.rounds):
             fingerprints = requests.next(sizes.per_round, share)
@@ -454,7 +453,7 @@ def _peer() -> Any:
 # Memory.
 
 
-def _memory(program: Path, sizes: Sizes) -> Memory:
+def _memory(program: str, sizes: Sizes) -> Memory:
     """Each on a fresh server, and without the memory of connections."""
     with servers.running(program) as server:
         # A server keeps statistics of each command, and their memory begins with its first use.
@@ -487,7 +486,7 @@ def _fill_filter(
 
 
 def _fill_set(server: Server, key: str, count: int, batch: int = 1_000) -> None:
-    with server.client() as client:
+    with server.client as client:
         for start in range(0, count, batch):
             digits = [each.hex() for each in samples.fingerprints(start, min(batch, count - start))]
             client.sadd(key, *digits)
@@ -496,7 +495,7 @@ def _fill_set(server: Server, key: str, count: int, batch: int = 1_000) -> None:
 
 def _used(server: Server) -> int:
     """What the server has allocated, when nobody else is connected any more."""
-    with server.client() as client:
+    with server.client as client:
         while client.info("clients")["connected_clients"] > 1:
             time.sleep(0.01)
         return int(client.info("memory")["used_memory"])

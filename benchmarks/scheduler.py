@@ -17,12 +17,12 @@ import scrapy
 from scrapy.core.scheduler import Scheduler
 from twisted.internet.defer import Deferred
 
-from benchmarks.shared.example_crawls import crawl_command, crawl_environment
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
 from benchmarks.shared.paused import in_paused_crawl
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
-from benchmarks.shared.sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
 from scrapy_bloom import CrashSafeScheduler
+from tests.support.example_crawls import crawl_command, crawl_environment
+from tests.support.example_sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
 
 SPEED = 1.0
 ENQUEUE_US = 70.0

@@ -5,14 +5,13 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import scrapy
 
 from benchmarks.shared.report import Section, Table, at_most
-from benchmarks.shared.servers import Server, programs, running
+from benchmarks.shared.servers import programs, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
@@ -20,6 +19,7 @@ from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
+from tests.support.servers import Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
 HOSTS, BUSY = 500, 250
@@ -156,7 +156,7 @@ class Crowd:
 
     def __init__(self, server: Server, *, by_slot: bool) -> None:
         self.connection = MeteredServer(server.url)
-        self.client = server.client()
+        self.client = server.client
         self.by_slot = by_slot
         self.store = self.worker()
         self.keys = dict(
@@ -294,7 +294,7 @@ def _member(number: int) -> bytes:
     return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
 
 
-def _memory(program: Path, count: int) -> tuple[float, float]:
+def _memory(program: str, count: int) -> tuple[float, float]:
     """Bytes of a pending request in our queue, and in that of scrapy-redis."""
     from scrapy_redis.queue import PriorityQueue  # type: ignore[import-untyped]  # noqa: PLC0415
 
@@ -303,7 +303,7 @@ def _memory(program: Path, count: int) -> tuple[float, float]:
     for is_ours in (True, False):
         with ExitStack() as stack:
             server = stack.enter_context(running(program))
-            client = server.client()
+            client = server.client
             crowd = Crowd(server, by_slot=True)
             before = client.info("memory")["used_memory"]
             if is_ours:

@@ -6,10 +6,11 @@ The same is done with scrapy-redis.
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 
-from benchmarks.shared.example_crawls import CONCURRENT_REQUESTS
 from benchmarks.shared.report import Check, Section, Table, all_of, at_most
-from benchmarks.shared.sites import PART, PYTHON_DOC
-from benchmarks.shared.worker_faults import (
+from tests.support.example_crawls import CONCURRENT_REQUESTS
+from tests.support.example_sites import PART, PYTHON_DOC
+from tests.support.example_workers import LEASE_SECS, OURS, SCRAPY_REDIS
+from tests.support.worker_faults import (
     DOC,
     ENOUGH,
     EXAMPLE,
@@ -21,7 +22,6 @@ from benchmarks.shared.worker_faults import (
     Outcome,
     outcomes,
 )
-from benchmarks.shared.workers import LEASE_SECS, OURS, SCRAPY_REDIS
 
 KILLS, FAULTS = 15, 5  # crawls of each kind
 PEER_KILLS, PEER_FAULTS = 4, 2

@@ -6,14 +6,16 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from scrapy.utils.reactor import install_reactor
 
 from tests.support import crawls, servers, sites
 from tests.support.machine import REAL_SITES, REQUIRED
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
-settings.register_profile("scrapy_bloom", deadline=None)
+settings.register_profile(
+    "scrapy_bloom", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("scrapy_bloom")
 
 if "python3-doc" in REQUIRED and not REAL_SITES:

@@ -1,5 +1,6 @@
 """The filter's line in the log, in real crawls: when it comes, and what it says."""
 
+import math
 import re
 import subprocess
 import sys
@@ -81,13 +82,17 @@ def server() -> Iterator[servers.Server]:
     server.end()
 
 
+def _wait_for_lines(crawl: Crawl, number: int) -> None:
+    crawl.wait_until(lambda: len(figures(crawl.output)) >= number)
+
+
 def with_lines(
     number: int, site: Site, path: Path, settings: dict[str, object], **options: Any
 ) -> Crawl:
     """A crawl that has told of what was new so many times, and waits for the site."""
     crawl = Crawl.held(site, 40, path, settings, **options)
     for told in range(1, number + 1):
-        crawl.wait_until(lambda told=told: len(figures(crawl.output)) >= told)
+        _wait_for_lines(crawl, told)
         if told < number:
             site.hold_after(40)
     return crawl
@@ -102,7 +107,7 @@ def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> N
     # Nothing is answered for some intervals.
     crawl.wait_until(lambda: re.split(LINE, crawl.output)[-1].count("(at 0 pages/min)") >= 3)
     site.hold_after(40)
-    crawl.wait_until(lambda: len(figures(crawl.output)) >= 3)
+    _wait_for_lines(crawl, 3)
     site.release()
     assert crawl.finish() == 0, crawl.output
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
@@ -181,12 +186,17 @@ def test_requests_that_are_recorded_or_forgotten_at_their_end(tmp_path: Path) ->
     for record_on in ("scheduled", "crawled"):
         failing = {page: [500] for page in pages[5:15]}
         site = ScriptedSite({"/": [tuple(pages)], **failing})
-        site.delay = 0.15
+        site.hold_after(4)
         sites.append(site)
         own = {**settings, "BLOOM_RECORD_ON": record_on}
         crawls.append(Crawl(site.url, tmp_path / record_on, own))
     scheduled, crawled = crawls
-    for crawl in crawls:
+    for crawl, site in zip(crawls, sites, strict=True):
+        told = 0
+        for answers in (4, 4, 4, 3, math.inf):  # each time, there is something new
+            _wait_for_lines(crawl, told + 1)
+            told = len(figures(crawl.output))
+            site.hold_after(answers)
         assert crawl.finish() == 0, crawl.output
         lines = checked(crawl.output)
         assert len(lines) >= 3

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import redis
 from redis.crc import key_slot
@@ -28,6 +29,7 @@ if sys.platform != "win32":  # there is no wheel for it
 if _found := shutil.which("redis-server"):
     PROGRAMS["redis"] = _found
 _DICE = random.SystemRandom()  # not that of the tests, which some of them seed
+_chosen: dict[int, socket.socket] = {}  # bound to the UDP ports of these numbers
 LIMIT = 60.0  # seconds that a server may take to start or to end
 SLOTS = 16_384
 AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is not for them
@@ -36,13 +38,23 @@ AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is
 def free_port() -> int:
     """A port that the kernel gives to no connection, so that it stays free while a server is down.
 
-    Else a client that tries again and again might even be connected to itself.
+    Else a client that tries again and again might even be connected to itself. No other process of
+    the tests chooses it meanwhile, since the UDP port of that number is bound.
     """
     while True:
-        port = _DICE.randrange(10_000, 22_000)  # the nodes of a Cluster need port + 10,000 as well
+        port = _DICE.randrange(10_000, 20_000)  # the nodes of a Cluster need port + 10,000 as well
+        choice = socket.socket(type=socket.SOCK_DGRAM)
         with socket.socket() as listener, contextlib.suppress(OSError):
+            choice.bind(("127.0.0.1", port))
             listener.bind(("127.0.0.1", port))
+            _chosen[port] = choice
             return port
+        choice.close()
+
+
+def _leave_port(port: int) -> None:
+    if choice := _chosen.pop(port, None):
+        choice.close()
 
 
 @functools.cache
@@ -84,7 +96,7 @@ class Server:
             config.touch()
             self._options = [os.fspath(config), *self._options, "--sentinel"]
         self.log = self.directory / "server.log"
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.end)
         self.start()
 
@@ -107,11 +119,17 @@ class Server:
         return options
 
     @property
+    def pid(self) -> int:
+        """Of its process, and of the thread in it that executes the commands."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
-    def client(self) -> redis.Redis:
+    def client(self) -> Any:
         return redis.Redis(port=self.port)
 
     def start(self) -> None:
@@ -145,6 +163,8 @@ class Server:
         self._end(signal.SIGKILL)
         if self._proxy is not None:
             self._proxy.end()
+        _leave_port(self.port)
+        _leave_port(self.tls_port)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _end(self, how: int) -> None:
@@ -152,6 +172,33 @@ class Server:
             self._process.send_signal(how)
             self._process.wait(LIMIT)
             self._process = None
+
+
+class Master(Server):
+    """A server with a replica, which takes over its address when told to."""
+
+    def __init__(self, program: str = "valkey", *options: str) -> None:
+        super().__init__(program, *options)
+        own = ("--replicaof", f"127.0.0.1 {self.port}", "--repl-diskless-sync-delay", "0")
+        self._replica = Server(program, *own)
+        info = self._replica.client.info
+        wait_for(
+            lambda: info("replication")["master_link_status"] == "up",
+            lambda: "the replica is not up",
+        )
+
+    def promote(self) -> None:
+        """Have the replica get nothing more."""
+        self._replica.client.replicaof("NO", "ONE")
+
+    def be_replaced(self) -> None:
+        """Let the replica, promoted or not, have the address of this one, which was killed."""
+        self.promote()
+        self._replica.client.config_set("port", self.port)
+
+    def end(self) -> None:
+        super().end()
+        self._replica.end()
 
 
 class Service:
@@ -200,7 +247,8 @@ class Service:
 class Cluster:
     """Three masters on loopback that share the slots, each with a replica if asked for.
 
-    A replica takes over when `replace` says so, and not because its master was slow to answer.
+    A replica takes over when `replace` says so, and not because its master was slow to answer;
+    unless it may by itself.
     """
 
     def __init__(
@@ -209,9 +257,11 @@ class Cluster:
         *,
         certificate: Path | None = None,
         with_replicas: bool = False,
+        fails_over: bool = False,
     ) -> None:
         options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
-        options += ["--repl-diskless-sync-delay", "0", "--cluster-replica-no-failover", "yes"]
+        options += ["--repl-diskless-sync-delay", "0"]
+        options += ["--cluster-replica-no-failover", "no" if fails_over else "yes"]
         number = 6 if with_replicas else 3
         servers = [Server(program, *options, certificate=certificate) for _ in range(number)]
         self.nodes, self.replicas = servers[:3], servers[3:]

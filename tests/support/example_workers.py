@@ -15,7 +15,7 @@ from scrapy import signals
 from scrapy.crawler import Crawler
 from scrapy.exceptions import DontCloseSpider
 
-from benchmarks.shared.example_crawls import LIMIT_SECS, Job
+from tests.support.example_crawls import LIMIT_SECS, Job
 
 LEASE_SECS = 3
 OURS, SCRAPY_REDIS = "CrashSafeScheduler", "scrapy-redis"

@@ -18,7 +18,7 @@ from scrapy.http import Response
 from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.task import deferLater
 
-from benchmarks.shared.sites import EXAMPLE, ROOT, address
+from tests.support.example_sites import EXAMPLE, ROOT, address
 
 CONCURRENT_REQUESTS = 16
 LIMIT_SECS = 120.0  # that any single wait may take
@@ -68,7 +68,7 @@ class SlowJournal(Journal):
 
     async def process_item(self, item: Mapping[str, Any]) -> Any:
         """Note an item, later."""
-        from twisted.internet import reactor  # noqa: PLC0415 - importing it earlier installs one
+        from twisted.internet import reactor
 
         await maybe_deferred_to_future(deferLater(reactor, PIPELINE_SECS))
         return super().process_item(item)

@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.shared.example_crawls import Job, job_that_ends
-from benchmarks.shared.servers import Cluster, Master, Server, programs
-from benchmarks.shared.sites import PART, TINY, CountingSite, DocSite, ExampleSite
-from benchmarks.shared.workers import LEASE_SECS, OURS, Crowd, settings_of
+from tests.support.example_crawls import Job, job_that_ends
+from tests.support.example_sites import PART, TINY, CountingSite, DocSite, ExampleSite
+from tests.support.example_workers import LEASE_SECS, OURS, Crowd, settings_of
 from tests.support.proxies import DroppingProxy
+from tests.support.servers import Cluster, Master, Server
 
 WORKERS = 4
 AT_ONCE = 3
@@ -187,15 +187,14 @@ def _stop(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _empty(place: Place, _: random.Random) -> Sequence[Job]:
-    with _master(place).client() as client:
-        client.flushall()
+    _master(place).client.flushall()
     return ()
 
 
 def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
     """Restart the server as it was some seconds ago."""
     server = _master(place)
-    copy = server.directory.with_name("copy")
+    copy = server.directory.with_name(f"{server.directory.name}-copy")
     shutil.copytree(server.directory, copy)
     time.sleep(rng.uniform(0, BACK_SECS))
     server.kill()
@@ -208,8 +207,7 @@ def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
 def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
     """A node has no append-only file."""
     server = _master(place)
-    with server.client() as client:
-        client.save()
+    server.client.save()
     time.sleep(rng.uniform(0, BACK_SECS))
     server.kill()
     server.start()
@@ -317,7 +315,7 @@ def _disturbed(
     with ExitStack() as stack:
         site = usual.serve()
         stack.callback(site.end)
-        server, url = stack.enter_context(_served(directory, case.kind.place, rng))
+        server, url = stack.enter_context(_served(case.kind.place, rng))
         more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
         expected = GROWS if case.grows else ENOUGH
         settings = settings_of(case.name, url, expected, **more, **case.kind.settings)
@@ -356,25 +354,21 @@ def _disturbed(
 
 
 @contextmanager
-def _served(
-    directory: Path, place: str, rng: random.Random
-) -> Iterator[tuple[Server | Cluster, str]]:
+def _served(place: str, rng: random.Random) -> Iterator[tuple[Server | Cluster, str]]:
     """A server, and the URL of what is in front of it."""
-    program = next(iter(programs().values()))
-    directory.mkdir(parents=True)
-    if place == "cluster":
-        cluster = Cluster(program, directory / "cluster", replicas=True)
-        try:
-            yield cluster, cluster.url
-        finally:
-            cluster.end()
-        return
-    server = Master(program, directory / "server", "--appendonly", "yes")
-    if place == "replicated":
-        server.replicate()
-    proxy = DroppingProxy(server.port, DROPPED if place == "proxy" else 0.0, rng.randrange(10**6))
-    try:
-        yield server, f"redis://127.0.0.1:{proxy.port}/0" if place == "proxy" else server.url
-    finally:
-        proxy.end()
-        server.end()
+    server: Server | Cluster
+    with ExitStack() as stack:
+        if place == "cluster":
+            server = Cluster(with_replicas=True, fails_over=True)
+        elif place == "replicated":
+            server = Master("valkey", "--appendonly", "yes")
+        else:
+            server = Server("valkey", "--appendonly", "yes")
+        stack.callback(server.end)
+        url = server.url
+        if place == "proxy":
+            assert isinstance(server, Server)
+            proxy = DroppingProxy(server.port, DROPPED, rng.randrange(10**6))
+            stack.callback(proxy.end)
+            url = f"redis://127.0.0.1:{proxy.port}/0"
+        yield server, url

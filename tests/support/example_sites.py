@@ -99,7 +99,7 @@ class ExampleSite(CountingSite):
         module.SECTIONS, module.ARTICLES = size.sections, size.articles
         module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
         self.pages: int = module.page_count()
-        super().__init__(module._Handler, secs=secs)  # noqa: SLF001 - the example's own, and read like a tutorial
+        super().__init__(module._Handler, secs=secs)
 
 
 class DocHandler(SimpleHTTPRequestHandler):
