@@ -20,7 +20,6 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 # only imported if it is used: the pages can be written without what they need.
 BENCHMARKS = {
     "request": "request",
-    "dupefilters": "peers",
     "filters": "filters",
     "crawl": "crawl",
     "site": "real_site",

@@ -8,12 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from scrapy import Request
-from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+from scrapy.dupefilters import RFPDupeFilter
 
-from benchmarks.shared import peer_env, samples
+from benchmarks.shared import peer_env
 from benchmarks.shared.peer_env import PYBLOOM_LIVE, PYBLOOMFILTER, RBLOOM
-from scrapy_bloom import BloomDupeFilter, BloomFilter
+from scrapy_bloom import BloomFilter
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.policy import Policy
 
@@ -212,48 +211,3 @@ def imported(name: str) -> None:
 def made(name: str, place: Path, capacity: int, error_rate: float) -> Contender:
     """A contender as new, or with what was left in that directory; nobody else may use it."""
     return _ALL[name][1](place, capacity, error_rate)
-
-
-class MinimalDupeFilter(BaseDupeFilter):
-    """What it takes to use one of them in a crawl, and nothing else."""
-
-    def __init__(self, fingerprinter: Any, contender: Contender) -> None:
-        self._fingerprint = fingerprinter.fingerprint
-        self._record = contender.record
-        self._new = contender.new
-
-    def request_seen(self, request: Request) -> bool:
-        """Whether it was seen before; a new one is recorded."""
-        return self._record(self._fingerprint(request)) is not self._new
-
-
-def minimal(name: str, place: Path, capacity: int, error_rate: float) -> Contender:
-    """A contender that is given URLs, with the fingerprints of Scrapy's fingerprinter."""
-    contender = made(name, place, capacity, error_rate)
-    fingerprinter = samples.crawler(place).request_fingerprinter
-    dupefilter = MinimalDupeFilter(fingerprinter, contender)
-    return Contender(requested(dupefilter), False, end=contender.end)
-
-
-def bloom_dupefilter(place: Path | None, capacity: int, **settings: Any) -> Contender:
-    """Ours, given URLs; with a JOBDIR, if there is a place."""
-    dupefilter = BloomDupeFilter.from_crawler(
-        crawler(place, BLOOM_EXPECTED_REQUESTS=capacity, **settings)
-    )
-    dupefilter.open()
-    return Contender(requested(dupefilter), False, end=lambda: dupefilter.close("finished"))
-
-
-def crawler(place: Path | None, **settings: Any) -> Any:
-    """A crawler with or without a JOBDIR."""
-    return samples.crawler(place or Path(), **({} if place else {"JOBDIR": None}), **settings)
-
-
-def requested(dupefilter: BaseDupeFilter) -> Callable[[str], bool]:
-    """Whether a URL was seen: its request, and the filter's answer to that."""
-    request_seen = dupefilter.request_seen
-
-    def request(url: str) -> bool:
-        return request_seen(Request(url))
-
-    return request
