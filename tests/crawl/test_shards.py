@@ -105,9 +105,7 @@ def test_a_shard_that_is_lost(lost: int, wide: Site, tmp_path: Path) -> None:
 def test_a_shard_that_was_lost_while_nobody_ran(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, BLOOM_REDIS_SHARDS=SHARDS)
     (worker,) = crawl.hold(20, 1)
-    wide.hold_after(0)
-    worker._held_by = wide
-    assert worker.interrupt() == 0
+    crawl.interrupt(worker)
     client, key = crawl.server.client, keys(crawl)[3]
     client.unlink(key, *client.keys(f"{{{key}}}:*"))
     wide.release()

@@ -73,9 +73,7 @@ def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
 def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, **SELECT)
     worker, other = crawl.hold(20)
-    tree.hold_after(0)
-    worker._held_by = tree
-    worker.interrupt()
+    crawl.interrupt(worker)
     assert "Error while reading start" not in worker.output
     crawl.finish(other)
     assert len(tree.hits) == PAGES

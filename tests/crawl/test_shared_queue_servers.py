@@ -124,9 +124,7 @@ def test_the_last_worker_flushes(tree: Site, tmp_path: Path) -> None:
 def test_a_pause_flushes_nothing(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
     (worker,) = crawl.hold(20, 1)
-    tree.hold_after(0)
-    worker._held_by = tree
-    assert worker.interrupt() == 0
+    crawl.interrupt(worker)
     assert crawl.state().pending
     crawl.finish(crawl.start())
     assert len(tree.hits) == PAGES

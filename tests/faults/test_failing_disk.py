@@ -14,10 +14,9 @@ from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.crawls import Crawl
-from tests.support.disks import FailingDisk
+from tests.support.disks import FailingDisk, mounted
 from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter
-from tests.support.machine import REQUIRED
 from tests.support.request_queues import begun
 from tests.support.sites import Site
 
@@ -28,14 +27,8 @@ NO_SPACE = "No space left on device"
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FailingDisk]:
-    try:
-        disk = FailingDisk(tmp_path / "failing")
-    except OSError as error:
-        if "small-disk" in REQUIRED:
-            raise
-        pytest.skip(f"no disk can be mounted: {error}")
-    yield disk
-    disk.end()
+    with mounted(FailingDisk, tmp_path / "failing") as disk:
+        yield disk
 
 
 def restart(disk: FailingDisk) -> None:

@@ -1,9 +1,6 @@
 """Many spiders in one process, each with its own filter: none knows what another one has seen."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +9,76 @@ import pytest
 
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import FileGeneration
-from tests.support.crawls import SUPPORT, with_modules
+from tests.support.crawls import run_script
 from tests.support.sites import ScriptedSite
 from tests.support.workspace import fingerprints
 
-SCRIPT = SUPPORT / "many_spiders.py"
 SHARED = [f"/p/{number}" for number in range(6)]
+
+
+# Prints what became of each, as JSON.
+SPIDERS = """
+import json
+import logging
+import sys
+
+import scrapy
+from scrapy.crawler import CrawlerProcess
+from scrapy.linkextractors import LinkExtractor
+
+
+class OneOfMany(scrapy.Spider):
+    custom_settings = {
+        "TELNETCONSOLE_ENABLED": False,
+        "REMOTE_CONTROL_ENABLED": False,
+        "DOWNLOAD_DELAY": 0,
+        "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
+        "LOG_LEVEL": "INFO",
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "BLOOM_EXPECTED_REQUESTS": 1000,
+    }
+
+    def __init__(self, url, **kwargs):
+        super().__init__(**kwargs)
+        self.start_urls = [url]
+        self.pages = []
+
+    def parse(self, response):
+        self.pages.append(response.url)
+        yield scrapy.Request(f"{self.start_urls[0]}only/for/{self.name}")
+        for link in LinkExtractor().extract_links(response):
+            yield scrapy.Request(link.url)
+
+
+def main():
+    number, url = int(sys.argv[1]), sys.argv[2]
+    process = CrawlerProcess({"LOG_LEVEL": "WARNING"})
+    crawlers = []
+    for each in range(number):
+        name = f"spider-{each}"
+        settings = {**OneOfMany.custom_settings, "JOBDIR": f"jobs/{name}"}
+        kind = type(name, (OneOfMany,), {"name": name, "custom_settings": settings})
+        crawler = process.create_crawler(kind)
+        crawlers.append(crawler)
+        process.crawl(crawler, url=url)
+    process.start()
+    logging.disable()
+    report = {
+        crawler.spider.name: {
+            "pages": crawler.spider.pages,
+            "stats": {
+                name: value
+                for name, value in crawler.stats.get_stats().items()
+                if name.startswith(("bloom/", "dupefilter/", "finish_reason"))
+            },
+        }
+        for crawler in crawlers
+    }
+    print(json.dumps(report))
+
+
+main()
+"""
 
 
 @pytest.fixture
@@ -29,15 +90,7 @@ def site() -> Iterator[ScriptedSite]:
 
 def run(site: ScriptedSite, directory: Path, names: list[str]) -> dict[str, Any]:
     """What became of each spider; checks that nothing was told of, and that the process ended."""
-    ran = subprocess.run(
-        [sys.executable, os.fspath(SCRIPT), str(len(names)), site.url],
-        cwd=directory,
-        env=with_modules(SUPPORT),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    ran = run_script(SPIDERS, len(names), site.url, cwd=directory)
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = [
         line for line in ran.stderr.splitlines() if "] ERROR: " in line or "[scrapy_bloom" in line

@@ -18,7 +18,7 @@ from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import is_held
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
-from tests.support.crawls import ROOT, Crawl, spider_with, with_modules
+from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import LIMIT, Site
 
 PAGES = {f"/p/{number}" for number in range(150)}
@@ -80,15 +80,7 @@ def test_a_killed_job_under_scrapys_scheduler_starts_over(tree: Site, tmp_path: 
 
 def run(script: str, directory: Path) -> None:
     """Run a script in a process that is like one on Windows."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PRETENDS + textwrap.dedent(script)],
-        cwd=directory,
-        env=with_modules(ROOT),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    ended = run_script(PRETENDS + textwrap.dedent(script), cwd=directory)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
 

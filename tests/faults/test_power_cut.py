@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.crawls import Crawl, spider_with
-from tests.support.disks import Disk
-from tests.support.machine import REQUIRED
+from tests.support.disks import Disk, mounted
 from tests.support.sites import Site
 from tests.support.workspace import in_redis
 
@@ -23,14 +22,8 @@ MANY_CUTS = 30
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    try:
-        disk = Disk(tmp_path / "power")
-    except OSError as error:
-        if "small-disk" in REQUIRED:
-            raise
-        pytest.skip(f"no disk can be mounted: {error}")
-    yield disk
-    disk.end()
+    with mounted(Disk, tmp_path / "power") as disk:
+        yield disk
 
 
 VARIANTS = {

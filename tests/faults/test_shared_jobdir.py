@@ -2,9 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -13,7 +10,7 @@ import pytest
 from scrapy_bloom.queues.sqlite import read_counts
 from tests.support import servers
 from tests.support.cli import bloom
-from tests.support.crawls import BASE_SETTINGS, BLOOM, ROOT, Crawl, with_modules
+from tests.support.crawls import BASE_SETTINGS, BLOOM, Crawl, run_script
 from tests.support.sites import Site
 from tests.support.workspace import contents, in_redis, make_queue, shared_filter, write_urls
 
@@ -181,15 +178,7 @@ TWO_CRAWLERS = """
 def test_two_crawlers_of_one_process_cannot_share_a_job_either(tree: Site, tmp_path: Path) -> None:
     """The second one is refused, and does not let go of what the first one holds."""
     settings = {**BASE_SETTINGS, "DUPEFILTER_CLASS": BLOOM, "JOBDIR": "job"}
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TWO_CRAWLERS), json.dumps(settings), tree.url],
-        cwd=tmp_path,
-        env=with_modules(ROOT),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ran = run_script(TWO_CRAWLERS, json.dumps(settings), tree.url, cwd=tmp_path)
     assert ran.stdout.strip() == "['finished', None]", ran.stderr[-3000:]
     told = [
         line for line in ran.stderr.splitlines() if "[scrapy_bloom." in line and "ERROR" in line
@@ -231,21 +220,9 @@ TWO_JOBS = """
 
 def test_two_crawlers_of_one_process_have_a_job_each(tree: Site, tmp_path: Path) -> None:
     """Both jobs go on after a kill, and each crawls all pages."""
-
-    def run(dies_at: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(TWO_JOBS), tree.url, str(dies_at)],
-            cwd=tmp_path,
-            env=with_modules(ROOT),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    assert run(PAGES).returncode == -signal.SIGKILL
+    assert run_script(TWO_JOBS, tree.url, PAGES, cwd=tmp_path).returncode == -signal.SIGKILL
     tree.settle()
-    ended = run(0)
+    ended = run_script(TWO_JOBS, tree.url, 0, cwd=tmp_path)
     assert ended.stderr.count("'finish_reason': 'finished'") == 2, ended.stderr
     assert not [line for line in ended.stderr.splitlines() if "] ERROR: " in line]
     assert len(tree.hits) == PAGES

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -43,6 +46,19 @@ def with_modules(directory: Path) -> dict[str, str]:
     """The environment of a process that imports modules from a directory, before others."""
     paths = filter(None, [os.fspath(directory), os.environ.get("PYTHONPATH")])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run_script(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script that may import tests.support."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        cwd=cwd,
+        env=with_modules(ROOT),
+        capture_output=True,
+        text=True,
+        timeout=2 * LIMIT,
+        check=False,
+    )
 
 
 _started: list[Scrapy] = []

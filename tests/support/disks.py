@@ -7,7 +7,13 @@ import shutil
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.support.machine import REQUIRED
 
 SIZE = 64 << 20
 _SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
@@ -135,6 +141,22 @@ class FailingDisk(Disk):
                 if time.monotonic() >= end_of_wait:
                     raise
                 time.sleep(0.1)
+
+
+_D = TypeVar("_D", bound=Disk)
+
+
+@contextlib.contextmanager
+def mounted(kind: type[_D], directory: Path) -> Iterator[_D]:
+    """A disk of a test, which is skipped where none can be mounted, unless it has to be."""
+    try:
+        disk = kind(directory)
+    except OSError as error:
+        if "small-disk" in REQUIRED:
+            raise
+        pytest.skip(f"no disk can be mounted: {error}")
+    yield disk
+    disk.end()
 
 
 def _extents(file: Path) -> list[tuple[int, int]]:

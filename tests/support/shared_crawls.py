@@ -105,6 +105,12 @@ class SharedCrawl:
         )
         return self.workers
 
+    def interrupt(self, worker: Crawl) -> None:
+        """Pause a worker: the site answers what it has in flight, and nothing before."""
+        self.site.hold_after(0)
+        worker._held_by = self.site
+        assert worker.interrupt() == 0, worker.output
+
     def finish(self, *workers: Crawl, reason: str = "finished") -> None:
         """Have the site answer, and wait for workers, or else all, to end well."""
         self.site.release()
