@@ -193,7 +193,7 @@ def test_requests_that_are_recorded_or_forgotten_at_their_end(tmp_path: Path) ->
     scheduled, crawled = crawls
     for crawl, site in zip(crawls, sites, strict=True):
         told = 0
-        for answers in (4, 4, 4, 3, math.inf):  # each time, there is something new
+        for answers in (8, 3, 4, math.inf):  # some of them fail each time, in whatever order
             _wait_for_lines(crawl, told + 1)
             told = len(figures(crawl.output))
             site.hold_after(answers)
