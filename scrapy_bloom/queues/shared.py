@@ -244,17 +244,17 @@ class SharedStore:
     def _words(self, batch: SharedBatch) -> list[Any]:
         filter_ = self.filter
         words: list[Any] = [filter_.id, filter_.version]
-        words += [self._worker, self._number + 1, self._lease_ms, *filter_.header()]
-        words.append(len(batch.found) + len(batch.recorded))
+        words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
+        words.append(len(batch.found))
         for index, found in enumerate(batch.found):
             kind = (
                 "u" if index in batch.unconditional else "?" if index in batch.unrecorded else "n"
             )
-            kind += str(int(found.newest_first))
-            bits = filter_.bits_of(found.fingerprint) if found.fingerprint is not None else b""
-            words += [kind, order_of(found), found.fingerprint or b"", bits, found.data]
+            words += [kind, int(found.newest_first), order_of(found), found.data]
+            words += filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b""]
+        words.append(len(batch.recorded))
         for fingerprint in batch.recorded:
-            words += ["n", b"", fingerprint, filter_.bits_of(fingerprint), b""]
+            words += filter_.bits_of(fingerprint)
         words += [len(batch.forgotten), *batch.forgotten]
         for ids in (batch.done, batch.set_aside):
             # Numbers begin anew with each worker, and so do tokens.

@@ -1,125 +1,156 @@
-"""The script that applies a batch to a filter and its queue; see `scrapy_bloom.redis.scripts`."""
+"""The scripts that apply a batch, to a filter and its queue, or to a filter alone.
+
+`scrapy_bloom.redis.scripts` lists the fields and the layout of a member.
+"""
 
 from scrapy_bloom.redis.scripts import BASE, MOVES
 
-# id, version, worker (or mirror, or ''), number, lease in ms (of a mirror, 1 if this feeds it, else
-# 0: the number is that of the batch before); generations: how many, the number of
-# the newest, and of each, newest first: id, hashes, blocks; requests found: how many, and of each:
-# kind, order, fingerprint, bits, data; fingerprints to forget, tokens done, tokens set aside: how
-# many, and these; how many to take, 1 by slots, slots and downloads: how many, and these; 1 to take
-# a suspect although the worker has other requests, 1 to take none; 1 to run start(), 1 if start()
-# is through, 1 if the crawl is over. Without a worker, nothing follows what to forget.
+# Before the fingerprints of a batch comes how many generations there are, and the hashes of each,
+# oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as many as the
+# most of the generations need), and for each generation by the key that has its block, the length
+# of that key in bytes, and the first bit of the block in it.
 #
-# A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded;
-# then "1": newest first, or "0". An order is what a member begins with, up to its position; '' if
-# it is only recorded. Bits are a block for each generation (4 bytes), then as many positions as the
-# most of them need (2 bytes each). An answer is "n": new, "f": forgotten, so new once more, or the
-# place in the list of generations of one that has it, as a character. A batch whose reply was lost
-# is answered without these.
-#
-# A crawl without this queue is no worker. Its batches are numbered as well if they feed a mirror:
-# so it learns that the server has lost some.
-_FILTER = r"""
-local id, version, me, batch, lease = arg(), arg(), arg(), number(), number()
-local has_queue, has_mirror = #me == 16, me ~= '' and #me < 16
-local number_of_generations, newest_count = number(), 'count:' .. arg()
-local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', newest_count,
-                   'mirror:' .. me)
-if not state[1] or state[1] ~= id then return {'other', state[1]} end
-local is_retry, is_numbered = false, false
-if has_queue then
-  local last = tonumber(call('HGET', workers, me .. ':number'))
-  if not last or batch > last + 1 then return {'back'} end
-  if batch < last then return {'old'} end
-  is_retry = batch == last
-  local entries = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
-      + call('ZCARD', dead) + call('ZCARD', aside)
-  if entries < (tonumber(state[3]) or 0) - (tonumber(state[4]) or 0) then return {'lost'} end
-elseif has_mirror then
-  local last = tonumber(string.match(state[7] or '0', '^%d+'))
-  is_numbered = lease == 1
-  if batch ~= last and not (is_numbered and batch == last + 1) then return {'back'} end
+# The answer is "n": new, "f": forgotten, so new once more, or the place of a generation that has
+# it, as a character.
+_BITS = r"""
+local any_forgotten = call('EXISTS', forgotten) == 1
+local hashes, most = {}, 0
+for place = 1, number() do
+  hashes[place] = number()
+  most = math.max(most, hashes[place])
 end
-if state[2] ~= version and not is_retry then return {'version', state[2]} end
+local layout = '>' .. string.rep('H', most)
+local whole, words, recorded = {}, {}, 0
 
-local generations, answers, died, expired = {}, {}, {}, {}
-local counts = {state[5], state[6]}
+-- Of the fingerprint that was read last; the key and the bit are those of the newest generation.
+local fingerprint, positions, key, first, is_set
 
+local function has_all(hashes)
+  for index = 1, hashes do
+    if call('GETBIT', key, first + positions[index]) == 0 then return false end
+  end
+  return true
+end
+
+-- Reads a fingerprint ('' for none), and returns the answer; nil if a key was lost.
+local function look_up()
+  local answer, length = 'n', nil
+  fingerprint, is_set = arg(), false
+  if fingerprint == '' then
+    is_set = true
+    return answer
+  end
+  positions = {struct.unpack(layout, arg())}
+  for place, hashes in ipairs(hashes) do
+    key, length, first = arg(), number(), number()
+    if whole[key] == nil then whole[key] = call('STRLEN', key) == length end
+    if not whole[key] then return nil end
+    if has_all(hashes) then answer, is_set = string.char(place), true end
+  end
+  if any_forgotten and call('ZSCORE', forgotten, fingerprint) then answer = 'f' end
+  return answer
+end
+
+-- Sets the bits by one command: each takes its time. What is new is not forgotten any more.
+local function record(answer)
+  if not is_set then
+    local last = 4 * hashes[#hashes]
+    for index = 4, last, 4 do
+      words[index - 3], words[index - 2], words[index] = 'SET', 'u1', '1'
+      words[index - 1] = first + positions[index / 4]
+    end
+    call('BITFIELD', key, unpack(words, 1, last))
+    recorded = recorded + 1
+  end
+  if answer == 'f' then call('ZREM', forgotten, fingerprint) end
+end
+"""
+
+# id, version, field of the newest generation's count, field of the mirror ('' without one), number
+# of the batch, what that field is set to (its number and the time in seconds; '' if the number is
+# that of the batch before, since nothing of this one feeds the mirror), "?" if nothing is recorded;
+# the generations; fingerprints.
+_RECORD = r"""
+local id, version, count_field, mirror, batch, noted, is_question =
+  arg(), arg(), arg(), arg(), number(), arg(), arg() == '?'
+local forgotten = KEYS[2]
+local state = call('HMGET', filter, 'id', 'version', 'forgets', count_field, mirror)
+if state[1] ~= id then return {'other'} end
+local last = tonumber(string.match(state[5] or '0', '^%d+'))
+if mirror ~= '' and batch ~= last and not (noted ~= '' and batch == last + 1) then
+  return {'back'}
+end
+if state[2] ~= version then return {'version'} end
+if mirror ~= '' and not state[5] then  -- a new one: remove those of crawls that were killed
+  local now, fields = string.match(noted, '%d+$'), call('HGETALL', filter)
+  for index = 1, #fields, 2 do
+    local last_used = string.match(fields[index + 1], '^%d+ (%d+)$')
+    if string.sub(fields[index], 1, 7) == 'mirror:' and last_used and now - last_used > 604800 then
+      call('HDEL', filter, fields[index])
+    end
+  end
+end
+local forgets, count, answers = state[3], state[4], {}
+"""
+
+_ANSWER = r"""
+while at < #ARGV do
+  local answer = look_up()
+  if not answer then return {'lost'} end
+  answers[#answers + 1] = answer
+  if (answer == 'n' or answer == 'f') and not is_question then record(answer) end
+end
+if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
+if noted ~= '' then call('HSET', filter, mirror, noted) end
+return {'ok', table.concat(answers), forgets, count}
+"""
+
+# id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
+# requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
+# fingerprint or ''; fingerprints that are recorded without a request, those to forget, tokens done,
+# tokens set aside: how many, and these; how many to take, 1 by slots, slots and downloads: how
+# many, and these; 1 to take a suspect although the worker has other requests, 1 to take none; 1 to
+# run start(), 1 if start() is through, 1 if the crawl is over.
+#
+# A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
+# order is what a member begins with, up to its position. A batch whose reply was lost is answered
+# without the answers to what was found.
+_BATCH = r"""
+local id, version, me, batch, lease, count_field =
+  arg(), arg(), arg(), number(), number(), arg()
+local forgotten = KEYS[8]
+local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
+if state[1] ~= id then return {'other'} end
+local last = tonumber(call('HGET', workers, me .. ':number'))
+if not last or batch > last + 1 then return {'back'} end
+if batch < last then return {'old'} end
+local entries = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
+    + call('ZCARD', dead) + call('ZCARD', aside)
+if entries < (tonumber(state[3]) or 0) - (tonumber(state[4]) or 0) then return {'lost'} end
+local is_retry = batch == last
+if state[2] ~= version and not is_retry then return {'version'} end
+
+local pushed, forgets, count = tonumber(state[3]) or 0, state[5], state[6]
+local answers, died, expired = {}, {}, {}
 local function taken_by_this()
   local numbered = me .. struct.pack('>I6', batch)
   return call('ZRANGEBYLEX', leased, '[' .. numbered, '(' .. numbered .. '\255')
 end
 
 local function reply(entries)
-  if is_numbered then call('HSET', filter, 'mirror:' .. me, batch .. ' ' .. time[1]) end
-  if not has_queue then return {'ok', table.concat(answers), counts} end
   call('HSET', workers, me, now + lease, me .. ':number', batch)
-  state = call('HMGET', filter, 'pushed', 'done', 'start', 'ended')
+  local state = call('HMGET', filter, 'pushed', 'done', 'start', 'ended')
   local waiting = call('ZCARD', pending)
-  return {'ok', table.concat(answers), counts,
+  return {'ok', table.concat(answers), {forgets, count},
           entries, state[3] or '', waiting + call('ZCARD', suspects) + call('ZCARD', leased),
           waiting, held_by(me), state[1] or '0', state[2] or '0', state[4] or '', died, expired,
           call('HEXISTS', workers, me .. ':suspect')}
 end
 
 if is_retry then return reply(taken_by_this()) end
+"""
 
-if has_mirror and not state[7] then  -- a new one: remove those of crawls that were killed
-  local fields = call('HGETALL', filter)
-  for index = 1, #fields, 2 do
-    local last_used = string.match(fields[index + 1], '^%d+ (%d+)$')
-    if string.sub(fields[index], 1, 7) == 'mirror:' and last_used
-        and time[1] - last_used > 604800 then
-      call('HDEL', filter, fields[index])
-    end
-  end
-end
-
-for index = 1, number_of_generations do
-  generations[index] = {id = arg(), hashes = number(), blocks = number()}
-end
-local blocks_key = '{' .. filter .. '}:blocks:'
-local whole = {}
-
--- The key of a generation's bits, and where its block begins there; nil if the key was lost. A key
--- has 127 blocks (CHUNK_BLOCKS).
-local function place_of(index, bits)
-  local generation, block = generations[index], struct.unpack('>I4', bits, 4 * index - 3)
-  local chunk = math.floor(block / 127)
-  local key = blocks_key .. generation.id .. ':' .. chunk
-  if whole[key] == nil then
-    local size = math.min(127, generation.blocks - 127 * chunk) * 8192
-    whole[key] = call('STRLEN', key) == size
-  end
-  if not whole[key] then return nil end
-  return key, block % 127 * 65536
-end
-
--- Whether one of the bits of a fingerprint is not set.
-local function has_clear(key, base, bits, hashes)
-  local from = 4 * #generations + 1
-  for index = 0, hashes - 1 do
-    local bit = base + struct.unpack('>H', bits, from + 2 * index)
-    if call('GETBIT', key, bit) == 0 then return true end
-  end
-  return false
-end
-
-local bitfield = {}
-for index = 1, 4 * (generations[1] and generations[1].hashes or 0), 4 do
-  bitfield[index], bitfield[index + 1], bitfield[index + 3] = 'SET', 'u1', '1'
-end
-
--- Sets the bits of a fingerprint in the newest generation, by one command: each takes its time.
-local function record(key, base, bits)
-  local from = 4 * #generations + 1
-  for index = 0, generations[1].hashes - 1 do
-    bitfield[4 * index + 3] = base + struct.unpack('>H', bits, from + 2 * index)
-  end
-  call('BITFIELD', key, unpack(bitfield))
-end
-
-local pushed = tonumber(state[3]) or 0
+_FOUND = r"""
 local function enqueue(order, newest_first, data)
   local position = pushed + 1
   if newest_first then position = 2^53 - position end
@@ -127,39 +158,25 @@ local function enqueue(order, newest_first, data)
   pushed = call('HINCRBY', filter, 'pushed', 1)
 end
 
-local any_forgotten = call('EXISTS', forgotten) == 1
 for index = 1, number() do
-  local kind, order, fingerprint, bits, data = arg(), arg(), arg(), arg(), arg()
-  local answer, has_bits, key, base = 'n', false, nil, nil
-  if bits ~= '' then
-    for place = #generations, 1, -1 do  -- the newest last
-      key, base = place_of(place, bits)
-      if not key then return {'lost'} end
-      if not has_clear(key, base, bits, generations[place].hashes) then
-        answer, has_bits = string.char(place), true
-      end
-    end
-    if any_forgotten and call('ZSCORE', forgotten, fingerprint) then answer = 'f' end
-  end
-  local is_new, what = answer == 'n' or answer == 'f', string.sub(kind, 1, 1)
-  if order ~= '' and (is_new or what == 'u') then
-    enqueue(order, string.sub(kind, 2, 2) == '1', data)
-  end
-  if bits ~= '' and is_new and what ~= '?' then
-    if not has_bits then
-      record(key, base, bits)
-      counts[2] = call('HINCRBY', filter, newest_count, 1)
-    end
-    -- What is new is not forgotten any more.
-    if answer == 'f' then call('ZREM', forgotten, fingerprint) end
-  end
+  local kind, newest_first, order, data = arg(), arg() == '1', arg(), arg()
+  local answer = look_up()
+  if not answer then return {'lost'} end
+  local is_new = answer == 'n' or answer == 'f'
+  if is_new or kind == 'u' then enqueue(order, newest_first, data) end
+  if is_new and kind ~= '?' then record(answer) end
   answers[index] = answer
 end
+for _ = 1, number() do
+  local answer = look_up()
+  if not answer then return {'lost'} end
+  if answer == 'n' or answer == 'f' then record(answer) end
+end
+if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
 
 local number_forgotten = number()
 for _ = 1, number_forgotten do call('ZADD', forgotten, now / 1000, arg()) end
-if number_forgotten > 0 then counts[1] = call('HINCRBY', filter, 'forgets', 1) end
-if not has_queue then return reply() end
+if number_forgotten > 0 then forgets = call('HINCRBY', filter, 'forgets', 1) end
 """
 
 _LEASES = r"""
@@ -348,5 +365,5 @@ end
 return reply(entries)
 """
 
-RECORD = BASE + _FILTER  # without a worker
-BATCH = BASE + MOVES + _FILTER + _LEASES + _TAKE
+RECORD = BASE + _RECORD + _BITS + _ANSWER  # without a queue
+BATCH = BASE + MOVES + _BATCH + _BITS + _FOUND + _LEASES + _TAKE

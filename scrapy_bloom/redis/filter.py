@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
@@ -25,7 +26,7 @@ from scrapy_bloom.job.requests_seen import import_seen, open_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.scripts import block_key, keys_of
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,6 @@ NEW = ("n", "f")  # answers to what was not recorded, or was forgotten
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
 _KEYS_AT_ONCE = 64  # made at once, before the draft is renewed
 _DRAFT_MS = 60_000  # without a sign of life: whoever made it has died
-_NAME_BYTES = 8  # of a mirror: fewer than a worker's
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another makes the first generation
 
@@ -55,6 +55,14 @@ class _Lookup(NamedTuple):
     locate: Callable[[bytes], Hashed]
     recent: Recent
     mirrors: Sequence[BloomFilter]  # the newest first
+
+
+class _Layout(NamedTuple):
+    """Where the bits of a fingerprint are, as scripts are told it."""
+
+    fields: Sequence[Any]  # of the newest generation's count, and the hashes of all, oldest first
+    pack: Callable[..., bytes]  # of the positions in a block
+    keys: Sequence[tuple[int, Sequence[tuple[str, int]]]]  # of each: blocks, keys and their lengths
 
 
 class SharedFilter:
@@ -91,6 +99,7 @@ class SharedFilter:
         self.server = server
         self.key = key
         self.keys = keys_of(key)
+        self._record_keys = [self.keys[0], self.keys[-1]]  # all that a crawl without a queue names
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
         self.info = FilterInfo.of(origin, 0.0, shards)
@@ -103,10 +112,8 @@ class SharedFilter:
         self._clock = clock
         self._shards = shards
         self._server_ahead = 0.0  # its clock, of our monotonic one
-        self._header: Sequence[Any] = ()
-        self._pack = struct.Struct("")
         # Replies feed the mirrors, so batches are numbered: a server that has lost some says so.
-        self._name_of_mirror, self._number = "", 0
+        self._field_of_mirror, self._number = "", 0
         self._know_nothing()
 
     # Joining.
@@ -194,11 +201,22 @@ class SharedFilter:
             add_mirrors(live, salt, self._shards)
         most = max(each.geometry.num_hashes for each in live)
         mirrors = [each.mirror for each in reversed(live) if each.mirror]
-        self._lookup = _Lookup(make_hasher(salt, most), Recent(_MOST_RECENT), mirrors)
-        self._pack = struct.Struct(f">{len(live)}I{most}H")
-        self._header = [len(live), live[-1].number]
-        for each in reversed(live):
-            self._header += [each.id, each.geometry.num_hashes, each.geometry.num_blocks]
+        locate = _remembering(make_hasher(salt, most))
+        self._lookup = _Lookup(locate, Recent(_MOST_RECENT), mirrors)
+        self._layout = _Layout(
+            [f"count:{live[-1].number}", len(live), *(each.geometry.num_hashes for each in live)],
+            struct.Struct(f">{most}H").pack,
+            [
+                (
+                    each.geometry.num_blocks,
+                    [
+                        (self.chunk_key(each, chunk), each.chunk_bytes(chunk))
+                        for chunk in range(each.num_chunks)
+                    ],
+                )
+                for each in live
+            ],
+        )
         self.live = live
 
     def _create(self, importable: Path | None, ours: str) -> bool:
@@ -230,15 +248,20 @@ class SharedFilter:
     def _script(self, text: str, *args: Any) -> Any:
         return self.server.script(text, self.keys, *args)
 
-    def header(self) -> Sequence[Any]:
-        """Return the words of a batch that describe the generations, the newest first."""
-        return self._header
+    @property
+    def layout(self) -> Sequence[Any]:
+        """Return the words of a batch that describe the generations."""
+        return self._layout.fields
 
-    def bits_of(self, fingerprint: bytes) -> bytes:
-        """Return the bits of a fingerprint in all generations, as a batch has them."""
+    def bits_of(self, fingerprint: bytes) -> list[Any]:
+        """Return the words of a batch that describe a fingerprint, and where its bits are."""
         block_hash, positions = self._lookup.locate(fingerprint)
-        blocks = [block_of(block_hash, each.geometry.num_blocks) for each in reversed(self.live)]
-        return self._pack.pack(*blocks, *positions)
+        words: list[Any] = [fingerprint, self._layout.pack(*positions)]
+        for num_blocks, keys in self._layout.keys:
+            chunk, block = divmod(block_of(block_hash, num_blocks), CHUNK_BLOCKS)
+            words += keys[chunk]
+            words.append(block * BLOCK_BITS)
+        return words
 
     def knows(self, fingerprint: bytes) -> bool:
         """Return whether a mirror has a fingerprint; nothing is asked."""
@@ -246,9 +269,10 @@ class SharedFilter:
         if fingerprint in recent:
             return True
         block_hash, positions = locate(fingerprint)
-        if any(each.has_hashed(block_hash, positions) for each in mirrors):
-            recent.add(fingerprint)
-            return True
+        for each in mirrors:  # mostly one: any() would take as long again
+            if each.has_hashed(block_hash, positions):
+                recent.add(fingerprint)
+                return True
         return False
 
     def note(self, fingerprint: bytes, answer: str) -> None:
@@ -258,7 +282,7 @@ class SharedFilter:
         """
         if answer == "f":
             return
-        generation = self.live[-1 if answer in NEW else -ord(answer)]
+        generation = self.live[-1 if answer in NEW else ord(answer) - 1]
         if generation.mirror is not None:
             block_hash, positions = self._lookup.locate(fingerprint)
             generation.mirror.add_hashed(block_hash, positions[: generation.geometry.num_hashes])
@@ -272,14 +296,15 @@ class SharedFilter:
         while True:
             # What feeds no mirror has no number of its own: nothing is lost if it is forgotten. But
             # the first batch has one, so a server that takes no writes refuses it at the start.
-            is_numbered = bool(fingerprints) or not self._number
+            is_numbered = bool(self._mirror and (fingerprints or not self._number))
             number = self._number + is_numbered
-            words: list[Any] = [self.id, self.version, self._name_of_mirror, number]
-            words.append(int(is_numbered))
-            words += [*self._header, len(fingerprints)]
+            noted = f"{number} {int(self.now())}" if is_numbered else ""
+            count_field, *hashes = self._layout.fields
+            words = [self.id, self.version, count_field, self._field_of_mirror, number, noted]
+            words += [kind, *hashes]
             for each in fingerprints:
-                words += [kind, "", each, self.bits_of(each), ""]
-            answer = self.server.script(RECORD, self.keys[:1], *words, 0)
+                words += self.bits_of(each)
+            answer = self.server.script(RECORD, self._record_keys, *words)
             if answer[0] == b"ok":
                 break
             if answer[0] == b"lost":
@@ -288,12 +313,12 @@ class SharedFilter:
                 raise WentBackError(f"{self.server.address} has lost changes of {self.name}")
             self.refresh()  # which raises the error if it is another filter
         self._number = number
-        _, answers, counts = answer
-        for each, letter in zip(fingerprints, answers.decode(), strict=True):
+        answers = str(answer[1].decode())
+        for each, letter in zip(fingerprints, answers, strict=True):
             if kind != "?" or letter not in NEW:
                 self.note(each, letter)
-        self.note_counts(*counts)
-        return str(answers.decode())
+        self.note_counts(*answer[2:])
+        return answers
 
     def note_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
         """Note what a batch has told of the filter: it was forgotten how often, and its count."""
@@ -321,13 +346,13 @@ class SharedFilter:
 
     def _begin_mirrors(self) -> None:
         """Number batches from 1 on, under a name that the server has not met."""
-        self._name_of_mirror = secrets.token_hex(_NAME_BYTES // 2) if self._mirror else ""
+        self._field_of_mirror = f"mirror:{secrets.token_hex(4)}" if self._mirror else ""
         self._number = 0
 
     def leave(self) -> None:
         """Have the server forget the mirrors' name."""
-        if self._number and self._name_of_mirror:
-            self.server.send("HDEL", self.key, f"mirror:{self._name_of_mirror}", patient=False)
+        if self._number:
+            self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
 
     # The generations: see `Generations`.
 
@@ -484,6 +509,21 @@ class SharedFilter:
 
     def _drop_draft(self, generation_id: str) -> None:
         self.server.send("HDEL", self.key, f"draft:{generation_id}")
+
+
+def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
+    """Return a hash function that remembers its last result: a new fingerprint is hashed thrice."""
+    last: tuple[bytes, Hashed] = (b"", locate(b""))  # replaced as a whole, by any thread
+
+    def located(fingerprint: bytes) -> Hashed:
+        nonlocal last
+        known, hashed = last
+        if known is not fingerprint:
+            hashed = locate(fingerprint)
+            last = fingerprint, hashed
+        return hashed
+
+    return located
 
 
 def _counted_words(fields: dict[str, str]) -> list[Any]:

@@ -46,7 +46,7 @@ def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes
     """Return the blocks of a generation, key by key; raises a StorageError if one was lost."""
     for chunk in range(generation.num_chunks):
         data = filter_.server.send("GET", filter_.chunk_key(generation, chunk))
-        if data is None or len(data) != _size(generation, chunk):
+        if data is None or len(data) != generation.chunk_bytes(chunk):
             raise _lost(filter_, generation)
         yield data
 
@@ -118,7 +118,7 @@ class RedisReader:
         # Of a key that was lost, each bit is 0.
         lengths = [("STRLEN", self._filter.chunk_key(generation, chunk)) for chunk in used]
         answers = self._server.batches([*commands, *lengths])
-        if answers[len(commands) :] != [_size(generation, chunk) for chunk in used]:
+        if answers[len(commands) :] != [generation.chunk_bytes(chunk) for chunk in used]:
             raise _lost(self._filter, generation)
         return [all(answer) for answer in answers[: len(commands)]]
 
@@ -217,10 +217,6 @@ def opened_reader(
     """Return a filter's reader, whether it is split or not: see `RedisReader`."""
     readers = [RedisReader(server, each, window=window) for each in shard_keys(server, key)]
     return readers[0] if len(readers) == 1 else ShardedReader(readers)
-
-
-def _size(generation: RedisGeneration, chunk: int) -> int:
-    return len(generation.blocks(chunk)) * generation.geometry.block_bytes
 
 
 def _lost(filter_: SharedFilter, generation: RedisGeneration) -> StorageError:

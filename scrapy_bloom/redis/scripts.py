@@ -56,12 +56,7 @@ WORKER_BYTES, TOKEN_BYTES = 16, 8
 
 BASE = r"""
 local call = redis.call
-local filter, pending, leased, workers = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local suspects, dead, aside = KEYS[5], KEYS[6], KEYS[7]
-local forgotten = '{' .. filter .. '}:forgotten'  -- a crawl without this queue names no others
-local MOST_DEATHS = 3
-local time = call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local filter = KEYS[1]
 
 local at = 0
 local function arg()
@@ -76,6 +71,12 @@ end
 """
 
 MOVES = r"""
+local pending, leased, workers = KEYS[2], KEYS[3], KEYS[4]
+local suspects, dead, aside = KEYS[5], KEYS[6], KEYS[7]
+local MOST_DEATHS = 3
+local time = call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
 -- What a script may still move, so that it takes no longer than 5 ms: a further request, and bytes.
 local moves, bytes = 100, 262144
 local function may_move()
@@ -318,7 +319,7 @@ local id, new = arg(), arg()
 local there = call('HGET', filter, 'id')
 if there then return {'ok', there} end
 if not is_live(new) then return {'draft', ''} end
-call('UNLINK', pending, leased, workers, suspects, dead, aside, forgotten)
+call('UNLINK', unpack(KEYS, 2))
 call('HDEL', filter, 'draft:' .. new)
 local fields = {'id', id}
 for index = 3, 2 * number() + 2 do fields[index] = arg() end
@@ -332,7 +333,7 @@ REMOVE = (
     COMMON
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
-call('UNLINK', filter, pending, leased, workers, suspects, dead, aside, forgotten)
+call('UNLINK', unpack(KEYS))
 return {'ok'}
 """
 )

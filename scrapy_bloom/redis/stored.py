@@ -96,6 +96,10 @@ class RedisGeneration(Generation):
         start = chunk * CHUNK_BLOCKS
         return range(start, min(start + CHUNK_BLOCKS, self.geometry.num_blocks))
 
+    def chunk_bytes(self, chunk: int) -> int:
+        """Return the length of one of its keys."""
+        return len(self.blocks(chunk)) * self.geometry.block_bytes
+
     @property
     def fields(self) -> dict[str, str]:
         """Its fields of the hash."""
