@@ -19,6 +19,8 @@ class Found(NamedTuple):
         priority: any integer, clipped to 64 bits; higher ones are taken first.
         rank: -128 to 127; lower ones are taken first within a priority.
         newest_first: of those with one priority and rank, the last one is taken first.
+        kind: with a fingerprint, in a shared queue: it is queued if that is "n": new, and recorded
+            then; "?": new, which is not recorded; "u": new or not.
     """
 
     data: bytes
@@ -27,6 +29,7 @@ class Found(NamedTuple):
     priority: int = 0
     rank: int = 0
     newest_first: bool = True
+    kind: str = "n"
 
 
 @dataclass

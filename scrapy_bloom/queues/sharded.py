@@ -159,13 +159,8 @@ class ShardedStore:
             )
             for _ in self._stores
         ]
-        for index, found in enumerate(batch.found):
-            part = parts[shard_of_request(found, self.shards)]
-            if index in batch.unconditional:
-                part.unconditional.add(len(part.found))
-            if index in batch.unrecorded:
-                part.unrecorded.add(len(part.found))
-            part.found.append(found)
+        for found in batch.found:
+            parts[shard_of_request(found, self.shards)].found.append(found)
         for each in self._waiting.recorded:
             parts[shard_of(each, self.shards)].recorded.append(each)
         for each in batch.forgotten:

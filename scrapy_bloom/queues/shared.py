@@ -65,9 +65,7 @@ class SharedBatch:
     """What a worker has to tell, and wants to have: `MAX_BATCH` changes at most.
 
     Attributes:
-        found: requests to be queued; those with a fingerprint only if that is new.
-        unconditional: indexes of those that are queued even if it is not.
-        unrecorded: indexes of those whose fingerprint is not recorded.
+        found: requests to be queued.
         recorded: fingerprints that are recorded without a request.
         forgotten: fingerprints that are to be crawled again.
         done, set_aside: ids of requests that were taken; of those that are no longer this worker's,
@@ -82,8 +80,6 @@ class SharedBatch:
     """
 
     found: list[Found] = field(default_factory=list)
-    unconditional: set[int] = field(default_factory=set)
-    unrecorded: set[int] = field(default_factory=set)
     recorded: list[bytes] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
     done: list[bytes] = field(default_factory=list)
@@ -246,11 +242,8 @@ class SharedStore:
         words: list[Any] = [filter_.id, filter_.version]
         words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
         words.append(len(batch.found))
-        for index, found in enumerate(batch.found):
-            kind = (
-                "u" if index in batch.unconditional else "?" if index in batch.unrecorded else "n"
-            )
-            words += [kind, int(found.newest_first), order_of(found), found.data]
+        for found in batch.found:
+            words += [found.kind, int(found.newest_first), order_of(found), found.data]
             words += filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b""]
         words.append(len(batch.recorded))
         for fingerprint in batch.recorded:
@@ -271,7 +264,7 @@ class SharedStore:
         answers = raw.decode()
         self.pending, self.held, self.ended_at = pending, held, _seconds(ended)
         for index, found in enumerate(batch.found):
-            if found.fingerprint is not None and index not in batch.unrecorded:
+            if found.fingerprint is not None and found.kind != "?":
                 self.filter.note(found.fingerprint, answers[index] if answers else "n")
         for fingerprint in batch.recorded:
             self.filter.note(fingerprint, "n")

@@ -15,7 +15,7 @@ CHANGES = st.one_of(
 
 
 def entry(data: bytes, fingerprint: bytes | None = None, kind: str = "n") -> Entry:
-    return Entry(Found(data, fingerprint), None, kind, has_parent=True)
+    return Entry(Found(data, fingerprint, kind=kind), None, has_parent=True)
 
 
 @given(st.lists(st.tuples(CHANGES, st.integers(1, 40)), max_size=20))
@@ -42,9 +42,7 @@ def test_batches_are_bounded_and_in_order(wanted: list) -> None:
         told += len(names)
         assert 0 < len(names) <= MAX_BATCH
         assert len(found) <= 1 or sum(len(each.data) for each in batch.found) <= MAX_BATCH_BYTES
-        for index, name in enumerate(found):
-            is_kind = (index in batch.unconditional, index in batch.unrecorded)
-            assert is_kind == (kinds[name] == "u", kinds[name] == "?")
+        assert all(each.kind == kinds[each.data.strip()] for each in batch.found)
         assert [each.found for each in batch.entries] == batch.found
     assert told == number
     assert (collected.found, collected.has_room, collected.fills_a_batch) == (0, True, False)

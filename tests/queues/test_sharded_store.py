@@ -70,6 +70,10 @@ def page(number: int) -> Found:
     return Found(b"%d" % number, b"page %d" % number)
 
 
+def of_kinds(kinds: dict[int, str]) -> list[Found]:
+    return [page(number)._replace(kind=kinds.get(number, "n")) for number in range(10)]
+
+
 def pages_of(shard: int, number: int) -> list[Found]:
     """So many pages of one shard."""
     all_pages = (page(each) for each in range(1000))
@@ -91,9 +95,8 @@ def test_answers_are_in_the_order_of_the_batch(shards: Shards) -> None:
 
 def test_kinds_of_requests(shards: Shards) -> None:
     store = shards.open()
-    found = [page(number) for number in range(10)]
-    store.apply(SharedBatch([*found], unrecorded={1, 3}))
-    reply = store.apply(SharedBatch([*found], unconditional={8, 9}))
+    store.apply(SharedBatch(of_kinds({1: "?", 3: "?"})))
+    reply = store.apply(SharedBatch(of_kinds({8: "u", 9: "u"})))
     assert [index for index, answer in enumerate(reply.answers) if answer == "n"] == [1, 3]
     assert reply.pending == 14
 
@@ -186,7 +189,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
 
 
 def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
-    entries = [Entry(page(each), None, "n", has_parent=True) for each in pages]
+    entries = [Entry(page(each), None, has_parent=True) for each in pages]
     reply = Reply(*("n" * len(pages), [], False, True, 0, 0, 0, False, (0, 0), 0.0, [], [], number))
     return Parcel(entries=entries), reply
 

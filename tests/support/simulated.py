@@ -252,7 +252,7 @@ class Worker:
         self._unsent.add(page)
         slot = "ab"[page % 2] if self.world.by_slot else ""
         found = Found(b"%d" % page, fingerprint if is_filtered else None, slot, priority=page % 3)
-        self._collected.add_found(Entry(found, None, "n", has_parent=True))
+        self._collected.add_found(Entry(found, None, has_parent=True))
 
     def _exchange(self) -> Reply:
         for each in self.filters:

@@ -28,15 +28,12 @@ class Entry(NamedTuple):
     Attributes:
         found: as it is queued.
         request: for the signal, if it turns out to be a duplicate; None: that would be no news.
-        kind: "n": it is queued if its fingerprint is new, "u": whether it is new or not, "?": if it
-            is new, and that is not recorded.
         has_parent: a callback or errback has yielded it, or start(), or the downloader has replaced
             another one by it. If the server loses it, it is found again.
     """
 
     found: Found
     request: Request | None
-    kind: str
     has_parent: bool
 
 
@@ -114,9 +111,6 @@ class Collected:
                 if each.found.fingerprint in parcel.forgotten:
                     break  # of one batch, what is found comes before what is forgotten
                 nbytes += size
-                if each.kind != "n":
-                    kinds = parcel.unconditional if each.kind == "u" else parcel.unrecorded
-                    kinds.add(len(parcel.found))
                 parcel.found.append(each.found)
                 parcel.entries.append(each)
             elif isinstance(each, bool):
@@ -187,7 +181,7 @@ def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
     """Return whether a batch has queued one of its requests; it had not been seen, for example."""
     return (
         entry.found.fingerprint is None
-        or entry.kind == "u"
+        or entry.found.kind == "u"
         or not reply.answers
         or reply.answers[index] in NEW
     )

@@ -164,9 +164,10 @@ class SharedQueue(SafeQueue):
             kind = "?"
         elif request.meta.get("bloom_filter", True) is not True:
             kind = "u"
+        found = found._replace(kind=kind)
         self._unanswered.update(fingerprints)
         self._is_over = False
-        self._changes.add_found(Entry(found, request, kind, request in self._has_parent))
+        self._changes.add_found(Entry(found, request, request in self._has_parent))
         self._flush_soon.schedule()
         return self.place
 
