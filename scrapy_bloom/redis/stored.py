@@ -32,11 +32,10 @@ MAX_MIRROR_BYTES = 1 << 30  # of all generations together; the server is asked f
 _FIGURES = ("capacity", "error_rate", "created_at", "open_until")
 _MOST = 1 << 63  # integers are below it
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
-_ID = re.compile(r"[0-9a-f]{16}")
-_SALT = re.compile(rf"[0-9a-f]{{{2 * SALT_BYTES}}}")
-_HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")  # JSON may hold one, and no file or terminal
-_COUNT = re.compile(rb"[0-9]{1,18}")
-_DRAFT = re.compile(r"\[[0-9]{1,7}, [0-9]{1,15}\]")  # how many keys, and since when in ms
+_ID = re.compile(rb"[0-9a-f]{16}")
+_SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
+_NUMBER = re.compile(rb"[0-9]{1,18}")
+_DRAFT = re.compile(rb"\[[0-9]{1,7}, [0-9]{1,15}\]")  # how many keys, and since when in ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +135,6 @@ class Stored:
     version: str
     info: FilterInfo
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    forgets: int  # how often fingerprints were forgotten
     held_from: float  # see `Generations`
 
 
@@ -144,71 +142,45 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
     """Return what all fields of a hash say.
 
     Raises:
-        StorageError: the filter is of a newer format, or has counters.
+        StorageError: the filter is of a newer format.
         ValueError: this is no filter of ours, or a damaged one; it says what is wrong.
     """
-    texts: dict[str, str] = {}
-    for name, value in raw.items():
-        if max(len(name), len(value)) > _LONGEST:
-            raise ValueError(f"its field {name[:60]!a} is far too long")
-        texts[name.decode("utf-8", "backslashreplace")] = value.decode("utf-8", "backslashreplace")
-    for needed in ("id", "version", "filter"):
-        if needed not in texts:
-            raise ValueError(f"it has no field {needed!r}")
-    if not _ID.fullmatch(texts["id"]) or not _ID.fullmatch(texts["version"]):
-        raise ValueError("its id or version is not hexadecimal, or of another length")
-    found = [_content(name, text, raw) for name, text in texts.items()]
-    (info,) = (each for each in found if isinstance(each, FilterInfo))
-    generations = [each for each in found if isinstance(each, RedisGeneration)]
+    name, generations = b"", []
+    try:
+        for name in (b"id", b"version"):
+            _check(_ID, raw[name])
+        name = b"filter"
+        info = _info(raw[name])
+        for name, value in raw.items():
+            if name.startswith(b"draft:"):
+                _check(_DRAFT, value)
+            elif name.startswith(b"gen:"):
+                generations.append(_generation(raw, _number(name[4:])))
+        name = b"held"
+        held = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
+    except KeyError:
+        raise ValueError(f"it has no field {name.decode()!r}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"its field {name[:60]!a}: {str(error)[:200]}") from None
     generations.sort(key=lambda each: each.number)
     numbers = [each.number for each in generations]
     if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
         raise ValueError(f"its generations are {numbers}")
     if len({each.id for each in generations}) < len(generations):
         raise ValueError("two of its generations have one id")
-    forgets = _count(raw.get(b"forgets", b"0"))
-    held = math.inf if b"ended" in raw or b"held" not in raw else _count(raw[b"held"])
-    return Stored(texts["id"], texts["version"], info, generations, forgets, held)
+    return Stored(raw[b"id"].decode(), raw[b"version"].decode(), info, generations, held)
 
 
-def _content(
-    name: str, text: str, raw: Mapping[bytes, bytes]
-) -> FilterInfo | RedisGeneration | None:
-    """Return what a field says, None if it is checked and nobody asks for it here."""
-    try:
-        if name == "filter":
-            return _info(_members(text))
-        if name.startswith("draft:"):
-            _check_draft(text)
-        if number := _number_in(name):
-            return _generation(number, _members(text), raw.get(b"count:%d" % number, b"0"))
-    except ValueError as error:
-        raise ValueError(f"its field {name[:60]!a}: {error}") from None
-    return None
-
-
-def _check_draft(text: str) -> None:
-    if not _DRAFT.fullmatch(text):
-        raise ValueError(f"its value is {text[:60]!a}")
-
-
-def _number_in(name: str) -> int:
-    kind, _, number = name.partition(":")
-    return int(number) if kind == "gen" and number.isdecimal() and len(number) < 10 else 0
-
-
-def _info(raw: Mapping[str, Any]) -> FilterInfo:
-    if type(version := raw.get("format")) is int and FORMAT_VERSION < version < _MOST:
+def _info(text: bytes) -> FilterInfo:
+    if (version := _members(text, {"format": int})["format"]) > FORMAT_VERSION:
         raise StorageError(
             f"the filter has format version {version}, and this scrapy_bloom knows versions up to "
             f"{FORMAT_VERSION}; upgrade scrapy_bloom to use it"
         )
-    types = {each.name: each.type for each in fields(FilterInfo)}
-    info = FilterInfo(**_of_types(raw, types))
+    info = FilterInfo(**_members(text, {each.name: each.type for each in fields(FilterInfo)}))
     if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
         raise ValueError(f"format {info.format}, hash scheme {info.hash_scheme}, which is unknown")
-    if not _SALT.fullmatch(info.salt):
-        raise ValueError("its salt is not hexadecimal, or of another length")
+    _check(_SALT, info.salt.encode())
     check_time("created_at", info.created_at)
     check_asked(info.error_rate)
     if not 1 <= info.shards <= MAX_SHARDS:
@@ -216,45 +188,39 @@ def _info(raw: Mapping[str, Any]) -> FilterInfo:
     return info
 
 
-def _generation(number: int, raw: Mapping[str, Any], count: bytes) -> RedisGeneration:
+def _generation(raw: Mapping[bytes, bytes], number: int) -> RedisGeneration:
     types = {"id": str, "num_blocks": int, "num_hashes": int, **dict.fromkeys(_FIGURES, float)}
-    found = _of_types(raw, {**types, "capacity": int})
-    if not _ID.fullmatch(found["id"]):
-        raise ValueError("the id of a generation is not hexadecimal, or of another length")
-    figures = {name: found[name] for name in _FIGURES}
-    geometry = Geometry(found["num_blocks"], found["num_hashes"])
-    new = RedisGeneration(
-        id=found["id"], number=number, geometry=geometry, count=_count(count), **figures
-    )
+    found = _members(raw[b"gen:%d" % number], {**types, "capacity": int})
+    _check(_ID, found["id"].encode())
+    geometry = Geometry(found.pop("num_blocks"), found.pop("num_hashes"))
+    count = _number(raw.get(b"count:%d" % number, b"0"))
+    new = RedisGeneration(number=number, geometry=geometry, count=count, **found)
     check_generation(new)
     return new
 
 
-def _count(value: bytes) -> int:
-    if not _COUNT.fullmatch(value):
-        raise ValueError(f"its count is {value[:60]!a}")
+def _check(pattern: re.Pattern[bytes], value: bytes) -> None:
+    if not pattern.fullmatch(value):
+        raise ValueError(f"its value is {value[:60]!a}")
+
+
+def _number(value: bytes) -> int:
+    _check(_NUMBER, value)
     return int(value)
 
 
-def _members(text: str) -> Mapping[str, Any]:
-    try:
-        raw = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError("a field is no JSON") from None
-    if not isinstance(raw, dict):
-        raise ValueError("a field is no JSON object")  # noqa: TRY004 - of the content
-    return raw
-
-
-def _of_types(raw: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members that are known, each of its type; a float may be written as an int."""
-    members = {}
+def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a JSON object that are known, each of its type."""
+    found, members = json.loads(text) if len(text) < _LONGEST else None, {}
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object, or far too long")  # noqa: TRY004 - of the content
     for name, kind in types.items():
-        value: Any = raw.get(name)
-        if kind is float and type(value) is int and abs(value) < _MOST:
+        value: Any = found.get(name)
+        if kind is float and type(value) is int:
             value = float(value)
-        is_half = isinstance(value, str) and _HALF_OF_A_PAIR.search(value) is not None
-        if type(value) is not kind or (kind is int and abs(value) >= _MOST) or is_half:
+        if type(value) is not kind or (kind is int and abs(value) >= _MOST):
             raise ValueError(f"{name} is {ascii(value)[:60]}")
+        if kind is str:
+            value.encode()  # JSON may hold half of a pair, and no file or terminal
         members[name] = value
     return members
