@@ -12,7 +12,6 @@ from scrapy.utils.request import referer_str
 
 from scrapy_bloom.crawl.engine import command_without_crawl, engine_of, listen
 from scrapy_bloom.crawl.fingerprinting import fingerprint_function
-from scrapy_bloom.crawl.lost_by_server import LostByServer
 from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
     backend_without_crawl,
@@ -22,6 +21,7 @@ from scrapy_bloom.crawl.startup import (
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun
+from scrapy_bloom.crawl.unconfirmed import UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.job.locks import lock_job
@@ -81,9 +81,11 @@ class BloomDupeFilter(BaseDupeFilter):
         )
         self.failures = self._telemetry.failures
         self._outcomes = Outcomes(crawler, backend, settings, self._telemetry, self._fingerprint)
-        self._lost: LostByServer | None = None
+        self._unconfirmed: UnconfirmedDuplicates | None = None
         if queue_is_shared and not settings.shares_queue:
-            self._lost = LostByServer(crawler, cast("RedisBackend", backend), self.failures)
+            self._unconfirmed = UnconfirmedDuplicates(
+                crawler, cast("RedisBackend", backend), self.failures
+            )
         self._add = backend.add
         self._forgets_failed = settings.forget_failed
         self._counts_new = settings.record_on == "scheduled"  # else what was crawled is counted
@@ -194,8 +196,8 @@ class BloomDupeFilter(BaseDupeFilter):
             is_seen = self._is_seen(request, fingerprint)
             if is_seen and TRAIL in request.meta:
                 self._outcomes.filtered(request, fingerprint)
-            if self._lost is not None:
-                self._lost.note(request, is_seen=is_seen)
+            if self._unconfirmed is not None:
+                self._unconfirmed.note(request, is_seen=is_seen)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._handle_failure(request, fingerprint, error)
             return False
@@ -248,7 +250,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return
         self._is_closed = True
         with self._job_lock:
-            any_new = bool(self._any_passed or self.failures.number or self._lost)
+            any_new = bool(self._any_passed or self.failures.number or self._unconfirmed)
             self.end(reason)
             try:
                 self.backend.close()

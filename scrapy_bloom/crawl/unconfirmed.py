@@ -1,4 +1,4 @@
-"""Requests that a mirror took for duplicates just before the server lost queue and filter."""
+"""Requests that a mirror took for duplicates since the server's last reply."""
 
 import logging
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
 
 
-class LostByServer:
-    """Schedules such requests again, if the server turns out to have lost queue and filter.
+class UnconfirmedDuplicates:
+    """Schedules such requests again if the server turns out to have lost queue and filter.
 
     A mirror is trusted for a second. If the server has lost something in that second, a request
     that the mirror took for seen may be in no queue any more, and its link is not met again.
