@@ -31,21 +31,6 @@ class TestOutage:
         finally:
             server.end()
 
-    def test_a_restarted_server_without_persistence(self, server: servers.Server) -> None:
-        """Nothing is written back: what it has lost is crawled again."""
-        backend = opened("valkey", "k", url=server.url, deadline_secs=20)
-        for fingerprint in fps(500):
-            assert backend.add(fingerprint)
-        server.kill()
-        server.start()
-        assert backend.add(b"new")
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        backend.close()
-        again = opened("valkey", "k", url=server.url)
-        assert not any(again.add(fingerprint) for fingerprint in [b"new", *fps(100)])
-        assert all(again.add(fingerprint) for fingerprint in fps(100, 500))
-        again.close()
-
     def test_after_the_deadline_it_gives_up_and_comes_back(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:
