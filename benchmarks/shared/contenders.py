@@ -73,12 +73,8 @@ def _ours_in_memory(_place: Path, capacity: int, error_rate: float) -> Contender
 
 def _pybloomfilter(place: Path, capacity: int, error_rate: float) -> Contender:
     kind = peer_env.module(PYBLOOMFILTER).BloomFilter
-    path = place / "filter.bloom"
-    if path.exists():
-        seen = kind.open(str(path))
-    else:
-        place.mkdir(parents=True, exist_ok=True)
-        seen = kind(capacity, error_rate, str(path))
+    place.mkdir(parents=True, exist_ok=True)
+    seen = kind(capacity, error_rate, str(place / "filter.bloom"))
     return Contender(seen.add, False, seen.__contains__, seen.close)
 
 

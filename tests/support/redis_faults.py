@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.support import servers
-from tests.support.crawls import SPIDER, Crawl
+from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
 from tests.support.sites import ScriptedSite, Site, tree_site
 
@@ -167,9 +167,7 @@ def patient_url_of(place: servers.Server | DroppingProxy) -> str:
     return f"{url_of(place)}?socket_timeout={STALLED}"
 
 
-def start(
-    site: GatedSite, url: str, work_dir: Path, spider: Path = SPIDER, **settings: Any
-) -> Crawl:
+def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
     settings = {
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
@@ -177,7 +175,7 @@ def start(
         "BLOOM_EXPECTED_REQUESTS": 5000,
         **settings,
     }
-    return Crawl(site.site.url, work_dir, settings, spider=spider)
+    return Crawl(site.site.url, work_dir, settings)
 
 
 def start_until_the_middle(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
