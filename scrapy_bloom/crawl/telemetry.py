@@ -15,8 +15,7 @@ from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend, FilterStatus
 from scrapy_bloom.redis.connection.url import without_secrets
-from scrapy_bloom.settings.scrapy_redis import url_of_queue
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, size_text
 
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
@@ -71,7 +70,7 @@ class Telemetry:
         self._loses_queue, self._leaves_queue = is_apart and not has_job, is_apart and has_job
         self._scrapy_redis = ""  # the URL of its queue
         if queue_is_shared and not settings.shares_queue:
-            self._scrapy_redis = without_secrets(url_of_queue(crawler.settings)[0])
+            self._scrapy_redis = without_secrets(scrapy_redis_url(crawler.settings)[0])
         # Soon, but not now: no spider can be closed before it runs.
         self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
         self._full_number = 0  # of the generation that was last found full

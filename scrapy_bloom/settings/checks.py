@@ -8,7 +8,7 @@ from typing import Any
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.redis.connection.url import looks_like_url
+from scrapy_bloom.redis.connection.url import looks_like_url, without_secrets
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 _MAX_SECONDS = 10**9
@@ -149,6 +149,18 @@ def statuses(name: str, value: Any) -> frozenset[int]:
             return frozenset(statuses)
     allowed = 'a list of HTTP statuses, for example [404, 410], or a text such as "404,410"'
     raise _error(name, value, allowed)
+
+
+def redis_url(name: str, value: Any) -> str:
+    """Check the URL of a Redis server, which a setting (or several) holds."""
+    try:
+        without_secrets(value if isinstance(value, str) else "")
+    except ValueError as error:
+        # It may hold a password.
+        raise SettingError(
+            f"{name} is not valid (its value is kept out of the log): allowed is {error}"
+        ) from None
+    return str(value)
 
 
 def salt(name: str, value: Any) -> bytes:

@@ -2,17 +2,19 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from scrapy.settings import BaseSettings
 from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.generations.policy import Policy
+from scrapy_bloom.redis.connection.url import with_login_of
 from scrapy_bloom.settings import checks
-from scrapy_bloom.settings.scrapy_redis import checked_url, url_of_queue
 
 if TYPE_CHECKING:
     from scrapy_bloom.redis.connection.server import RedisServer
@@ -50,7 +52,7 @@ class BloomSettings:
     on_unclean_shutdown: str = _setting("auto", checks.choice("auto", "keep", "reset", "stop"))
     sync_secs: float = _setting(30.0, checks.seconds)
     salt: bytes | None = _setting(None, checks.salt, is_secret=True)
-    redis_url: str | None = _setting(None, checked_url, is_secret=True)
+    redis_url: str | None = _setting(None, checks.redis_url, is_secret=True)
     redis_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
     redis_cluster: bool = _setting(False, checks.flag)
     redis_sentinel: str | None = _setting(None, checks.service)
@@ -77,7 +79,7 @@ class BloomSettings:
                 values[name.removeprefix(PREFIX).lower()] = _checked(name, settings[name])
         if values.get("backend") == "redis":
             if values.get("redis_url") is None:
-                values["redis_url"], values["redis_params"] = url_of_queue(settings)
+                values["redis_url"], values["redis_params"] = scrapy_redis_url(settings)
             if scheduler := settings["SCHEDULER"]:
                 scheduler = load_object(scheduler)
                 values["shares_queue"] = getattr(scheduler, "is_crash_safe", False)
@@ -218,3 +220,47 @@ def _unknown(name: str) -> str:
     close = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_SETTINGS)
     return f"{name} is not a setting of scrapy_bloom; {hint}"
+
+
+def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
+    """Return the URL of scrapy-redis's server, and the options of redis-py that go with it.
+
+    They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
+    SettingError if these are not valid.
+    """
+    params = _params(settings)
+    for name in ("url", "host", "port", "db"):
+        if value := settings.get(f"REDIS_{name.upper()}"):
+            params[name] = value
+    if url := params.pop("url", None):
+        return checks.redis_url("REDIS_URL", url), params
+    host, port = str(params.pop("host", "localhost")), params.pop("port", 6379)
+    if path := params.pop("unix_socket_path", None):
+        url = f"unix://{quote(str(path))}"
+    else:
+        scheme = "rediss" if params.pop("ssl", False) else "redis"
+        host = f"[{host}]" if ":" in host else host  # IPv6
+        url = f"{scheme}://{host}:{port}/{params.pop('db', 0)}"
+    return checks.redis_url("REDIS_HOST, REDIS_PORT, REDIS_DB or REDIS_PARAMS", url), params
+
+
+def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
+    """Return a command's URL with the login that the settings have for the same server.
+
+    Without a BLOOM_REDIS_URL, REDIS_PARAMS counts for any server: the second is redis-py's options
+    in it that do not name a server. Raises a SettingError if it is not valid.
+    """
+    own = settings.get("BLOOM_REDIS_URL")
+    params = {} if own else _params(settings)
+    for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
+        params.pop(name, None)
+    with suppress(ValueError):  # settings that are not valid, and do not count here
+        url = with_login_of(url, own or scrapy_redis_url(settings)[0])
+    return url, params
+
+
+def _params(settings: BaseSettings) -> dict[str, Any]:
+    try:
+        return dict(settings.getdict("REDIS_PARAMS"))
+    except (TypeError, ValueError):
+        raise SettingError("REDIS_PARAMS is not valid; allowed is a dict") from None

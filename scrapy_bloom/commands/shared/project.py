@@ -33,8 +33,7 @@ from scrapy_bloom.job.paths import SET_ASIDE
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
-from scrapy_bloom.settings.scrapy_redis import completed
-from scrapy_bloom.settings.settings import BloomSettings
+from scrapy_bloom.settings.settings import BloomSettings, url_with_login
 
 Reader = FilterReader | RedisReader | ShardedReader
 
@@ -81,7 +80,7 @@ def load_project(
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
         params: Mapping[str, Any] | None = None
         if in_redis and place != PROJECTS_SERVER:
-            more["BLOOM_REDIS_URL"], params = completed(place, crawler.settings)
+            more["BLOOM_REDIS_URL"], params = url_with_login(place, crawler.settings)
         # No command schedules anything; what it fills may be for a crawl that does it otherwise.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
