@@ -448,7 +448,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     spider.write_text(code.replace("parse_page", "parse_other"))
     crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
     crawl.finish()
-    assert "A request of the job cannot be made again" in crawl.told("ERROR")[0]
+    assert "A request of the job cannot be deserialized" in crawl.told("ERROR")[0]
     left = sum(read_counts(tmp_path / "job" / DATABASE))
     assert left > 0
     spider.write_text(code)

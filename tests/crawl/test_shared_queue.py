@@ -208,7 +208,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     waiting = crawl.state().pending
     assert waiting > 0
     crawl.finish(crawl.start())
-    errors = crawl.told("A request of the job cannot be made again", "ERROR")
+    errors = crawl.told("A request of the job cannot be deserialized", "ERROR")
     assert len(errors) == waiting
     crawl.write_spider(code + "LinkSpider.parse_page = parse_page\n")
     crawl.finish(crawl.start())

@@ -42,7 +42,7 @@ class InFlight:
     """
 
     def __init__(self, engine: Any) -> None:
-        # Requests are told apart by what they are, not by what they say.
+        # By id(): two requests in flight may be equal.
         self._flights: dict[int, _Flight] = {}
         self._in_memory: dict[int, _Flight] = {}
         self._not_fetched: set[int] = set()
@@ -56,9 +56,9 @@ class InFlight:
         )
 
     def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
-        """Note that a request cannot be stored: whatever may have led to it is not done before.
+        """Note that a request cannot be stored: the request that led to it is not done before.
 
-        That is one of those that are in flight now; which one, nobody tells.
+        Scrapy does not tell which one that is, so this holds for all that are in flight now.
         """
         held_up = list(self._flights.values())
         for each in held_up:
@@ -67,7 +67,7 @@ class InFlight:
 
     def add(self, request: Request, done: Callable[[], None] = lambda: None) -> None:
         """Note that a request was taken; for one from memory, `done` is known."""
-        self.settle()  # it may be one that was replaced by itself
+        self.end_replaced()  # it may be one that was replaced by itself
         flight = self._in_memory.pop(id(request), None) or _Flight(request, done)
         self._flights[id(request)] = flight
         self._not_fetched.add(id(request))
@@ -76,7 +76,7 @@ class InFlight:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
             # The event loop is ended, and with it what is being downloaded: nothing has failed.
             self.leave(request)
-        return lambda _: self._ended(request)
+        return lambda _: self.end(request)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
         # A callback may fetch its own request once more: that is not this one's end.
@@ -86,13 +86,9 @@ class InFlight:
 
     def _fetched(self, request: Request, result: Any) -> None:
         if isinstance(result, Request):
-            # Not now: the engine schedules the other one right after this.
+            # Not yet: the engine schedules the other one right after this.
             self._replaced.append(request)
-            CallLaterOnce(self.settle).schedule()
-
-    def end(self, request: Request) -> None:
-        """Note that what a request stands for has ended."""
-        self._ended(request)
+            CallLaterOnce(self.end_replaced).schedule()
 
     def leave(self, request: Request) -> None:
         """Note that a request is never done: not all that it leads to is stored."""
@@ -101,12 +97,13 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._flights)
 
-    def settle(self) -> None:
+    def end_replaced(self) -> None:
         """End the requests that were replaced: the others are scheduled by now."""
         while self._replaced:
-            self._ended(self._replaced.pop())
+            self.end(self._replaced.pop())
 
-    def _ended(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
+        """Note that a request has ended: it is done once it waits for no other."""
         self._not_fetched.discard(id(request))
         if (flight := self._flights.pop(id(request), None)) is None:
             return

@@ -5,7 +5,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 from scrapy import Request
 from scrapy.crawler import Crawler
@@ -13,89 +13,84 @@ from scrapy.dupefilters import BaseDupeFilter
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
 from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
-from scrapy_bloom.queues.batch import Batch, Found, Taken, url_of
-from scrapy_bloom.queues.sqlite import MOST_DEATHS, RequestDatabase
+from scrapy_bloom.queues.batch import Batch, Found, Taken
+from scrapy_bloom.queues.sqlite import RequestDatabase
 
 _MOST_FOUND = 1000  # requests in a batch
 
 
 class JobQueue(SafeQueue):
-    """The queue of a job, and the log of its filter; see `SafeQueue`.
+    """The queue of a job, and the log of its filter.
 
     A batch is stored before the next request is taken, when it has become large, and at the end of
     the event loop's turn. So what the store has is at each instant a state from which the crawl can
     go on.
 
     Args:
+        crawler: whose requests they are.
         store: the job's database.
-        changes: of the filter, if it is one of ours.
+        df: the duplicate filter; if it is one of ours, `store` is its log.
     """
 
-    def __init__(
-        self,
-        crawler: Crawler,
-        store: RequestDatabase,
-        order: Order,
-        failures: Failures,
-        changes: Overlay | None,
-        *,
-        by_slot: bool,
-    ) -> None:
-        super().__init__(crawler, store.name, order, failures, by_slot=by_slot)
+    def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
+        ours = df if isinstance(df, BloomDupeFilter) else None
+        super().__init__(crawler, store.name, ours.failures if ours else Failures(crawler))
         self._database = store
+        self._df = df
         self._batch = Batch()
-        self._changes = changes
+        self._changes: Overlay | None = None
+        if ours is not None:
+            assert isinstance(ours.backend, LocalBackend)
+            self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
         self._progress_at = monotonic()
         for data in store.died:
-            self._log_dead(data)
+            self._log_dead(data, "processes")
 
     def __len__(self) -> int:
         if self.has_failed:
             return 0
         return self._database.pending + len(self._batch.found) + self._database.suspects
 
-    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
-        """See `SafeQueue`."""
+    def enqueue(self, request: Request) -> str | None:  # noqa: D102 - as in the base class
         changes = self._changes
         if changes is None:
-            return self._enqueue_unlogged(request, df)
+            return self._enqueue_unlogged(request)
         before, fingerprint = changes.number, None
         if not request.dont_filter:
-            if df.request_seen(request):
+            if self._df.request_seen(request):
                 return None
             if changes.number > before:
                 fingerprint = changes.last
         found = self._serialized(request, fingerprint)
         if found is None:
-            record = partial(self._record, changes.hold(before), cast("BloomDupeFilter", df))
+            record = partial(self._record, changes, changes.hold(before))
             self._in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
         return self.place
 
-    def _record(self, held: Sequence[Any], df: BloomDupeFilter) -> None:
+    def _record(self, changes: Overlay, held: Sequence[Any]) -> None:
         """Record a request that is done, and was kept in memory, unless it has failed."""
-        if self._changes is not None and not self.has_failed:
-            forgotten = df.backend.forgotten
-            new = [each for each in held if each.fingerprint not in forgotten]
-            self._changes.release(new)
+        if not self.has_failed:
+            changes.release([each for each in held if each.fingerprint not in self._forgotten])
             self._flush_soon.schedule()
 
-    def _enqueue_unlogged(self, request: Request, df: BaseDupeFilter) -> str | None:
+    def _enqueue_unlogged(self, request: Request) -> str | None:
         """Store a request before another filter is asked, which records it at once."""
         found = self._serialized(request)
         if found is None:
-            if not request.dont_filter and df.request_seen(request):
+            if not request.dont_filter and self._df.request_seen(request):
                 return None
             self._in_flight.keep_in_memory(request, lambda: None)
             return "memory"
         self._add(found)
         if not request.dont_filter:
             self.flush()
-            if not self.has_failed and df.request_seen(request):
+            if not self.has_failed and self._df.request_seen(request):
                 self._attempt(self._database.withdraw_last)
                 return None
         return self.place
@@ -142,13 +137,12 @@ class JobQueue(SafeQueue):
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         if self._changes is not None and self._changes.failure is None:
-            self._changes.failure = error  # the filter gets no more, and tells of nothing
+            self._changes.failure = error  # the filter gets no more, and logs nothing
 
-    def close(self) -> None:
-        """See `SafeQueue`."""
-        self._in_flight.settle()
+    def close(self) -> None:  # noqa: D102 - as in the base class
+        self._in_flight.end_replaced()
         self._flush_soon.cancel()
-        if self.has_failed:  # perhaps there is room again; if not, that was told
+        if self.has_failed:  # perhaps there is room again; if not, that is logged already
             with contextlib.suppress(sqlite3.Error, OSError, StorageError):
                 self._database.apply(self._collected())
                 self.has_failed = False
@@ -159,8 +153,7 @@ class JobQueue(SafeQueue):
 
     # Taking.
 
-    def take(self) -> Request | None:
-        """See `SafeQueue`."""
+    def take(self) -> Request | None:  # noqa: D102 - as in the base class
         while not self.has_failed:
             taken = self._attempt(self._database.take, self._collected(), self._downloads)
             self._stored()
@@ -181,7 +174,7 @@ class JobQueue(SafeQueue):
         """Take a suspect if it is alone: what the process dies of then is known."""
         if not self._database.suspects or self.has_failed:
             return None
-        if self.in_flight and (
+        if self._in_flight and (
             self._engine.downloader.active or monotonic() < self._progress_at + STANDSTILL_SECS
         ):
             return None
@@ -195,12 +188,3 @@ class JobQueue(SafeQueue):
         if not self.has_failed:  # else what it led to may have been refused
             self._batch.done.append(row)
             self._flush_soon.schedule()
-
-    def _log_dead(self, data: bytes) -> None:
-        self._logger.error(
-            "%s was in flight in %d processes that died, the last time alone: it is not crawled "
-            "any more. It is kept in %s: `scrapy bloom info` shows it",
-            url_of(data),
-            MOST_DEATHS + 1,
-            self._store_name,
-        )

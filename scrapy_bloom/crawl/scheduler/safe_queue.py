@@ -8,7 +8,6 @@ from typing import Any
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
 from scrapy import Request
 from scrapy.crawler import Crawler
-from scrapy.dupefilters import BaseDupeFilter
 from scrapy.pqueues import DownloaderInterface, ScrapyPriorityQueue
 from scrapy.settings import BaseSettings
 from scrapy.squeues import FifoMemoryQueue
@@ -21,7 +20,8 @@ from scrapy_bloom.crawl.engine import taking_turns
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.queues.batch import Found, deserialized, serialized
+from scrapy_bloom.queues.batch import Found, deserialized, serialized, url_of
+from scrapy_bloom.queues.sqlite import MOST_DEATHS
 
 STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
 
@@ -64,14 +64,24 @@ def _start_rank(crawler: Crawler) -> int:
     return -1 if first is not None and first.url == "data:,start" else 1
 
 
+def serves_least_busy_slot(crawler: Crawler) -> bool:
+    """Return whether the least busy slot of the downloader is served first."""
+    return not issubclass(
+        load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"]), ScrapyPriorityQueue
+    )
+
+
 class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
     What callbacks produce is collected in a batch: requests found and done, and the changes of the
-    filter. The store applies it as one step.
+    filter. The store applies it as one step. The constructor raises a SettingError if this version
+    of Scrapy works in another way.
 
-    `store_name` says where it is, for people. With `by_slot`, the least busy slot of the downloader
-    is served first. Raises a SettingError if this version of Scrapy works in another way.
+    Args:
+        crawler: whose requests they are.
+        store_name: where they are, for people.
+        failures: logs why the queue cannot be used, and closes the spider.
 
     Attributes:
         has_failed: the store has failed, or is closed. What is in it stays.
@@ -80,24 +90,17 @@ class SafeQueue(ABC):
 
     place = "disk"
 
-    def __init__(
-        self,
-        crawler: Crawler,
-        store_name: str,
-        order: Order,
-        failures: Failures,
-        *,
-        by_slot: bool,
-    ) -> None:
+    def __init__(self, crawler: Crawler, store_name: str, failures: Failures) -> None:
         self.has_failed = False
         self._crawler = crawler
         assert crawler.spider is not None
         self._spider = crawler.spider
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
         self._store_name = store_name
-        self._order = order
+        self._order = order_of(crawler)
         self._failures = failures
         self._warns_unserializable = True
+        by_slot = serves_least_busy_slot(crawler)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._engine: Any = crawler.engine
         self._in_flight = InFlight(self._engine)
@@ -107,11 +110,6 @@ class SafeQueue(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Return how many requests are pending; not 0 if others may have some."""
-
-    @property
-    def in_flight(self) -> int:
-        """Return how many requests were taken, and have not ended."""
-        return len(self._in_flight)
 
     async def may_go_on(self, request: Request | None) -> bool:  # noqa: ARG002
         """Wait until more of the output of a request, or of start(), may be consumed.
@@ -125,8 +123,8 @@ class SafeQueue(ABC):
         """Note a request or item that was yielded by a callback, an errback, or start()."""
 
     @abstractmethod
-    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
-        """Put a request into the batch, unless the filter has seen it, or the queue has failed.
+    def enqueue(self, request: Request) -> str | None:
+        """Put a request into the batch, unless the duplicate filter has seen it.
 
         Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
         the caller keeps that one. None: it was not new.
@@ -147,7 +145,7 @@ class SafeQueue(ABC):
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
         """Return what is to be stored of a request; None if it cannot be serialized."""
         rank, newest_first = self._order(request)
-        if not isinstance(request.priority, int):  # no request could be made again with it
+        if not isinstance(request.priority, int):  # it could not be deserialized with it
             error = ValueError(f"the priority {request.priority!r} is not an integer")
             self._warn_of_unserializable(request, error)
             return None
@@ -168,21 +166,31 @@ class SafeQueue(ABC):
 
     def _log_unreadable(self, error: Exception) -> None:
         self._logger.error(
-            "A request of the job cannot be made again, and is left in %s: %s: %s",
+            "A request of the job cannot be deserialized, and is left in %s: %s: %s",
             self._store_name,
             type(error).__name__,
             error,
         )
 
-    def took_from_memory(self, request: Request) -> None:
-        """Note that a request is in flight that was kept in memory."""
+    def _log_dead(self, data: bytes, processes: str) -> None:
+        self._logger.error(
+            "%s was in flight in %d %s that died, the last time alone: it is not crawled any more. "
+            "It is kept in %s: `scrapy bloom info` shows it",
+            url_of(data),
+            MOST_DEATHS + 1,
+            processes,
+            self._store_name,
+        )
+
+    def add_in_flight(self, request: Request) -> None:
+        """Note that a request was taken that is kept in memory."""
         self._in_flight.add(request)
 
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
     def deserialized(self, data: bytes) -> Request:
-        """Return a request that was stored. It may raise anything."""
+        """Return a request that was stored; raises anything, as when its callback is gone."""
         return request_from_dict(dict(deserialized(data)), spider=self._spider)
 
     def _fail(self, error: Exception) -> None:

@@ -10,7 +10,6 @@ from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
-from scrapy.pqueues import ScrapyPriorityQueue
 from scrapy.statscollectors import StatsCollector
 from scrapy.utils.job import job_dir
 from scrapy.utils.misc import build_from_crawler, load_object
@@ -18,9 +17,8 @@ from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, pace
-from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
-from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of
+from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of, serves_least_busy_slot
 from scrapy_bloom.crawl.startup import fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.backend import LocalBackend
@@ -62,8 +60,7 @@ class CrashSafeScheduler(BaseScheduler):
         self.spider: Spider
         self._job = job
         self._pqclass = load_object(crawler.settings["SCHEDULER_PRIORITY_QUEUE"])
-        self._by_slot = not issubclass(self._pqclass, ScrapyPriorityQueue)
-        self._order = order_of(crawler)
+        self._by_slot = serves_least_busy_slot(crawler)
         self._memory: Any = None
         self._database: RequestDatabase | None = None
         self._queue: SafeQueue | None = None
@@ -88,10 +85,10 @@ class CrashSafeScheduler(BaseScheduler):
                     held.callback(lock_job(job).release)
                 if job is not None:
                     check_no_disk_queue(job)
-                order_of(crawler)  # sooner than the filter is made
+                order_of(crawler)  # an error is better raised before the filter is made
             except BloomError as error:
                 fail_at_the_start(crawler, error, logger)
-            # The filter tells of its own errors.
+            # The filter logs its own errors.
             new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
             new._held.push(held.pop_all())
         try:
@@ -144,22 +141,13 @@ class CrashSafeScheduler(BaseScheduler):
             if self._queue is not None:  # start() is by now what the shared queue has made of it
                 pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
         except BloomError as error:
-            self.close("bloom_error")  # else nobody would: Scrapy's slot is not ready
+            self.close("bloom_error")  # Scrapy would not: its slot is not ready
             fail_at_the_start(self.crawler, error, logger)
         opened: Deferred[None] | None = self.df.open()
         return opened
 
     def _resume(self, database: RequestDatabase) -> None:
-        ours = self.df if isinstance(self.df, BloomDupeFilter) else None
-        backend = ours.backend if ours else None
-        self._queue = JobQueue(
-            self.crawler,
-            database,
-            self._order,
-            ours.failures if ours else Failures(self.crawler),
-            backend.overlay if isinstance(backend, LocalBackend) else None,
-            by_slot=self._by_slot,
-        )
+        self._queue = JobQueue(self.crawler, database, self.df)
         if database.resumed:
             killed = database.were_in_flight
             logger.info(
@@ -195,10 +183,8 @@ class CrashSafeScheduler(BaseScheduler):
         self._queue = SharedQueue(
             self.crawler,
             store,
-            self._order,
             df=df,
             backend=backend,
-            by_slot=self._by_slot,
             lease_secs=settings.queue_lease_secs,
             flush=settings.redis_flush,
         )
@@ -257,9 +243,9 @@ class CrashSafeScheduler(BaseScheduler):
             is_seen = not request.dont_filter and self.df.request_seen(request)
             kind = None if is_seen else "memory"
         elif queue.has_failed:
-            return False  # what led to it is in flight for ever, that is, until the next run
+            return False  # what led to it stays in flight until the next run
         else:
-            kind = queue.enqueue(request, self.df)
+            kind = queue.enqueue(request)
             if queue.has_failed:
                 return False
         if kind is None:
@@ -277,7 +263,7 @@ class CrashSafeScheduler(BaseScheduler):
         request: Request | None = self._memory.pop()
         kind = "memory"
         if queue is not None and request is not None:
-            queue.took_from_memory(request)
+            queue.add_in_flight(request)
         elif queue is not None:
             request, kind = queue.take(), queue.place
         if request is not None:

@@ -9,7 +9,6 @@ from weakref import WeakSet
 
 from scrapy import Request, signals
 from scrapy.crawler import Crawler
-from scrapy.dupefilters import BaseDupeFilter
 from twisted.internet.defer import Deferred
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
@@ -34,10 +33,10 @@ from scrapy_bloom.crawl.scheduler.collected import (
     is_queued,
 )
 from scrapy_bloom.crawl.scheduler.courier import Courier
-from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, Order, SafeQueue
-from scrapy_bloom.queues.batch import Taken, url_of
+from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
+from scrapy_bloom.queues.batch import Taken
 from scrapy_bloom.queues.sharded import ShardedStore, join_anew
-from scrapy_bloom.queues.shared import MOST_DEATHS, Reply, SharedStore, VoidError
+from scrapy_bloom.queues.shared import Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
@@ -72,15 +71,13 @@ class SharedQueue(SafeQueue):
         self,
         crawler: Crawler,
         store: SharedStore | ShardedStore,
-        order: Order,
         *,
         df: BloomDupeFilter,
         backend: RedisBackend | ShardedBackend,
-        by_slot: bool,
         lease_secs: float,
         flush: bool,
     ) -> None:
-        super().__init__(crawler, store.name, order, df.failures, by_slot=by_slot)
+        super().__init__(crawler, store.name, df.failures)
         self._shared = store
         self._df = df
         self._backend = backend
@@ -147,10 +144,10 @@ class SharedQueue(SafeQueue):
         if isinstance(each, Request):
             self._has_parent.add(each)
 
-    def enqueue(self, request: Request, df: BaseDupeFilter) -> str | None:
+    def enqueue(self, request: Request) -> str | None:
         """See `SafeQueue`."""
         self._fingerprints = []
-        if not request.dont_filter and df.request_seen(request):
+        if not request.dont_filter and self._df.request_seen(request):
             return None
         fingerprints = self._fingerprints[-1:]
         found = self._serialized(request, *fingerprints)
@@ -334,13 +331,7 @@ class SharedQueue(SafeQueue):
 
     def _note_state(self, reply: Reply) -> None:
         for data in reply.died:
-            self._logger.error(
-                "%s was in flight in %d workers that died, the last time alone: it is not crawled "
-                "any more. It is kept in %s: `scrapy bloom info` shows it",
-                url_of(data),
-                MOST_DEATHS + 1,
-                self._store_name,
-            )
+            self._log_dead(data, "workers")
         for name, held in reply.expired:
             self._logger.info(
                 "The worker %s gives no sign of life: its lease is over, and %s pending again, "
@@ -448,7 +439,7 @@ class SharedQueue(SafeQueue):
 
     def close(self) -> Deferred[None]:
         """Send what is collected, and leave the queue to the other workers."""
-        self._in_flight.settle()
+        self._in_flight.end_replaced()
         self._flush_soon.cancel()
         self._is_closing = self.has_failed = True  # nothing is collected any more
         self._backend.server.hurry()
@@ -490,7 +481,7 @@ class SharedQueue(SafeQueue):
         elif self._flush and shared.aside:
             self._logger.warning(
                 "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s "
-                "left in it that could not be made again",
+                "left in it that could not be deserialized",
                 self._store_name,
                 counted(shared.aside, "request is", "requests are"),
             )
