@@ -63,8 +63,7 @@ def refused(site: Site, work_dir: Path, settings: dict[str, object], **kwargs: o
 
 def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
     site.forget()
-    crawl = Crawl(site.url, job, {"JOBDIR": "job"})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, job, {"JOBDIR": "job"})
     assert 0 < len(site.hits) < 40
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 

@@ -46,8 +46,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 def default_pages(site: Site, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The pages that a crawl with Scrapy's own filter asks for."""
     site.forget()
-    crawl = Crawl(site.url, tmp_path_factory.mktemp("default"), DEFAULT_FILTER)
-    assert crawl.finish() == 0, crawl.output
+    Crawl.finished(site.url, tmp_path_factory.mktemp("default"), DEFAULT_FILTER)
     pages = set(site.hits)
     assert len(pages) > 40
     return pages
@@ -57,8 +56,7 @@ def test_crawls_the_same_pages_as_the_default_filter(
     site: Site, default_pages: set[str], tmp_path: Path
 ) -> None:
     site.forget()
-    crawl = Crawl(site.url, tmp_path)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, tmp_path)
     assert set(site.hits) == default_pages
     assert "finish_reason': 'finished'" in crawl.output
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
@@ -73,8 +71,7 @@ def test_crawls_the_same_pages_when_paused_three_times(
         assert crawl.interrupt() == 0
         assert "'finish_reason': 'shutdown'" in crawl.output
         assert len(site.hits) < len(default_pages)
-    crawl = Crawl(site.url, tmp_path, JOB)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(site.url, tmp_path, JOB)
     assert "'finish_reason': 'finished'" in crawl.output
     assert set(site.hits) == default_pages
     # Nothing twice, but the start page (its request is not filtered) and what redirects to it.
@@ -115,8 +112,7 @@ def test_a_job_paused_under_scrapys_own_filter_goes_on(
     assert crawl.interrupt() == 0
     if copied:
         shutil.copytree(tmp_path / "job", tmp_path / "job2")
-    crawl = Crawl(tree.url, tmp_path, {**JOB, "JOBDIR": "job2" if copied else "job"})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**JOB, "JOBDIR": "job2" if copied else "job"})
     assert set(tree.hits) == {f"/p/{number}" for number in range(PAGES)}
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page is not filtered
     assert "Imported " in crawl.output
@@ -133,8 +129,7 @@ def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path
     (error,) = crawl.told("ERROR")
     assert "or the files were copied without their times, see docs/faq.md" in error
     (tmp_path / "job/requests.queue/active.json").touch()
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
     assert sum(count > 1 for count in tree.hits.values()) <= 1  # the start page is not filtered
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
@@ -163,8 +158,7 @@ def test_a_spider_may_change_the_working_directory(
     spider = spider_with(tmp_path, CHANGES_DIRECTORY)
     settings["BLOOM_EXPECTED_REQUESTS"] = "8"  # it has to grow there
     for _ in range(2):
-        crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
         assert not crawl.told("ERROR") + crawl.told("WARNING")
     assert len(tree.hits) == PAGES
     assert tree.total() <= PAGES + 3  # the start page is not filtered
@@ -189,8 +183,7 @@ def test_a_job_killed_under_scrapys_own_filter_loses_no_page(
     crawl = Crawl.held(tree, 20, tmp_path, settings)
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
     (warning,) = crawl.told("WARNING")
     assert "starts over with an empty filter" in warning
@@ -209,8 +202,7 @@ def test_a_job_killed_with_its_queue_empty_loses_no_page(tmp_path: Path) -> None
     crawl.wait_until(lambda: [p.name for p in queue.rglob("*") if p.is_file()] == ["active.json"])
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == 20
     assert len(crawl.told("WARNING")) == 1
     tree.end()
@@ -224,8 +216,7 @@ def test_scrapys_own_filter_killed_between_two_runs_of_ours(tree: Site, tmp_path
             make_older(tmp_path / "job")
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
     assert len(crawl.told("WARNING")) == 1
 
@@ -237,8 +228,7 @@ def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> N
             assert crawl.interrupt() == 0
     crawl.kill()
     settings = {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "keep"}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.told("WARNING")
     assert "Scrapy's queue would fail now; it was set aside" in warning
     assert not crawl.lines("ERROR")
@@ -251,8 +241,7 @@ def test_a_killed_job_is_noticed_with_another_bloom_dir(tree: Site, tmp_path: Pa
             assert crawl.interrupt() == 0
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_DIR": "other"})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**JOB, "BLOOM_DIR": "other"})
     assert len(tree.hits) == PAGES
     assert len(crawl.told("WARNING")) == 1
 
@@ -261,8 +250,7 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     """The next run says once what it sets aside and why, crawls everything, and ends."""
     before = set((tmp_path / "job").rglob("*.set-aside-*"))
     site.forget()
-    crawl = Crawl(site.url, tmp_path, JOB)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, tmp_path, JOB)
     assert "'finish_reason': 'finished'" in crawl.output
     assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}
     (warning,) = crawl.lines("WARNING")
@@ -280,11 +268,10 @@ def test_bloom_dir_without_jobdir_crawls_only_new_pages_in_the_next_run(
     tree: Site, tmp_path: Path
 ) -> None:
     settings = {"BLOOM_DIR": "kept/%(spider)s"}
-    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings)
     assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
     assert (tmp_path / "kept/links/generation-0001.bloom").exists()
 
@@ -293,16 +280,14 @@ def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Pat
     crawl = Crawl.held(tree, 24, tmp_path, {"BLOOM_DIR": "kept"})
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
     assert set(tree.hits) == {"/p/0"}
     (warning,) = crawl.lines("WARNING")
     assert "What was recorded is kept" in warning
 
 
 def test_a_crawl_without_directory_keeps_the_filter_in_memory(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl(tree.url, tmp_path)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path)
     assert "Bloom filter in memory" in crawl.output
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
 
@@ -312,8 +297,7 @@ def test_a_growing_filter_crawls_every_page(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 28, tmp_path, settings)
     assert crawl.interrupt() == 0
     assert "generation 2 has room for 16 more" in crawl.output
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
     assert "'bloom/generations': 4" in crawl.output
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
@@ -326,15 +310,13 @@ def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
     tree.delay = 0.01
     settings = {**JOB, "BLOOM_ON_FULL": "close", "TWISTED_REACTOR_ENABLED": enabled}
     for _ in (1, 2):  # without raising it, it closes again
-        crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 25})
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 25})
         assert "'finish_reason': 'bloom_full'" in crawl.output
         (warning,) = crawl.told("WARNING")
         assert "raise BLOOM_EXPECTED_REQUESTS, and start it again" in warning
         assert not crawl.lines("ERROR")
         assert len(tree.hits) < PAGES
-    crawl = Crawl(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})
     assert "'finish_reason': 'finished'" in crawl.output
     assert len(tree.hits) == PAGES
     assert not crawl.lines("ERROR") + crawl.told("WARNING")
@@ -352,17 +334,16 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     tree: Site, tmp_path: Path
 ) -> None:
     settings = {"BLOOM_DIR": "kept", "BLOOM_WINDOW_SECS": 4000}
-    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
     tree.forget()
-    assert Crawl(tree.url, tmp_path, settings).finish() == 0
+    Crawl.finished(tree.url, tmp_path, settings)
     assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
     tree.forget()
     later = tmp_path / "later"
     later.mkdir()
     (later / "sitecustomize.py").write_text(LATER)
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={later}"))
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={later}"))
     assert len(tree.hits) == PAGES
     assert "are forgotten: generation" in crawl.output
     expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
@@ -372,10 +353,9 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
 
 def test_a_full_disk_in_mid_crawl_loses_no_page(tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 30, "LOG_LEVEL": "WARNING"}
-    assert Crawl(f"{tree.url}none", tmp_path, settings).finish() == 0
+    Crawl.finished(f"{tree.url}none", tmp_path, settings)
     limit = ["sh", "-c", 'ulimit -f 10; exec "$@"', "sh"]  # blocks of 512 bytes: no further file
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=limit)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, settings, prefix=limit)
     assert len(tree.hits) == PAGES
     (error,) = crawl.lines("ERROR")
     assert "No room for a new generation" in error
@@ -384,19 +364,17 @@ def test_a_full_disk_in_mid_crawl_loses_no_page(tree: Site, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])
 def test_runs_with_and_without_a_reactor(tree: Site, tmp_path: Path, enabled: bool) -> None:
-    crawl = Crawl(tree.url, tmp_path, {**JOB, "TWISTED_REACTOR_ENABLED": enabled})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**JOB, "TWISTED_REACTOR_ENABLED": enabled})
     assert len(tree.hits) == PAGES
     assert not crawl.lines("ERROR")
 
 
 @pytest.mark.parametrize("jobs", [{}, JOB], ids=["memory", "jobdir"])
 def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path, jobs: dict[str, Any]) -> None:
-    crawl = Crawl(
+    crawl = Crawl.finished(
         tree.url,
         tmp_path,
         {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None, **jobs},  # not the line
     )
-    assert crawl.finish() == 0, crawl.output
     assert "Bloom filter in" in crawl.output
     assert len(tree.hits) == PAGES

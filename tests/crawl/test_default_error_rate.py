@@ -14,8 +14,7 @@ def rates(job: Path) -> list[float]:
 
 
 def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl(tree.url, tmp_path, {"JOBDIR": "job"})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {"JOBDIR": "job"})
     assert rates(tmp_path / "job") == [5e-10]  # the other half is for the files that it grows by
     assert "1,000,000 requests at error rate 1e-09, 5.4 MiB; 0 already recorded" in crawl.output
 
@@ -23,11 +22,9 @@ def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
 def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
     settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 40}
     at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 15}
-    crawl = Crawl(tree.url, tmp_path, at_first)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, at_first)
     files = len(rates(tmp_path / "job"))
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     assert len(tree.hits) == PAGES
     (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
     kept = sum(rates(tmp_path / "job")[:files])

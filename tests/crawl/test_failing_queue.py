@@ -37,8 +37,7 @@ def test_pages_whose_links_were_refused_are_not_done(tree: Site, tmp_path: Path)
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
@@ -66,6 +65,5 @@ def test_a_crawl_that_can_take_nothing_has_not_finished(tree: Site, tmp_path: Pa
     assert "database is locked" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert tree.hits == before
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES

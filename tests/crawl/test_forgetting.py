@@ -61,9 +61,7 @@ def shop() -> Iterator[Shop]:
 
 
 def run(site: Shop, directory: Path, settings: dict[str, object]) -> Crawl:
-    crawl = Crawl(site.url, directory, settings, spider=SHOP_SPIDER)
-    assert crawl.finish() == 0, crawl.output
-    return crawl
+    return Crawl.finished(site.url, directory, settings, spider=SHOP_SPIDER)
 
 
 def place(name: str, directory: Path) -> dict[str, object]:
@@ -163,8 +161,7 @@ def test_a_dead_page_does_not_loop(where: str, looping: ScriptedSite, tmp_path: 
     settings |= {"CONCURRENT_REQUESTS": 1, "ROBOTSTXT_OBEY": False}
     for times in (3, 1):  # in the second run, all else is known, and only the first page crawled
         looping.hits.clear()
-        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-        assert run.finish() == 0, run.output
+        run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
         assert looping.hits["/dead"] == times
         assert f"'bloom/forgotten': {times}," in run.output
         assert not run.told("ERROR")
@@ -181,8 +178,7 @@ def test_forgetting_under_scrapy_rediss_scheduler(looping: ScriptedSite, tmp_pat
         "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
         "SCHEDULER_QUEUE_KEY": f"{tmp_path.name}:queue",
     }
-    run = Crawl(looping.url, tmp_path, settings, spider=SHARED_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, settings, spider=SHARED_SPIDER)
     assert looping.hits["/dead"] == 3
     assert len(looping.hits) == 13  # every other page, once, and the last one's link
     assert "'bloom/forgotten': 3," in run.output
@@ -195,12 +191,10 @@ def test_what_leads_to_a_dead_page_in_several_steps_is_forgotten(
     looping.answers |= {"/": [("/old", "/mid", "/dead")], "/old": ["/mid"], "/mid": ["/dead"]}
     looping.delay = 0.1
     settings = {"BLOOM_DIR": "filter", **FORGET, "RETRY_ENABLED": False}
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
     looping.hits.clear()
     looping.answers["/dead"] = [()]
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
     assert {"/old", "/mid", "/dead"} <= set(looping.hits)
 
 
@@ -235,8 +229,7 @@ def test_what_failed_during_an_outage_is_forgotten_after_it(
         assert "'bloom/forgotten': 2," in run.output
         looping.delay = 0
         looping.hits.clear()
-        run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-        assert run.finish() == 0, run.output
+        run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
         assert {"/7", "/8"} <= set(looping.hits)
     finally:
         server.end()
@@ -306,8 +299,7 @@ def test_a_failed_page_is_crawled_again_by_a_later_link(
 ) -> None:
     looping.answers["/dead"] = [500, (), ()]
     settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
     assert looping.hits["/dead"] == 2
     assert "'bloom/forgotten': 1," in run.output
 
@@ -322,8 +314,7 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     run = Crawl.held(looping, 2, tmp_path, settings, spider=FAILING_SPIDER)  # with robots.txt
     run.interrupt()  # while it waits for the answer
     assert (looping.hits["/moved"], looping.hits["/dead"]) == (1, 0), run.output
-    run = Crawl(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
     assert 1 <= looping.hits["/dead"] <= 3
     # Where it led to, and where it came from.
     assert f"'bloom/forgotten': {2 * looping.hits['/dead']}," in run.output
@@ -336,8 +327,7 @@ def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path:
     run.interrupt()
     looping.answers["/9"] = [("/late",)]
     looping.answers["/late"] = [500]
-    run = Crawl(looping.url, tmp_path, {**settings, **FORGET}, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, {**settings, **FORGET}, spider=FAILING_SPIDER)
     assert looping.hits["/9"] == looping.hits["/late"] == 1
     assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before
 
@@ -361,9 +351,7 @@ def test_what_is_forgotten_and_crawled_again_counts_for_a_window_from_then_on(
     def run_at(secs: int) -> Crawl:
         looping.forget()
         prefix = ("env", f"AHEAD={secs}", f"PYTHONPATH={with_modules(tmp_path)['PYTHONPATH']}")
-        crawl = Crawl(looping.url, tmp_path, settings, prefix=prefix)
-        assert crawl.finish() == 0, crawl.output
-        return crawl
+        return Crawl.finished(looping.url, tmp_path, settings, prefix=prefix)
 
     run_at(0)
     assert looping.hits == {"/": 1, "/page": 1, "/other": 1}
@@ -413,13 +401,11 @@ def test_what_waited_in_a_job_is_forgotten_if_it_fails(
     run.interrupt()
     assert not looping.hits.keys() & {*dead, *moved}
     settings |= FORGET
-    run = Crawl(looping.url, tmp_path, settings, **options)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, settings, **options)
     assert looping.hits.keys() >= {*dead, *moved}
     looping.forget()
     looping.answers = {"/": looping.answers["/"]}
-    run = Crawl(looping.url, tmp_path, settings, **options)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(looping.url, tmp_path, settings, **options)
     assert looping.hits == dict.fromkeys(["/robots.txt", "/", *dead, *moved], 1)
 
 

@@ -58,8 +58,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object
 def finished(site: ScriptedSite, directory: Path, settings: dict[str, object]) -> dict[str, int]:
     """The pages that a run crawls which ends well, but the first one."""
     site.forget()
-    run = Crawl(site.url, directory, settings, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(site.url, directory, settings, spider=FAILING_SPIDER)
     assert not run.told("ERROR"), run.output
     return {path: count for path, count in site.hits.items() if path != "/"}
 
@@ -120,8 +119,7 @@ def test_what_is_forgotten_in_memory_is_crawled_by_a_later_link(
     site.answers |= {"/1": [("/2",)], "/2": [500, ()]}
     options = {"BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
     options["DEPTH_PRIORITY"] = 1
-    run = Crawl(site.url, tmp_path, options, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    Crawl.finished(site.url, tmp_path, options, spider=FAILING_SPIDER)
     assert site.hits["/2"] == 2
 
 
@@ -157,8 +155,7 @@ def test_the_queue_gives_a_request_up_when_it_is_forgotten(when: str, tmp_path: 
     changes = read_recent(tmp_path / "job" / DATABASE)
     assert sum(bool(change.forgets) for change in changes) == (when == "after")
     site.answers["/dead"] = [()]
-    run = Crawl(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(site.url, tmp_path, {**options, "SCHEDULER": SAFE}, spider=FAILING_SPIDER)
     assert site.hits["/dead"] == 2
     site.end()
 
@@ -191,7 +188,6 @@ def test_a_failed_request_that_cannot_be_serialized_is_forgotten(tmp_path: Path)
     options = {"JOBDIR": "job", "SCHEDULER": SAFE, "BLOOM_FORGET_FAILED": True}
     options["RETRY_ENABLED"] = False
     for times in (1, 2):
-        run = Crawl(site.url, tmp_path, options, spider=spider)
-        assert run.finish() == 0, run.output
+        Crawl.finished(site.url, tmp_path, options, spider=spider)
         assert site.hits["/dead"] == times
     site.end()

@@ -53,8 +53,7 @@ def test_callbacks_that_wait_for_a_page_that_is_queued(tree: Site, tmp_path: Pat
         "        for each in self.waiting: each.callback(None)\n"
         "        self.logger.info('released %d', len(self.waiting))\n",
     )
-    crawl = Crawl(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
     released = re.search(r"released (\d+)", crawl.output)
     assert released is not None
     assert int(released[1]) > 2 * SAFE["CONCURRENT_REQUESTS"]
@@ -82,8 +81,7 @@ def test_a_pipeline_that_waits_for_a_batch(tree: Site, tmp_path: Path) -> None:
         "        for n in range(60): yield scrapy.Request(f'{self.url}/p/{n}')\n"
         "    def parse(self, response): yield {'url': response.url}\n",
     )
-    crawl = Crawl(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url.rstrip("/").removesuffix("/p/0"), tmp_path, SAFE, spider=spider)
     assert "'item_scraped_count': 60" in crawl.output
 
 
@@ -113,7 +111,7 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     info = bloom("info", "job", "--json", cwd=tmp_path).json
     assert ["/p/7?" in url for url in info["queue"]["dead"]] == [True]
     assert "1 dead: http" in bloom("info", "job", cwd=tmp_path).out
-    assert Crawl(tree.url, tmp_path, SAFE, spider=spider).finish() == 0  # it stays dead
+    Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert (
         "Have 1 dead request of job crawled again?"
         in bloom("reset", "job", "--dead", cwd=tmp_path).error
@@ -121,7 +119,7 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     ran = bloom("reset", "job", "--dead", "--yes", cwd=tmp_path)
     assert ran.out == "1 dead request of job will be crawled again\n"
     assert read_counts(tmp_path / "job" / DATABASE) == (1, 0)
-    assert Crawl(tree.url, tmp_path, SAFE).finish() == 0  # the page is mended
+    Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert read_dead(tmp_path / "job" / DATABASE) == []
     assert "0 dead requests of job" in bloom("reset", "job", "--dead", "--yes", cwd=tmp_path).out

@@ -29,8 +29,7 @@ def ended_early(site: Site, path: Path, settings: dict[str, Any]) -> Crawl:
 
 
 def finished(site: Site, path: Path, settings: dict[str, Any], spider: Path = SPIDER) -> Crawl:
-    crawl = Crawl(site.url, path, settings, spider=spider)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, path, settings, spider=spider)
     assert "'finish_reason': 'finished'" in crawl.output
     return crawl
 
@@ -57,8 +56,7 @@ def test_without_a_jobdir_it_is_told_to_be_lost(place: str, tree: Site, tmp_path
 
 def test_a_limit_of_scrapys_ends_a_crawl_early_too(tree: Site, tmp_path: Path) -> None:
     settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 5, "CONCURRENT_REQUESTS": 1}
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.told("WARNING")
     found = LOST.search(warning)
     assert found
@@ -117,8 +115,7 @@ def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> No
         "LinkSpider.__init__ = __init__\n",
     )
     settings = {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1, "CONCURRENT_REQUESTS": 1}
-    crawl = Crawl(site.url, tmp_path, settings, spider=spider)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, tmp_path, settings, spider=spider)
     assert len(site.hits) < 50
     assert "'finish_reason': 'closespider_pagecount'" in crawl.output
     assert not crawl.told("WARNING")
@@ -129,8 +126,7 @@ def test_nothing_is_told_of_requests_that_are_not_filtered(tmp_path: Path) -> No
 
 def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
     site = ScriptedSite({"/": [()]})
-    crawl = Crawl(site.url, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, tmp_path, {"BLOOM_DIR": "kept", "CLOSESPIDER_PAGECOUNT": 1})
     site.end()
     assert "'finish_reason': 'closespider_pagecount'" in crawl.output
     assert not crawl.told("WARNING")

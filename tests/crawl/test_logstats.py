@@ -149,8 +149,7 @@ def test_another_event_loop(reactor: str, site: Site, tmp_path: Path) -> None:
 
 def test_no_line_without_an_interval(site: Site, tmp_path: Path) -> None:
     site.delay = 0.02
-    crawl = Crawl(site.url, tmp_path, {"LOGSTATS_INTERVAL": 0})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, tmp_path, {"LOGSTATS_INTERVAL": 0})
     assert len(site.hits) == PAGES
     assert "Bloom filter closed: " in crawl.output
     assert "Bloom filter: " not in crawl.output

@@ -118,8 +118,7 @@ def test_settings_that_do_nothing_are_told_of(tree: Site, tmp_path: Path) -> Non
             [],
         ),
     ):
-        crawl = Crawl(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
-        assert crawl.finish() == 0, crawl.output
+        crawl = Crawl.finished(tree.url, tmp_path, {**settings, "CLOSESPIDER_PAGECOUNT": 1})
         assert [
             line.split("WARNING: ")[1].split(": set")[0] for line in crawl.told("WARNING")
         ] == names

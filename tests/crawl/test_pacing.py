@@ -115,8 +115,7 @@ ManySpider.parse_failure = parse_failure
 def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) -> Crawl:
     spider = directory / "many.py"
     spider.write_text(code)
-    run = Crawl(output, directory, {**SAFE, **settings}, spider=spider)
-    assert run.finish() == 0, run.output
+    run = Crawl.finished(output, directory, {**SAFE, **settings}, spider=spider)
     assert "'finish_reason': 'finished'" in run.output
     return run
 

@@ -60,8 +60,7 @@ def under_way(site: Site, path: Path, settings: dict, *, spider: Path = SPIDER) 
 
 def finished(site: Site, path: Path, settings: dict) -> Crawl:
     """The crawl that goes on after a kill, and ends well."""
-    crawl = Crawl(site.url, path, settings)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(site.url, path, settings)
     assert "'finish_reason': 'finished'" in crawl.output
     assert not crawl.told("ERROR") + crawl.told("WARNING")
     return crawl
@@ -123,8 +122,7 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
         time.sleep(0.001)
     crawl.kill()
     assert len(tree.hits) == PAGES
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
 
@@ -157,16 +155,14 @@ def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
     for path in (tmp_path / "job").glob("requests.sqlite*"):
         path.unlink()
     (tmp_path / "job" / DATABASE).touch()
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
     assert "The crawl starts over" in crawl.told("WARNING")[0]
     assert len(tree.hits) == PAGES
 
 
 def test_where_the_filter_is_the_queue_is(tree: Site, tmp_path: Path) -> None:
     """With the filter in Redis, the job directory holds no queue."""
-    crawl = Crawl(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE))
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, in_redis(tmp_path.name, **SAFE))
     assert len(tree.hits) == PAGES
     assert "scheduler/enqueued/redis" in crawl.output
     assert not (tmp_path / "job" / DATABASE).exists()
@@ -185,8 +181,7 @@ def test_retries_redirects_and_failures_leave_nothing_in_the_queue(tmp_path: Pat
             "/missing": [404],
         }
     )
-    crawl = Crawl(site.url, tmp_path, SAFE)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(site.url, tmp_path, SAFE)
     assert not crawl.told("ERROR")
     for path in (*links, "/found-late", "/target", "/found-behind"):
         assert site.hits[path], path
@@ -227,8 +222,9 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
     orders, stats = [], []
     for scheduler in (None, SAFE["SCHEDULER"]):
         tree.hits.clear()
-        crawl = Crawl(tree.url, tmp_path / str(scheduler), {**settings, "SCHEDULER": scheduler})
-        assert crawl.finish() == 0
+        crawl = Crawl.finished(
+            tree.url, tmp_path / str(scheduler), {**settings, "SCHEDULER": scheduler}
+        )
         orders.append(list(tree.hits))
         lines = [line.split("'")[1:] for line in crawl.output.splitlines()]
         stats.append([line for line in lines if line and line[0].startswith("scheduler/")])
@@ -240,8 +236,7 @@ def test_the_order_and_the_stats_are_those_of_scrapys_scheduler(
 
 
 def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "JOBDIR": None})
     assert len(tree.hits) == PAGES
     assert "'scheduler/enqueued/memory'" in crawl.output
     (line,) = crawl.told("WARNING")
@@ -250,8 +245,7 @@ def test_without_a_job_directory(tree: Site, tmp_path: Path) -> None:
 
 
 def test_with_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    assert crawl.finish() == 0
+    Crawl.finished(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) == 0
 
@@ -267,8 +261,7 @@ def test_what_cannot_be_serialized_is_kept_in_memory(tree: Site, tmp_path: Path)
         "        for link in response.css('a::attr(href)').getall():\n"
         "            yield response.follow(link, callback=lambda r: self.parse(r))\n"
     )
-    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
     (line,) = crawl.told("WARNING")
     assert "Unable to serialize request" in line
@@ -292,8 +285,7 @@ def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -
     for hits in (5, 25):
         crawl = Crawl.held(tree, hits, tmp_path, SAFE, spider=spider)
         crawl.kill()
-    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
@@ -329,7 +321,7 @@ def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> No
     finished(tree, tmp_path, JOB)
     assert len(tree.hits) == PAGES
     # What is finished is no obstacle.
-    assert Crawl(tree.url, tmp_path, SAFE).finish() == 0
+    Crawl.finished(tree.url, tmp_path, SAFE)
 
 
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
@@ -382,8 +374,7 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.kill()
     tree.forget()
-    crawl = Crawl(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, {**SAFE, "BLOOM_ON_UNCLEAN_SHUTDOWN": "reset"})
     (line,) = crawl.told("WARNING")
     assert "Set aside, not deleted: " in line
     assert f"{tmp_path}/job/requests.sqlite.set-aside-" in line
@@ -401,8 +392,7 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
 def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, JOB)
     crawl.kill()
-    crawl = Crawl(tree.url, tmp_path, JOB)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, JOB)
     (line,) = crawl.told("WARNING")
     assert "scrapy_bloom.CrashSafeScheduler" in line
 
@@ -421,8 +411,7 @@ def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> N
     crawl = under_way(tree, tmp_path, settings, spider=spider)
     crawl.kill()
     again = in_flight(tmp_path)
-    crawl = Crawl(tree.url, tmp_path, settings, spider=spider)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, settings, spider=spider)
     assert not crawl.lines("ERROR")
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= again
@@ -452,8 +441,7 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     left = sum(read_counts(tmp_path / "job" / DATABASE))
     assert left > 0
     spider.write_text(code)
-    crawl = Crawl(tree.url, tmp_path, SAFE, spider=spider)
-    assert crawl.finish() == 0
+    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
     assert not (tmp_path / "job/bloom.in-use").exists()
 
@@ -467,7 +455,6 @@ def test_a_subclass_with_a_constructor_of_its_own(tree: Site, tmp_path: Path) ->
         "        super().__init__(crawler, dupefilter, job)\n"
         "LinkSpider.custom_settings = {'SCHEDULER': Mine}\n",
     )
-    crawl = Crawl(tree.url, tmp_path, JOB, spider=spider)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, JOB, spider=spider)
     assert not crawl.lines("ERROR")
     assert len(tree.hits) == PAGES

@@ -146,8 +146,7 @@ def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -
     crawl = SharedCrawl(tree, tmp_path, code=code)
     settings = crawl.settings if queue == "redis" else {"JOBDIR": "job"}
     settings = {"SCHEDULER": crawl.settings["SCHEDULER"], **settings}
-    worker = Crawl(tree.url, tmp_path / "worker", settings, spider=crawl.spider)
-    assert worker.finish() == 0
+    worker = Crawl.finished(tree.url, tmp_path / "worker", settings, spider=crawl.spider)
     assert tree.hits["/p/89"] == 1
     assert not worker.lines("ERROR")
     assert "'scheduler/unserializable': " in worker.output

@@ -84,8 +84,7 @@ def night(site: ScriptedSite, path: Path, spider: str, **settings: Any) -> Crawl
     file.write_text(spider)
     site.forget()
     start = "sitemap.xml" if spider is SITEMAP else "list/0"
-    crawl = Crawl(f"{site.url}{start}", path, settings, spider=file)
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(f"{site.url}{start}", path, settings, spider=file)
     assert "'finish_reason': 'finished'" in crawl.output
     return crawl
 

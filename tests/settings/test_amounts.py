@@ -52,8 +52,7 @@ def test_a_filter_with_six_parts_is_what_was_asked_for(
         upload(tmp_path / "filter", RedisServer(url), key)
         place = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key}
         place["BLOOM_REDIS_DEADLINE_SECS"] = "20s"
-    crawl = Crawl(tree.url, tmp_path, {**SETTINGS, **place})
-    assert crawl.finish() == 0, crawl.output
+    crawl = Crawl.finished(tree.url, tmp_path, {**SETTINGS, **place})
     assert len(tree.hits) == 150
     assert "an error rate of" not in crawl.output
     assert not crawl.told("WARNING")
@@ -76,8 +75,7 @@ class Clock:
 
 
 def test_the_first_part_of_a_window_of_days(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl(tree.url, tmp_path, {**SETTINGS, "BLOOM_DIR": "filter"})
-    assert crawl.finish() == 0, crawl.output
+    Crawl.finished(tree.url, tmp_path, {**SETTINGS, "BLOOM_DIR": "filter"})
     (generation,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
     assert generation["capacity"] == 8000
     assert generation["open_until"] - generation["created"] == pytest.approx(7 * DAY / 4, abs=60)

@@ -99,6 +99,15 @@ class Crawl:
         self._held_by: Site | None = None
 
     @classmethod
+    def finished(
+        cls, url: str, work_dir: Path, settings: dict[str, Any] | None = None, **options: Any
+    ) -> "Crawl":
+        """A crawl that has ended, with exit status 0."""
+        crawl = cls(url, work_dir, settings, **options)
+        assert crawl.finish() == 0, crawl.output
+        return crawl
+
+    @classmethod
     def held(
         cls,
         site: Site,
