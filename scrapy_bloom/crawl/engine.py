@@ -68,7 +68,7 @@ def engine_of(crawler: Crawler) -> Any:
 
 
 class _Hook:
-    """Stands in for a method of one crawl's scraper or downloader, and tells its listeners."""
+    """Replaces a method of one crawl's scraper or downloader, and calls listeners as well."""
 
     def __init__(self, method: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
         self.method = method
@@ -78,20 +78,20 @@ class _Hook:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self._wrapper(self, *args, **options)
 
-    def tell(self, *args: Any) -> list[Any]:
+    def notify(self, *args: Any) -> list[Any]:
         return [listener(*args) for listener in self.listeners]
 
     @contextlib.contextmanager
-    def errors_told(self, request: Request) -> Iterator[None]:
+    def notifying_of_errors(self, request: Request) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.tell(request, error)
+            self.notify(request, error)
             raise
 
 
 def _scrape(hook: _Hook, result: Any, request: Request, *args: Any) -> Any:
-    ends = hook.tell(request, result)
+    ends = hook.notify(request, result)
     scraped = hook.method(result, request, *args)
     for end in ends:
         scraped.addBoth(_passed_on, end)
@@ -105,32 +105,32 @@ def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
 
 async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
     if isinstance(result, Failure):  # of the download, or of a spider middleware's input
-        hook.tell(request, result.value)
+        hook.notify(request, result.value)
     # Errors are seen here, too: a spider middleware may swallow them.
-    with hook.errors_told(request):
+    with hook.notifying_of_errors(request):
         output = await hook.method(result, request)
     watch = _watched_async if hasattr(output, "__aiter__") else _watched
     return watch(hook, output, request)
 
 
 def _watched(hook: _Hook, output: Any, request: Request) -> Iterator[Any]:
-    with hook.errors_told(request):
+    with hook.notifying_of_errors(request):
         yield from output
 
 
 async def _watched_async(hook: _Hook, output: Any, request: Request) -> AsyncIterator[Any]:
-    with hook.errors_told(request):
+    with hook.notifying_of_errors(request):
         async for item in output:
             yield item
 
 
 def _spider_error(hook: _Hook, failure: Failure, request: Request, *args: Any) -> None:
-    hook.tell(request, failure.value)
+    hook.notify(request, failure.value)
     hook.method(failure, request, *args)
 
 
 def _fetch(hook: _Hook, request: Request, *args: Any) -> Any:
-    ends = hook.tell(request)
+    ends = hook.notify(request)
     fetched = hook.method(request, *args)
     if isinstance(fetched, Deferred):
         for end in ends:
@@ -178,7 +178,7 @@ class _Paced(AsyncIterator[Any]):
         return each
 
 
-_HOOKS = (  # what is told; the part of the engine, its method, and what stands in for that
+_HOOKS = (  # the event; the part of the engine, its method, and what replaces it
     ("scraping", "scraper", "enqueue_scrape", _scrape),
     ("error", "scraper", "call_spider_async", _call_spider),
     ("error", "scraper", "handle_spider_error", _spider_error),
@@ -188,7 +188,7 @@ _HOOKS = (  # what is told; the part of the engine, its method, and what stands 
 
 
 def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
-    """Have functions told what becomes of the requests of one crawl. They must not raise.
+    """Have functions called when something happens to a request of one crawl. They must not raise.
 
     Args:
         engine: the crawler's, before the first request.
@@ -330,7 +330,7 @@ def read_start_again(
 
 
 def is_running(engine: Any) -> bool:
-    """Return whether a crawl goes on: it was not told to stop."""
+    """Return whether a crawl goes on: nobody has stopped it."""
     running: bool = engine.running
     return running
 

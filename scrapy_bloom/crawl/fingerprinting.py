@@ -94,7 +94,7 @@ def plain_fingerprint(url: str) -> bytes | None:
 
 
 def _plain(url: str) -> str | None:
-    """Return what canonicalize_url makes of a URL, if that can be told at a glance.
+    """Return what canonicalize_url makes of a URL, where a regular expression tells.
 
     It is canonical already, but perhaps for the order of its parameters and for a fragment.
     """

@@ -75,10 +75,9 @@ ADDON = {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None}
     ("name", "value", "allowed", "how"),
     [
         ("BLOOM_EXPECTED_REQUESTS", "many", "a whole number from 1 to 1,000,000,000,000", {}),
-        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "forget", 'one of "auto", "keep", "reset", "stop"', {}),
         ("BLOOM_ERROR_RATE", "1.5", "a number between 0 and 1", ADDON),
     ],
-    ids=["line", "another line", "addon"],
+    ids=["line", "addon"],
 )
 def test_bad_setting(
     site: Site, job: Path, name: str, value: str, allowed: str, how: dict[str, object]
@@ -86,17 +85,6 @@ def test_bad_setting(
     """All others: tests/settings."""
     line = refused(site, job, {name: value, **how})
     assert f"{name} is '{value}'; allowed is {allowed}" in line
-
-
-def test_recording_what_is_crawled_beside_a_queue(site: Site, job: Path) -> None:
-    line = refused(site, job, {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"})
-    assert "there is a JOBDIR (job): the requests in a paused job's queue" in line
-
-
-def test_misspelt_setting(site: Site, job: Path) -> None:
-    line = refused(site, job, {"BLOOM_ERROR_RAET": "1e-3"})
-    assert "BLOOM_ERROR_RAET is not a setting" in line
-    assert "did you mean BLOOM_ERROR_RATE?" in line
 
 
 def spoil(path: Path, offset: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from scrapy_bloom.files.directory import found_files
 from tests.support.crawls import Crawl, spider_with
 from tests.support.machine import REAL_SITES
 from tests.support.sites import Site, python_doc_site, tree_site
@@ -77,13 +78,6 @@ def test_crawls_the_same_pages_when_paused_three_times(
     # Nothing twice, but the start page (its request is not filtered) and what redirects to it.
     assert sum(count > 1 for path, count in site.hits.items()) <= 2
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
-
-
-def test_every_page_is_crawled_after_a_kill(tree: Site, tmp_path: Path) -> None:
-    crawl = Crawl.held(tree, 24, tmp_path, JOB)
-    crawl.kill()
-    assert len(tree.hits) < PAGES
-    check_resumes_from_scratch(tree, tmp_path)
 
 
 def test_every_page_is_crawled_after_a_pause_and_a_kill(tree: Site, tmp_path: Path) -> None:
@@ -362,13 +356,6 @@ def test_a_full_disk_in_mid_crawl_loses_no_page(tree: Site, tmp_path: Path) -> N
     assert "The crawl goes on with the full filter" in error
 
 
-@pytest.mark.parametrize("enabled", [True, False], ids=["reactor", "reactorless"])
-def test_runs_with_and_without_a_reactor(tree: Site, tmp_path: Path, enabled: bool) -> None:
-    crawl = Crawl.finished(tree.url, tmp_path, {**JOB, "TWISTED_REACTOR_ENABLED": enabled})
-    assert len(tree.hits) == PAGES
-    assert not crawl.lines("ERROR")
-
-
 @pytest.mark.parametrize("jobs", [{}, JOB], ids=["memory", "jobdir"])
 def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path, jobs: dict[str, Any]) -> None:
     crawl = Crawl.finished(
@@ -378,3 +365,27 @@ def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path, jobs: dict
     )
     assert "Bloom filter in" in crawl.output
     assert len(tree.hits) == PAGES
+
+
+def rates(job: Path) -> list[float]:
+    return [each.error_rate for each in found_files(job)]
+
+
+def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
+    crawl = Crawl.finished(tree.url, tmp_path, {"JOBDIR": "job"})
+    assert rates(tmp_path / "job") == [5e-10]  # the other half is for the files that it grows by
+    assert "1,000,000 requests at error rate 1e-09, 5.4 MiB; 0 already recorded" in crawl.output
+
+
+def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
+    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 40}
+    at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 15}
+    crawl = Crawl.finished(tree.url, tmp_path, at_first)
+    files = len(rates(tmp_path / "job"))
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert len(tree.hits) == PAGES
+    (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
+    kept = sum(rates(tmp_path / "job")[:files])
+    assert f"that its files were made for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is for" in line
+    assert not [line for line in crawl.told("WARNING") if "error rate" in line]
+    assert all(each <= 1e-9 for each in rates(tmp_path / "job")[files:])

@@ -181,20 +181,6 @@ def test_everything_is_seen_after_reopening(tmp_path: Path) -> None:
         assert bloom_stats(scheduler)["bloom/count"] == 100 * (run + 1)
 
 
-def test_a_job_paused_under_scrapys_own_filter_goes_on(tmp_path: Path) -> None:
-    settings = {"JOBDIR": os.fspath(tmp_path)}
-    default = "scrapy.dupefilters.RFPDupeFilter"
-    with opened(**settings, DUPEFILTER_CLASS=default) as scheduler:
-        for request in requests(range(100)):
-            assert scheduler.enqueue_request(request)
-    seen = (tmp_path / "requests.seen").read_bytes()
-    with opened(**settings) as scheduler:
-        assert len(scheduler) == 100  # its queue is there
-        assert not any(scheduler.enqueue_request(request) for request in requests(range(100)))
-        assert scheduler.enqueue_request(Request("https://example.com/new"))
-    assert (tmp_path / "requests.seen").read_bytes() == seen
-
-
 def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,7 +64,7 @@ class CrashSafeScheduler(BaseScheduler):
         self._memory: Any = None
         self._database: RequestDatabase | None = None
         self._queue: SafeQueue | None = None
-        self._held = contextlib.ExitStack()  # what is to be released at the close
+        self._resources = contextlib.ExitStack()  # released at the close
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
@@ -79,10 +79,10 @@ class CrashSafeScheduler(BaseScheduler):
         dupefilter = load_object(crawler.settings["DUPEFILTER_CLASS"])
         is_ours = isinstance(dupefilter, type) and issubclass(dupefilter, BloomDupeFilter)
         is_shared = is_crawl and is_ours and crawler.settings.get("BLOOM_BACKEND") == "redis"
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as resources:
             try:
                 if job is not None and not is_shared:
-                    held.callback(lock_job(job).release)
+                    resources.callback(lock_job(job).release)
                 if job is not None:
                     check_no_disk_queue(job)
                 order_of(crawler)  # an error is better raised before the filter is made
@@ -90,11 +90,11 @@ class CrashSafeScheduler(BaseScheduler):
                 fail_at_the_start(crawler, error, logger)
             # The filter logs its own errors.
             new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
-            new._held.push(held.pop_all())
+            new._resources.push(resources.pop_all())
         try:
             new._open_database()
         except BloomError as error:
-            new._held.close()
+            new._resources.close()
             fail_at_the_start(crawler, error, logger)
         if is_crawl and job is None and not is_shared:
             logger.warning(
@@ -110,7 +110,7 @@ class CrashSafeScheduler(BaseScheduler):
             return
         database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
         self._database = database
-        self._held.callback(database.close)
+        self._resources.callback(database.close)
         if isinstance(self.df, BloomDupeFilter):
             assert isinstance(self.df.backend, LocalBackend)
             self.df.backend.open(database)
@@ -221,7 +221,7 @@ class CrashSafeScheduler(BaseScheduler):
         try:
             return self.df.close(reason)
         finally:  # the filter has taken its last changes over from the log
-            self._held.close()
+            self._resources.close()
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take, or the queue has failed.
