@@ -121,7 +121,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
                 'be shared: set BLOOM_BACKEND = "redis"'
             )
-            fail_at_the_start(crawler, error, logger)
+            fail_at_the_start(crawler, error)
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
         # After the scheduler, which may still clear the filter.
@@ -156,7 +156,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 new.backend.open()
         except BloomError as error:
             job_lock.close()
-            fail_at_the_start(crawler, error, logger)
+            fail_at_the_start(crawler, error)
         new._job_lock = job_lock
         return new
 

@@ -2,8 +2,8 @@
 
 A crawl spends up to ten times as long on Scrapy's fingerprint of a request as on its lookup. Most
 of that makes the URL canonical, which most URLs of a site are already, or but for a fragment or the
-order of their parameters: one regular expression tells. The rest goes into a general JSON encoder
-and a cache with an entry for each request object. Neither is needed here.
+order of their parameters: one regular expression finds that out. The rest goes into a general JSON
+encoder and a cache with an entry for each request object. Neither is needed here.
 """
 
 import logging
@@ -94,7 +94,7 @@ def plain_fingerprint(url: str) -> bytes | None:
 
 
 def _plain(url: str) -> str | None:
-    """Return what canonicalize_url makes of a URL, where a regular expression tells.
+    """Return what canonicalize_url makes of a URL, where a regular expression is enough.
 
     It is canonical already, but perhaps for the order of its parameters and for a fragment.
     """

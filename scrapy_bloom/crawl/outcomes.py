@@ -42,7 +42,7 @@ _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, bu
 
 
 def extend_trail(request: Request, fingerprint: bytes) -> None:
-    """Note in a request, once, that it was recorded, beside what was recorded on the way to it."""
+    """Add a request's own fingerprint to its trail, once."""
     if fingerprint not in trail_of(request)[-1:]:
         # As text: a queue may be in JSON. A new list: the old one is that of the request before.
         request.meta[TRAIL] = [*request.meta.get(TRAIL, []), fingerprint.hex()]
@@ -79,7 +79,7 @@ class _Handling:
 
 
 class OutcomeObserver:
-    """Watches a crawl from before its first request, and tells how each request ended.
+    """Watches a crawl from before its first request, and reports how each request ended.
 
     The constructor raises a SettingError if this version of Scrapy works in another way.
 

@@ -54,7 +54,7 @@ class Addon:
         except SettingError as error:
             if self._crawler is None:
                 raise
-            fail_at_the_start(self._crawler, error, logger)
+            fail_at_the_start(self._crawler, error)
         settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")
 
 
@@ -151,15 +151,15 @@ def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
     return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
 
 
-def fail_at_the_start(crawler: Crawler, error: BloomError, logger: logging.Logger) -> NoReturn:
+def fail_at_the_start(crawler: Crawler, error: BloomError) -> NoReturn:
     """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
 
     Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
-    The event loop would log a traceback. The logger is that of the component that cannot be built.
+    The event loop would log a traceback.
     """
     logger.error("%s", error, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # or whoever started the crawl would see nothing at all
+        sys.stderr.write(f"{error}\n")  # else the terminal would show nothing at all
     # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:

@@ -170,7 +170,7 @@ def salt(name: str, value: Any) -> bytes:
     except (TypeError, ValueError):
         salt = b""
     if len(salt) != SALT_BYTES:
-        # The value is a secret: whoever knows it can craft colliding URLs.
+        # The value is a secret: an attacker who knows it can craft colliding URLs.
         raise SettingError(
             f"{name} is not valid (its value is kept out of the log): allowed are "
             f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"

@@ -36,7 +36,7 @@ class BloomSettings:
 
     Attributes:
         redis_url: of a "redis" backend, the URL that counts: BLOOM_REDIS_URL or scrapy-redis's.
-        redis_params: options of redis-py beside that URL, from scrapy-redis's REDIS_PARAMS.
+        redis_params: options of redis-py that go with that URL, from scrapy-redis's REDIS_PARAMS.
         shares_queue: the queue is in Redis, too: that of CrashSafeScheduler is where its filter is.
     """
 
@@ -96,8 +96,8 @@ class BloomSettings:
         ]
         if self.backend == "local" and unused:
             logger.warning(
-                '%s: set, but without any effect, since BLOOM_BACKEND is "local", and the filter '
-                'in a file or in memory; to share it in Redis, set BLOOM_BACKEND = "redis"',
+                '%s: no effect, because BLOOM_BACKEND is "local", and the filter is in files or in '
+                'memory; to share it in Redis, set BLOOM_BACKEND = "redis"',
                 ", ".join(unused),
                 extra=extra,
             )

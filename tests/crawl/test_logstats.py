@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import scrapy
-from scrapy.settings import default_settings
 
 from tests.support import cli, servers
-from tests.support.crawls import ROOT, SHARED_SPIDER, Crawl
+from tests.support.crawls import LOOPS, ROOT, SELECT, SHARED_SPIDER, Crawl
 from tests.support.sites import ScriptedSite, Site, tree_site
 
 PAGES = 200
@@ -130,20 +128,13 @@ def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> N
         assert int(in_stats or told) == told
 
 
-@pytest.mark.parametrize("reactor", ["select", "none"])
-def test_another_event_loop(reactor: str, site: Site, tmp_path: Path) -> None:
-    settings = {**OFTEN, "LOG_LEVEL": "DEBUG"}
-    if reactor == "select":
-        settings["TWISTED_REACTOR"] = "twisted.internet.selectreactor.SelectReactor"
-    elif hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
-        settings["TWISTED_REACTOR_ENABLED"] = False
-    else:
-        pytest.skip(f"Scrapy {scrapy.__version__} always has a reactor")
-    crawl = with_lines(3, site, tmp_path, settings)
+@pytest.mark.parametrize("loop", LOOPS)
+def test_another_event_loop(loop: dict, site: Site, tmp_path: Path) -> None:
+    crawl = with_lines(3, site, tmp_path, {**OFTEN, **loop, "LOG_LEVEL": "DEBUG"})
     assert crawl.interrupt() == 0
     checked(crawl.output)
     using = "Using reactor: twisted.internet.selectreactor"
-    assert (using if reactor == "select" else "Not using a Twisted reactor") in crawl.output
+    assert (using if loop is SELECT else "Not using a Twisted reactor") in crawl.output
     assert not crawl.lines("ERROR")
 
 

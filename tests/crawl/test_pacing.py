@@ -3,17 +3,10 @@
 from pathlib import Path
 
 import pytest
-from scrapy.settings import default_settings
 
-from tests.support.crawls import Crawl, stat
+from tests.support.crawls import LOOPS, Crawl, stat
 
 SAFE = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-LOOPS = [
-    pytest.param({}, id="asyncio"),
-    pytest.param({"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}, id="select"),
-]
-if hasattr(default_settings, "TWISTED_REACTOR_ENABLED"):
-    LOOPS.append(pytest.param({"TWISTED_REACTOR_ENABLED": False}, id="no reactor"))
 NUMBER = 400  # of requests that are yielded
 MOST_AT_ONCE = 100  # of them by two callbacks, while the event loop does not run
 
@@ -120,7 +113,7 @@ def crawl(directory: Path, output: str, code: str = SPIDER, **settings: object) 
     return run
 
 
-@pytest.mark.parametrize("settings", LOOPS)
+@pytest.mark.parametrize("settings", [pytest.param({}, id="asyncio"), *LOOPS])
 @pytest.mark.parametrize("output", ["start", "plain", "async", "errback"])
 def test_the_event_loop_runs_meanwhile(output: str, settings: dict, tmp_path: Path) -> None:
     run = crawl(tmp_path, output, **settings)
@@ -130,7 +123,7 @@ def test_the_event_loop_runs_meanwhile(output: str, settings: dict, tmp_path: Pa
     assert not [line for line in run.lines("ERROR") if "unknown://x" not in line]
 
 
-@pytest.mark.parametrize("settings", LOOPS)
+@pytest.mark.parametrize("settings", [pytest.param({}, id="asyncio"), *LOOPS])
 def test_an_exception_in_mid_output_is_the_spiders(settings: dict, tmp_path: Path) -> None:
     run = crawl(tmp_path, "failing", **settings)
     assert stat(run, "parsed") == 2 * 100

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 import scrapy
-from scrapy.settings import default_settings
 
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.sqlite import read_counts
 from tests.support.cli import bloom
-from tests.support.crawls import SPIDER, Crawl, spider_with
+from tests.support.crawls import NO_REACTOR, SPIDER, Crawl, may_have_no_reactor, spider_with
 from tests.support.sites import LIMIT, ScriptedSite, Site, tree_site
 from tests.support.workspace import in_redis
-
-may_have_no_reactor = pytest.mark.skipif(
-    not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
-    reason="this version of Scrapy always has a reactor",
-)
 
 PAGES = 60  # of the tree
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
@@ -129,7 +123,7 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
 
 @may_have_no_reactor
 def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
-    settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
+    settings = {**SAFE, **NO_REACTOR}
     crawl = under_way(tree, tmp_path, settings)
     crawl.kill()
     again = in_flight(tmp_path)
@@ -141,7 +135,7 @@ def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
 @may_have_no_reactor
 def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     """Python cancels what is being downloaded: that is no failure of it."""
-    settings = {**SAFE, "TWISTED_REACTOR_ENABLED": False}
+    settings = {**SAFE, **NO_REACTOR}
     crawl = Crawl.held(tree, 5, tmp_path, settings)
     end(crawl, "SIGTERM twice", tree)
     finished(tree, tmp_path, settings)
@@ -312,9 +306,7 @@ def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> No
     crawl = under_way(tree, tmp_path, JOB)
     crawl.interrupt()
     before = sorted((tmp_path / "job").rglob("*"))
-    refused = Crawl(tree.url, tmp_path, SAFE)
-    assert refused.finish() != 0
-    (line,) = refused.told("ERROR")
+    line = Crawl(tree.url, tmp_path, SAFE).refusal()
     assert "job is a job of Scrapy's own scheduler" in line
     assert "another JOBDIR" in line
     assert sorted((tmp_path / "job").rglob("*")) == before
@@ -327,9 +319,7 @@ def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> No
 def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: Path) -> None:
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
-    refused = Crawl(tree.url, tmp_path, JOB)
-    assert refused.finish() != 0
-    (line,) = refused.told("ERROR")
+    line = Crawl(tree.url, tmp_path, JOB).refusal()
     assert f"requests of the job wait in {tmp_path}/job/requests.sqlite" in line
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
@@ -341,9 +331,7 @@ def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
     path = tmp_path / "job" / DATABASE
     good = path.read_bytes()
     path.write_bytes(b"x" * 5000)
-    refused = Crawl(tree.url, tmp_path, SAFE)
-    assert refused.finish() != 0
-    (line,) = refused.told("ERROR")
+    line = Crawl(tree.url, tmp_path, SAFE).refusal()
     assert (
         "job/requests.sqlite cannot be used: file is not a database; it was left as it is" in line
     )
@@ -356,8 +344,7 @@ def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
 def test_one_crawl_at_a_time(tree: Site, tmp_path: Path) -> None:
     first = Crawl.held(tree, 5, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
     second = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    assert second.finish() != 0
-    assert "is in use by another running crawl" in second.told("ERROR")[0]
+    assert "is in use by another running crawl" in second.refusal()
     tree.release()
     assert first.finish() == 0
     assert len(tree.hits) == PAGES
@@ -366,8 +353,7 @@ def test_one_crawl_at_a_time(tree: Site, tmp_path: Path) -> None:
 def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.LifoMemoryQueue"}
     crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() != 0
-    assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.told("ERROR")[0]
+    assert "SCHEDULER_DISK_QUEUE is 'scrapy.squeues.LifoMemoryQueue'" in crawl.refusal()
 
 
 def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:

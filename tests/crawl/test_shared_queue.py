@@ -6,27 +6,15 @@ from pathlib import Path
 
 import pytest
 import scrapy
-from scrapy.settings import default_settings
 
 from tests.support import servers
-from tests.support.crawls import Crawl, stat
+from tests.support.crawls import LOOPS, Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import Site
 
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 CONCURRENT = 32 if scrapy.version_info < (2, 14) else 16
 JUST_DONE = 32  # requests that a worker was done with, and had not told the server yet
-LOOPS = [
-    pytest.param({"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}, id="select"),
-    pytest.param(
-        {"TWISTED_REACTOR_ENABLED": False},
-        id="no reactor",
-        marks=pytest.mark.skipif(
-            not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
-            reason="this version of Scrapy always has a reactor",
-        ),
-    ),
-]
 
 
 @pytest.fixture

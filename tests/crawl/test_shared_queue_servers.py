@@ -133,14 +133,6 @@ def test_a_pause_flushes_nothing(tree: Site, tmp_path: Path) -> None:
 # Refused at the start.
 
 
-def refusal(crawl: Crawl) -> str:
-    assert crawl.finish() == 1, crawl.output
-    assert "Traceback" not in crawl.output
-    (error,) = crawl.told("ERROR")
-    assert error == crawl.output.splitlines()[-1]
-    return error
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -152,7 +144,7 @@ def refusal(crawl: Crawl) -> str:
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **{**SHARED, **settings}))
-    assert said in refusal(crawl)
+    assert said in crawl.refusal()
     assert not servers.shared("valkey").client.keys(f"*{tmp_path.name}*")
 
 
@@ -161,7 +153,7 @@ def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     path.parent.mkdir()
     fill(path, b"x")
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))
-    error = refusal(crawl)
+    error = crawl.refusal()
     assert f"1 request of the job waits in {path}" in error
     assert "scrapy bloom push" in error
 
@@ -173,4 +165,4 @@ def test_a_server_that_is_down_at_the_start(tmp_path: Path) -> None:
         "BLOOM_REDIS_URL": f"redis://127.0.0.1:{servers.free_port()}/0",
         "BLOOM_REDIS_DEADLINE_SECS": 0.3,
     }
-    assert "cannot be used" in refusal(Crawl(NOWHERE, tmp_path, settings))
+    assert "cannot be used" in Crawl(NOWHERE, tmp_path, settings).refusal()

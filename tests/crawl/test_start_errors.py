@@ -9,7 +9,7 @@ import scrapy.crawler
 from filelock import FileLock
 
 from tests.support import servers
-from tests.support.crawls import SHARED_SPIDER, Crawl
+from tests.support.crawls import NO_REACTOR, SELECT, SHARED_SPIDER, Crawl
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
@@ -20,23 +20,19 @@ SCREEN = 24  # lines
 
 def last_line(crawl: Crawl) -> str:
     """Return the last line of a crawl that failed, once it is checked that nothing hides it."""
-    assert crawl.finish() == 1, crawl.output
-    output = crawl.output
-    assert "Traceback" not in output
-    assert "Engine slot" not in output
-    said = output.rpartition("INFO: Spider opened\n")[2]
+    error = crawl.refusal()
+    assert "Engine slot" not in crawl.output
+    said = crawl.output.rpartition("INFO: Spider opened\n")[2]
     assert len(said.splitlines()) < SCREEN, said
-    (told,) = crawl.told("ERROR")
-    assert told == output.splitlines()[-1]
-    return told
+    return error
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"},
-        {"TWISTED_REACTOR_ENABLED": False},
+        SELECT,
+        NO_REACTOR,
         {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"},
         {"DUPEFILTER_CLASS": None, "ADDONS": '{"scrapy_bloom.Addon": 500}'},
     ],

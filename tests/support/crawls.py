@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+from scrapy.settings import default_settings
+
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.sites import LIMIT, Site
 
@@ -19,6 +22,18 @@ SPIDER = SUPPORT / "link_spider.py"
 SHARED_SPIDER = SUPPORT / "shared_spider.py"
 FAILING_SPIDER = SUPPORT / "failing_spider.py"
 BLOOM = "scrapy_bloom.BloomDupeFilter"
+
+# Other event loops than asyncio's in a reactor.
+SELECT = {"TWISTED_REACTOR": "twisted.internet.selectreactor.SelectReactor"}
+NO_REACTOR = {"TWISTED_REACTOR_ENABLED": False}
+may_have_no_reactor = pytest.mark.skipif(
+    not hasattr(default_settings, "TWISTED_REACTOR_ENABLED"),
+    reason="this version of Scrapy always has a reactor",
+)
+LOOPS = [
+    pytest.param(SELECT, id="select"),
+    pytest.param(NO_REACTOR, id="no reactor", marks=may_have_no_reactor),
+]
 
 BASE_SETTINGS: dict[str, Any] = {
     "TELNETCONSOLE_ENABLED": False,
@@ -106,6 +121,14 @@ class Crawl:
         crawl = cls(url, work_dir, settings, **options)
         assert crawl.finish() == 0, crawl.output
         return crawl
+
+    def refusal(self) -> str:
+        """The one error of a crawl that could not begin, which nothing follows or hides."""
+        assert self.finish() == 1, self.output
+        assert "Traceback" not in self.output
+        (error,) = self.told("ERROR")
+        assert error == self.output.splitlines()[-1]
+        return error
 
     @classmethod
     def held(

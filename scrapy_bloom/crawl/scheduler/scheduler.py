@@ -87,7 +87,7 @@ class CrashSafeScheduler(BaseScheduler):
                     check_no_disk_queue(job)
                 order_of(crawler)  # an error is better raised before the filter is made
             except BloomError as error:
-                fail_at_the_start(crawler, error, logger)
+                fail_at_the_start(crawler, error)
             # The filter logs its own errors.
             new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
             new._resources.push(resources.pop_all())
@@ -95,7 +95,7 @@ class CrashSafeScheduler(BaseScheduler):
             new._open_database()
         except BloomError as error:
             new._resources.close()
-            fail_at_the_start(crawler, error, logger)
+            fail_at_the_start(crawler, error)
         if is_crawl and job is None and not is_shared:
             logger.warning(
                 "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
@@ -142,7 +142,7 @@ class CrashSafeScheduler(BaseScheduler):
                 pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
         except BloomError as error:
             self.close("bloom_error")  # Scrapy would not: its slot is not ready
-            fail_at_the_start(self.crawler, error, logger)
+            fail_at_the_start(self.crawler, error)
         opened: Deferred[None] | None = self.df.open()
         return opened
 
