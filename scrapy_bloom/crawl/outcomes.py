@@ -78,126 +78,6 @@ class _Handling:
     again: bool = False
 
 
-class OutcomeObserver:
-    """Watches a crawl from before its first request, and reports how each request ended.
-
-    The constructor raises a SettingError if this version of Scrapy works in another way.
-
-    Args:
-        ended: called after the last retry or redirect; must not raise.
-        done_statuses: of responses that are answers, whether they are allowed or not.
-        fingerprint: of a request; may raise anything.
-        adds_missing: a request from the queue that has no trail gets one. An earlier run without
-            the setting, or a subclass of the filter, has left it so.
-    """
-
-    def __init__(
-        self,
-        crawler: Crawler,
-        ended: Callable[[Request, Outcome], None],
-        done_statuses: frozenset[int],
-        fingerprint: Callable[[Request], bytes],
-        *,
-        adds_missing: bool,
-    ) -> None:
-        self._ended = ended
-        self._done_statuses = done_statuses
-        self._fingerprint = fingerprint
-        self._adds_missing = adds_missing
-        self._under_way: dict[int, _Handling] = {}
-        self._replacement: Request | None = None  # the last one from the downloader
-        listen(
-            crawler.engine,
-            "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
-            "do without these settings",
-            scraping=self._scraping,
-            error=self._error,
-            fetching=self._fetching,
-        )
-        crawler.signals.connect(self._item_error, signals.item_error)
-        crawler.signals.connect(self._scheduled, signals.request_scheduled)
-
-    def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
-        handling = self._under_way[id(request)] = _Handling(request, result)
-        return partial(self._scraped, handling)
-
-    def _scraped(self, handling: _Handling, result: Any) -> None:
-        self._under_way.pop(id(handling.request), None)
-        if isinstance(result, Failure):  # a bug, which Scrapy logs
-            handling.outcome = Outcome.FAILED
-        if not handling.again:
-            self._ended(handling.request, handling.outcome)
-
-    def _error(self, request: Request, error: BaseException | None) -> None:
-        handling = self._under_way.get(id(request))
-        if handling is None or handling.outcome is Outcome.FAILED:
-            return
-        if isinstance(error, HttpError) and error.response.status in self._done_statuses:
-            return
-        on_purpose = isinstance(error, _ON_PURPOSE) and not isinstance(error, HttpError)
-        handling.outcome = Outcome.OTHER if on_purpose else Outcome.FAILED
-
-    def _item_error(self, response: Any) -> None:
-        for handling in self._under_way.values():
-            if handling.result is response and handling.outcome is Outcome.CRAWLED:
-                handling.outcome = Outcome.OTHER
-
-    def _fetching(self, request: Request) -> Callable[[Any], None]:
-        # Before the download: middlewares may change what is fingerprinted.
-        is_recorded = not request.dont_filter and request.meta.get("bloom_record", True)
-        if self._adds_missing and is_recorded:
-            fingerprint = self._fingerprint_of(request)
-            if fingerprint is not None and fingerprint not in trail_of(request):
-                extend_trail(request, fingerprint)
-        return partial(self._fetched, request)
-
-    def _fetched(self, request: Request, result: Any) -> None:
-        """Let a request from the downloader (a retry, a redirect, one that is all new) go on."""
-        if isinstance(result, Request):
-            self._replacement = result
-            if TRAIL in request.meta:
-                result.meta.setdefault(TRAIL, request.meta[TRAIL])
-
-    def _fingerprint_of(self, request: Request) -> bytes | None:
-        fingerprint: object = None
-        with contextlib.suppress(Exception):  # the filter has logged it
-            fingerprint = self._fingerprint(request)
-        return fingerprint if isinstance(fingerprint, bytes) else None
-
-    def _scheduled(self, request: Request) -> None:
-        """Give the trail to a request that goes on with the one that was recorded, or take it.
-
-        A request from a callback or errback is one of its own, even if it has the meta of the
-        response. But the same one once more, even without that meta, counts in place of this one.
-        """
-        if request is self._replacement:
-            return
-        trail = request.meta.get(TRAIL)
-        again = self._handlings_of(request) if request.dont_filter else []
-        for handling in again:
-            handling.again = True
-            if TRAIL in handling.request.meta:
-                request.meta[TRAIL] = handling.request.meta[TRAIL]
-        if trail is not None and not again:
-            under_way = self._under_way.values()
-            if any(trail == handling.request.meta.get(TRAIL) for handling in under_way):
-                del request.meta[TRAIL]
-
-    def _handlings_of(self, request: Request) -> list[_Handling]:
-        """Return those of the same request, or of what it was redirected to."""
-        under_way = self._under_way.values()
-        fingerprint = self._fingerprint_of(request) if under_way else None
-        return [
-            each
-            for each in under_way
-            if _is_the_same(request, each.request) or fingerprint in trail_of(each.request)
-        ]
-
-
-def _is_the_same(one: Request, other: Request) -> bool:
-    return (one.url, one.method, one.body) == (other.url, other.method, other.body)
-
-
 class ForgetFailed:
     """Forgets requests that failed for good, so that a later link to them is crawled again.
 
@@ -312,7 +192,8 @@ class Outcomes:
     """Changes the filter at the end of each request, where that is needed.
 
     BLOOM_FORGET_FAILED and BLOOM_RECORD_ON need it, and so do forgotten requests that are crawled
-    again in a run whose queue is lost with the process. Else nothing is watched.
+    again in a run whose queue is lost with the process. Else nothing is watched. The constructor
+    raises a SettingError if this version of Scrapy works in another way.
     """
 
     def __init__(
@@ -330,19 +211,24 @@ class Outcomes:
         self._telemetry = telemetry
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
         self._forgetting = ForgetFailed(self._forgotten) if settings.forget_failed else None
+        self._under_way: dict[int, _Handling] = {}
+        self._replacement: Request | None = None  # the last one from the downloader
         self._is_watching = False
         if self._forgetting or self._recorder:
             self._watch()
 
     def _watch(self) -> None:
         self._is_watching = True
-        OutcomeObserver(  # the engine keeps it
-            self._crawler,
-            self.ended,
-            self._done_statuses,
-            self._fingerprint,
-            adds_missing=self._recorder is None,  # else all that is to be recorded has a trail
+        listen(
+            self._crawler.engine,
+            "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
+            "do without these settings",
+            scraping=self._scraping,
+            error=self._error,
+            fetching=self._fetching,
         )
+        self._crawler.signals.connect(self._item_error, signals.item_error)
+        self._crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
     def is_given_up(self, fingerprint: bytes) -> bool:
         """Return whether a request has failed so often that this run does not crawl it again."""
@@ -406,3 +292,85 @@ class Outcomes:
             for fingerprint in fingerprints:
                 if self._recorder.record(fingerprint):
                     self._telemetry.count_added()
+
+    # How a request ends: hooks in Scrapy's engine, and signals.
+
+    def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
+        handling = self._under_way[id(request)] = _Handling(request, result)
+        return partial(self._scraped, handling)
+
+    def _scraped(self, handling: _Handling, result: Any) -> None:
+        self._under_way.pop(id(handling.request), None)
+        if isinstance(result, Failure):  # a bug, which Scrapy logs
+            handling.outcome = Outcome.FAILED
+        if not handling.again:
+            self.ended(handling.request, handling.outcome)
+
+    def _error(self, request: Request, error: BaseException | None) -> None:
+        handling = self._under_way.get(id(request))
+        if handling is None or handling.outcome is Outcome.FAILED:
+            return
+        if isinstance(error, HttpError) and error.response.status in self._done_statuses:
+            return
+        on_purpose = isinstance(error, _ON_PURPOSE) and not isinstance(error, HttpError)
+        handling.outcome = Outcome.OTHER if on_purpose else Outcome.FAILED
+
+    def _item_error(self, response: Any) -> None:
+        for handling in self._under_way.values():
+            if handling.result is response and handling.outcome is Outcome.CRAWLED:
+                handling.outcome = Outcome.OTHER
+
+    def _fetching(self, request: Request) -> Callable[[Any], None]:
+        # Before the download: middlewares may change what is fingerprinted.
+        is_recorded = not request.dont_filter and request.meta.get("bloom_record", True)
+        if self._recorder is None and is_recorded:  # an earlier run or a subclass may have left it out
+            fingerprint = self._fingerprint_of(request)
+            if fingerprint is not None and fingerprint not in trail_of(request):
+                extend_trail(request, fingerprint)
+        return partial(self._fetched, request)
+
+    def _fetched(self, request: Request, result: Any) -> None:
+        """Let a request from the downloader (a retry, a redirect, one that is all new) go on."""
+        if isinstance(result, Request):
+            self._replacement = result
+            if TRAIL in request.meta:
+                result.meta.setdefault(TRAIL, request.meta[TRAIL])
+
+    def _fingerprint_of(self, request: Request) -> bytes | None:
+        fingerprint: object = None
+        with contextlib.suppress(Exception):  # the filter has logged it
+            fingerprint = self._fingerprint(request)
+        return fingerprint if isinstance(fingerprint, bytes) else None
+
+    def _scheduled(self, request: Request) -> None:
+        """Give the trail to a request that goes on with the one that was recorded, or take it.
+
+        A request from a callback or errback is one of its own, even if it has the meta of the
+        response. But the same one once more, even without that meta, counts in place of this one.
+        """
+        if request is self._replacement:
+            return
+        trail = request.meta.get(TRAIL)
+        again = self._handlings_of(request) if request.dont_filter else []
+        for handling in again:
+            handling.again = True
+            if TRAIL in handling.request.meta:
+                request.meta[TRAIL] = handling.request.meta[TRAIL]
+        if trail is not None and not again:
+            under_way = self._under_way.values()
+            if any(trail == handling.request.meta.get(TRAIL) for handling in under_way):
+                del request.meta[TRAIL]
+
+    def _handlings_of(self, request: Request) -> list[_Handling]:
+        """Return those of the same request, or of what it was redirected to."""
+        under_way = self._under_way.values()
+        fingerprint = self._fingerprint_of(request) if under_way else None
+        return [
+            each
+            for each in under_way
+            if _is_the_same(request, each.request) or fingerprint in trail_of(each.request)
+        ]
+
+
+def _is_the_same(one: Request, other: Request) -> bool:
+    return (one.url, one.method, one.body) == (other.url, other.method, other.body)
