@@ -323,9 +323,7 @@ class Outcomes:
     def _fetching(self, request: Request) -> Callable[[Any], None]:
         # Before the download: middlewares may change what is fingerprinted.
         is_recorded = not request.dont_filter and request.meta.get("bloom_record", True)
-        if (
-            self._recorder is None and is_recorded
-        ):
+        if self._recorder is None and is_recorded:
             fingerprint = self._fingerprint_of(request)
             if fingerprint is not None and fingerprint not in trail_of(request):
                 extend_trail(request, fingerprint)
