@@ -74,7 +74,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 engine,
                 "A filter that outlives its queue does not work",
                 "set JOBDIR",
-                scraping=self._this_run.handle,
+                scraping=self._this_run.mark_handled,
             )
         self._telemetry = Telemetry(
             crawler, backend, settings, self._this_run, queue_is_shared=queue_is_shared
@@ -212,8 +212,8 @@ class BloomDupeFilter(BaseDupeFilter):
         may_filter = bool(meta.get("bloom_filter", True))
         if self._forgets_failed and self._outcomes.is_given_up(fingerprint):
             return may_filter
-        within_run = this_run.is_asked(meta)
-        is_filtered = may_filter and not (within_run and this_run.begins_with(fingerprint))
+        within_run = this_run.is_filtered_within_run(meta)
+        is_filtered = may_filter and not (within_run and this_run.add(fingerprint))
         # The backend may not know it any more, but it knows whether it is forgotten.
         is_known = this_run.has_window and is_filtered and fingerprint in this_run
         if is_known and fingerprint not in self.backend.forgotten:
@@ -225,7 +225,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 self._telemetry.count_added()
         elif is_filtered:
             return True
-        this_run.scheduled(fingerprint)
+        this_run.add_if_needed(fingerprint)
         self._outcomes.extend_trail(request, fingerprint)
         return False
 

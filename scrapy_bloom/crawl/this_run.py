@@ -1,4 +1,4 @@
-"""Requests that this run has scheduled, where the filter may not tell that (any more)."""
+"""Requests that this run has scheduled, where the filter may not know that, or not any more."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,31 +14,27 @@ _HANDLED = "bloom_handled"  # a meta key of start requests whose response has co
 class ThisRun:
     """Remembers in memory what this run has scheduled, from when that is needed.
 
-    It begins with the first request that asks for it, by `meta["bloom_filter"] = "run"`. So crawls
-    without such requests pay nothing, and a page may be scheduled once before and once after that.
-    With a time window, it begins with the first request: what the run records may expire within it.
+    It begins with the first request that is filtered within the run, by
+    `meta["bloom_filter"] = "run"`. So crawls without such requests pay nothing, and a page may be
+    scheduled once before and once after that. With a time window, it begins with the first request:
+    what the run records may expire within it.
 
     Args:
-        start_requests: start requests ask by themselves, unless their meta has a `bloom_filter`.
-            Where the filter outlives its queue, a run would otherwise find them all seen, and do
-            nothing.
+        start_requests: start requests are filtered so, too, unless their meta has a `bloom_filter`.
+            Where the filter outlives its queue, all of them would otherwise be duplicates in later
+            runs, which would crawl nothing.
         has_window: what this run records may expire within it.
 
     Attributes:
         has_window: what it has scheduled is filtered, whether the backend knows it or not.
     """
 
-    def __init__(
-        self,
-        *,
-        start_requests: bool = False,
-        has_window: bool = False,
-    ) -> None:
+    def __init__(self, *, start_requests: bool = False, has_window: bool = False) -> None:
         self.has_window = has_window
         self._start_requests = start_requests
         self._scheduled = practically_exact_set() if has_window else None
 
-    def is_asked(self, meta: Mapping[str, Any]) -> bool:
+    def is_filtered_within_run(self, meta: Mapping[str, Any]) -> bool:
         """Return whether the request with this meta is filtered within this run only."""
         if "bloom_filter" in meta:
             return bool(meta["bloom_filter"] == "run")
@@ -46,8 +42,8 @@ class ThisRun:
         # Spiders copy a response's meta to the requests that they make of it.
         return is_start and _HANDLED not in meta and not meta.get("depth")
 
-    def handle(self, request: Request, result: Any) -> Callable[[Any], None]:
-        """Mark a request whose response or failure is about to be handled, for `is_asked`.
+    def mark_handled(self, request: Request, result: Any) -> Callable[[Any], None]:
+        """Mark a start request whose response or failure is about to be handled.
 
         Copies of its meta have the mark from now on, also if they are given to the engine, where no
         spider middleware sets a depth. A retry or redirect was made before.
@@ -58,8 +54,8 @@ class ThisRun:
                 each.meta[_HANDLED] = True
         return lambda _: None
 
-    def begins_with(self, fingerprint: bytes) -> bool:
-        """Remember the fingerprint of a request that asks; False if it was scheduled before."""
+    def add(self, fingerprint: bytes) -> bool:
+        """Remember a fingerprint, and from now on all others; True if it was not scheduled yet."""
         if self._scheduled is None:
             self._scheduled = practically_exact_set()
         return self._scheduled.add(fingerprint)
@@ -67,8 +63,8 @@ class ThisRun:
     def __contains__(self, fingerprint: bytes) -> bool:
         return self._scheduled is not None and fingerprint in self._scheduled
 
-    def scheduled(self, fingerprint: bytes) -> None:
-        """Remember the fingerprint of a request that passes and was recorded, if that is needed."""
+    def add_if_needed(self, fingerprint: bytes) -> None:
+        """Remember the fingerprint of a request that passes, if `add` or a window asks for that."""
         if self._scheduled is not None:
             self._scheduled.add(fingerprint)
 
