@@ -113,16 +113,6 @@ def test_a_kill_while_pages_fail(
     assert finished(site, tmp_path, settings) == {}
 
 
-def test_what_is_forgotten_in_memory_is_crawled_by_a_later_link(
-    site: ScriptedSite, tmp_path: Path
-) -> None:
-    site.answers |= {"/1": [("/2",)], "/2": [500, ()]}
-    options = {"BLOOM_FORGET_FAILED": True, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
-    options["DEPTH_PRIORITY"] = 1
-    Crawl.finished(site.url, tmp_path, options, spider=FAILING_SPIDER)
-    assert site.hits["/2"] == 2
-
-
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_queue_gives_a_request_up_when_it_is_forgotten(when: str, tmp_path: Path) -> None:
     """Both in one step: killed before or after it, the next run finds one or the other."""

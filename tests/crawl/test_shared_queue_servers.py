@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -131,21 +130,6 @@ def test_a_pause_flushes_nothing(tree: Site, tmp_path: Path) -> None:
 
 
 # Refused at the start.
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"BLOOM_REDIS_ON_OUTAGE": "pass"}, "BLOOM_REDIS_ON_OUTAGE"),
-        ({"BLOOM_QUEUE_LEASE_SECS": 0.5}, "BLOOM_QUEUE_LEASE_SECS is '0.5'"),
-        ({"BLOOM_QUEUE_LEASE_SECS": 86_401}, "BLOOM_QUEUE_LEASE_SECS is '86401'"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_settings_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **{**SHARED, **settings}))
-    assert said in crawl.refusal()
-    assert not servers.shared("valkey").client.keys(f"*{tmp_path.name}*")
 
 
 def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:

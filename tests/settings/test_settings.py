@@ -113,6 +113,10 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, "soon", None, True, float("nan"), 10**400)
         ),
         *(
+            ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
+            for value in (0, 0.5, 86_401, "2d", None)
+        ),
+        *(
             ("BLOOM_REDIS_ON_OUTAGE", value, 'one of "close", "pass"')
             for value in ("", None, "Close", "grow", True)
         ),
@@ -143,6 +147,14 @@ def test_what_goes_together() -> None:
         ({"BLOOM_RECORD_ON": "crawled"}, "set BLOOM_DIR"),
         ({**CRAWLED, "JOBDIR": "jobs/a"}, r"there is a JOBDIR \(jobs/a\): .* remove JOBDIR"),
         ({**CRAWLED, "BLOOM_BACKEND": "redis"}, 'BLOOM_BACKEND is "redis"'),
+        (
+            {
+                "BLOOM_BACKEND": "redis",
+                "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+                "BLOOM_REDIS_ON_OUTAGE": "pass",
+            },
+            'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler .* set it to "close"',
+        ),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:
