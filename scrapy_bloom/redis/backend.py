@@ -111,7 +111,7 @@ class RedisBackend:
         self.warn_of_eviction()
         if not self.filter.join(self._prepare_job()):
             self.log_differences()
-        self.record_all([])  # what the server refuses is better known now than at the first request
+        self.confirm()  # what the server refuses is better known now than at the first request
 
     def join(self) -> None:
         """Take part in the filter again, or create it; raises StorageError."""
@@ -214,7 +214,7 @@ class RedisBackend:
         retries = self.server.retries
         if self.is_known(fingerprint):
             return False
-        answer = self.record_all([fingerprint])
+        answer = self._exchange([fingerprint], "n")
         return answer in NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
@@ -227,7 +227,7 @@ class RedisBackend:
             # So few that the newest generation is hardly fuller than it may be.
             few = max(1, self.filter.live[-1].capacity // 100)
             for first in range(0, len(unknown), few):
-                answers = self.record_all(unknown[first : first + few])
+                answers = self._exchange(unknown[first : first + few], "n")
                 added += sum(answer in NEW for answer in answers)
             if self.voided == voided:  # else the mirrors were wrong
                 start += _AT_ONCE
@@ -238,12 +238,11 @@ class RedisBackend:
             return not self.collect(fingerprint)
         return self.is_known(fingerprint) or self._exchange([fingerprint], "?") not in NEW
 
-    def record_all(self, fingerprints: Sequence[bytes]) -> str:
-        """Record fingerprints at once; return an answer for each: see `Reply`."""
-        return self._exchange(fingerprints, "n")
-
     def _exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
-        """Ask the server, or record; if it has lost the filter, begin an empty one."""
+        """Exchange a batch with the server; if it has lost the filter, begin an empty one.
+
+        Its answer shows that what the mirrors said until now was right.
+        """
         for _ in range(MOST_LOSSES):
             try:
                 if not self.filter.live:
@@ -253,7 +252,8 @@ class RedisBackend:
             except OtherFilterError as error:
                 self.begin_anew(error)
                 continue
-            self._trust()
+            self._confirm_at = time.monotonic() + self._trust_secs
+            self.unconfirmed = 0
             return answers
         raise StorageError(f"{self.filter.name} is lost each time it is made; start again")
 
@@ -321,14 +321,9 @@ class RedisBackend:
     def _is_back(self, fingerprint: bytes) -> bool:
         return self.forgotten.may_have(fingerprint)
 
-    def _trust(self) -> None:
-        """Trust the mirrors: the server has answered, so what they said until now was right."""
-        self._confirm_at = time.monotonic() + self._trust_secs
-        self.unconfirmed = 0
-
     def confirm(self) -> None:
         """Ask the server whether the unconfirmed answers were right; raises StorageError."""
-        self.record_all([])
+        self._exchange([], "n")
 
     def clear(self) -> None:
         """Remove the filter, for all crawlers; the next request begins another one."""
