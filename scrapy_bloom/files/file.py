@@ -134,14 +134,10 @@ def write_state(words: memoryview, file: FileGeneration, count: int) -> None:
 
 
 def _unpack(path: Path, raw: bytes) -> FileGeneration:
-    if not raw.startswith(MAGIC):
-        if not raw:
-            raise _unusable(path, "is empty")
-        if MAGIC.startswith(raw):
-            raise _unusable(path, f"is cut off after {len(raw)} bytes")
+    if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
         raise _unusable(path, "is not a filter of scrapy_bloom (it begins otherwise)")
     if len(raw) < HEADER_BYTES:
-        raise _unusable(path, f"is cut off in its header, after {len(raw):,} bytes")
+        raise _unusable(path, f"is cut off after {len(raw):,} bytes")
     if (version := _VERSION.unpack_from(raw, len(MAGIC))[0]) > FORMAT_VERSION:
         raise FilterFileError(
             f"{path} has format version {version} (or is damaged), and this scrapy_bloom knows "

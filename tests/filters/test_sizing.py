@@ -10,8 +10,10 @@ from scrapy_bloom.filters.sizing import (
     BLOCK_BITS,
     MAX_CAPACITY,
     SMALLEST_ERROR_RATE,
+    Contents,
     bits_per_element,
     block_error_rate,
+    block_load,
     check_size,
     choose_geometry,
     classic_error_rate,
@@ -175,3 +177,20 @@ def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
     never_added = (each.to_bytes(21, "big") for each in range(20_000))
     measured = sum(each in backend for each in never_added) / 20_000
     assert status.error_rate_now == pytest.approx(measured, rel=0.07)
+
+
+@pytest.mark.parametrize("num_hashes", [1, 7, 20])
+@pytest.mark.parametrize("number", [0, 1, 1000, 5000])
+def test_the_load_of_a_block_is_what_fills_it_that_much(number: int, num_hashes: int) -> None:
+    fill = classic_fill_ratio(BLOCK_BITS, num_hashes, number)
+    assert block_load(fill, num_hashes) == pytest.approx(number, rel=1e-9)
+
+
+def test_a_full_block_holds_more_than_one_that_lacks_a_bit() -> None:
+    assert block_load(1 - 1 / BLOCK_BITS, 1) < block_load(1.0, 1) < math.inf
+
+
+def test_blocks_are_added_up() -> None:
+    found = Contents.of([0.0, 0.5, 1.0], 2)
+    assert (found.fill_ratio, found.error_rate) == (0.5, 1.25 / 3)
+    assert found.requests == round(block_load(0.5, 2) + block_load(1.0, 2))

@@ -52,7 +52,7 @@ class TestFull:
         """What is recorded is remembered for longer then, and no page is lost for it."""
         clock = Clock()
         options = {"url": server.url, "capacity": 200_000, "window_secs": 1000, "clock": clock}
-        backend = opened("valkey", "k", in_a_run=False, **options)
+        backend = opened("valkey", "k", **options)
         assert backend.add(b"first")
         fill_up(server)
         for number in range(3):

@@ -40,7 +40,6 @@ class CrawlersAgainstDict(RuleBasedStateMachine):
             mirror=self.mirrors[number],
             trust_secs=0.02,
             clock=self.clock,
-            in_a_run=False,
         )
 
     def check(self, fingerprint: bytes, seen: bool) -> None:

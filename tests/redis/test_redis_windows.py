@@ -10,7 +10,7 @@ from tests.support.redis_filters import fps, opened
 def test_a_late_count_leaves_nothing_behind(key: str) -> None:
     """A crawler counts for a generation that has expired meanwhile."""
     clock = Clock()
-    options = {"window_secs": 1000, "clock": clock, "in_a_run": False}
+    options = {"window_secs": 1000, "clock": clock}
     first, second = (opened("valkey", key, **options) for _ in range(2))
     assert first.add(b"page")
     clock.now += 3000
@@ -26,7 +26,6 @@ class TestWindows:
     def test_requests_expire_for_all_crawlers(self, key: str, mirror: bool) -> None:
         clock = Clock()
         options = {"window_secs": 1000, "clock": clock, "mirror": mirror, "capacity": 400}
-        options["in_a_run"] = False
         crawlers = [opened("valkey", key, **options) for _ in range(2)]
         recorded: dict[bytes, float] = {}
         for step in range(120):
@@ -59,14 +58,14 @@ class TestWindows:
         backend = opened("valkey", key, window_secs=1000, clock=clock)
         backend.add(b"more")  # after what was open without a window, another one begins
         backend.close()
-        backend = opened("valkey", key, window_secs=1000, clock=clock, in_a_run=False)
+        backend = opened("valkey", key, window_secs=1000, clock=clock)
         clock.now += 2000
         assert backend.add(b"more")
         backend.close()
 
     def test_growth_within_a_quarter(self, key: str) -> None:
         clock = Clock()
-        options = {"window_secs": 1000, "clock": clock, "in_a_run": False}
+        options = {"window_secs": 1000, "clock": clock}
         backend = opened("valkey", key, capacity=400, **options)
         for fingerprint in fps(1000):
             assert backend.add(fingerprint)

@@ -24,11 +24,9 @@ def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBack
 
 
 def opened(place: str, key: str, **options: object) -> RedisBackend:
-    in_a_run = options.pop("in_a_run", True)  # else what has expired is not kept for the run
     backend = make(place, key, **options)
     backend.open()
-    if in_a_run:
-        backend.begin()
+    backend.begin()
     return backend
 
 
