@@ -22,7 +22,7 @@ from scrapy_bloom.job.disk import sync_log
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.job.requests_seen import import_seen, open_seen
+from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class LocalBackend(MemoryBackend):
         if self._importable is None:
             super()._make_first()
             return
-        seen = open_seen(self._importable)
+        seen = SeenFile(self._importable)
         size, now = self._policy.first(at_least=seen.count()), self.now()
         end = self._policy.open_until(now)
         self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))

@@ -16,13 +16,14 @@ NAME = "forgotten.sqlite"
 _APPLICATION_ID = 0x626C6F66  # "blof"
 _FORMAT_VERSION = 1
 _BUSY_SECS = 5.0  # while another process writes: that takes milliseconds
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS forgotten (
+_TABLE = """forgotten (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each addition, also after a removal
     fingerprint BLOB NOT NULL UNIQUE,
     forgotten_at REAL NOT NULL
-);
+)"""
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS {_TABLE};
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_FORMAT_VERSION};
 COMMIT;
@@ -35,15 +36,6 @@ def files(directory: Path) -> list[Path]:
     """Return the database of a filter's directory, and what SQLite keeps beside it."""
     database = directory / NAME
     return [path for path in (database, *beside(database)) if path.exists()]
-
-
-class _NoTableError(Exception):
-    """The file is empty: the disk was full when it was made, or its process was killed."""
-
-
-def _check_table(*, is_there: bool) -> None:
-    if not is_there:
-        raise _NoTableError
 
 
 class ForgottenFile:
@@ -86,7 +78,7 @@ class ForgottenFile:
     def add(self, fingerprints: Sequence[bytes]) -> None:
         """See `ForgottenStore`."""
         now = time.time()
-        with self._used(create=True) as db, db:
+        with self._used() as db, db:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(_ADD, [(fingerprint, now) for fingerprint in fingerprints])
         self._claimed.difference_update(fingerprints)
@@ -101,8 +93,7 @@ class ForgottenFile:
         if not added and not self._path.exists():
             return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
-        # Without a table, there is nothing to remove.
-        with contextlib.suppress(_NoTableError), self._used(create=bool(added)) as db:
+        with self._used() as db:
             # Else SQLite may sync its log in a checkpoint of its own, and hide that this failed.
             db.execute("PRAGMA synchronous = FULL")
             with db:
@@ -149,25 +140,22 @@ class ForgottenFile:
         """Run a query, and return its rows; none if there is no file yet."""
         if self._opened is None and not self._path.exists():
             return []
-        try:
-            with self._used() as db:
-                return db.execute(query, values).fetchall()
-        except _NoTableError:
-            return []
+        with self._used() as db:
+            return db.execute(query, values).fetchall()
 
     @contextlib.contextmanager
-    def _used(self, *, create: bool = False) -> "Iterator[sqlite3.Connection]":
+    def _used(self) -> "Iterator[sqlite3.Connection]":
         """Connect, if that was not done yet, and say what fails in one line."""
         import sqlite3  # noqa: PLC0415 - for those who forget something
 
         try:
             if self._opened is None:
-                self._opened = self._connected(create=create)
+                self._opened = self._connected()
             yield self._opened
         except (sqlite3.Error, OSError) as error:
             raise self._unusable(str(error)) from error
 
-    def _connected(self, *, create: bool) -> "sqlite3.Connection":
+    def _connected(self) -> "sqlite3.Connection":
         import sqlite3  # noqa: PLC0415 - as above
 
         check_no_links(self._path)
@@ -183,13 +171,12 @@ class ForgottenFile:
         try:
             is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
             self._check(db, is_new=is_new)
-            _check_table(is_there=create or not is_new)
-            if self._readonly:
-                return db
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
+            if not self._readonly:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute("PRAGMA synchronous = NORMAL")
+            # The disk was full when the file was made, or its process was killed.
             if is_new:
-                db.executescript(_SCHEMA)
+                db.executescript(f"CREATE TEMP TABLE {_TABLE}" if self._readonly else _SCHEMA)
         except BaseException:
             db.close()
             raise

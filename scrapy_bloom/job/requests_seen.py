@@ -31,11 +31,14 @@ class SeenFile:
     def __init__(self, path: Path) -> None:
         check_file(path)
         self.path = path
-        self.size = path.stat().st_size  # bytes
-        self.position = 0  # read so far
+        self.position = 0  # read so far, in bytes
         self.truncated = 0  # incomplete records at the end, 0 or 1: a killed process leaves one
-        with path.open("rb") as file:
-            first = file.read(1)
+        try:
+            self.size = path.stat().st_size
+            with path.open("rb") as file:
+                first = file.read(1)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
         # A length below 256 begins with a zero byte, which is no digit: no file fits both.
         if first and first != b"\0" and first[0] not in _HEX_DIGITS:
             raise self._neither(0)
@@ -107,14 +110,6 @@ class SeenFile:
             f"{offset:,}); it was left as it is: move it away to start with an empty filter, or "
             "restore it from a backup"
         )
-
-
-def open_seen(path: Path) -> SeenFile:
-    """Open a requests.seen file; raises StorageError if it cannot be read; see `SeenFile`."""
-    try:
-        return SeenFile(path)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:

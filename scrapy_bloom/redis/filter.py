@@ -22,7 +22,7 @@ from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
-from scrapy_bloom.job.requests_seen import import_seen, open_seen
+from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -223,7 +223,7 @@ class SharedFilter:
         size, content, count = self._policy.first(), None, 0
         info = FilterInfo.of(self._origin, self.now(), self._shards)
         if importable is not None:
-            seen = open_seen(importable)
+            seen = SeenFile(importable)
             size = self._policy.first(at_least=seen.count())
             content = size.filter(bytes.fromhex(info.salt))
             count = import_seen(seen, content.add)

@@ -18,7 +18,7 @@ from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.job.requests_seen import import_seen, open_seen
+from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.backends import local_backend
@@ -232,7 +232,7 @@ def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path)
         for length in range(len(whole) + 1):
             path.write_bytes(whole[:length])
             try:
-                imported = import_seen(open_seen(path), BloomFilter(20, 1e-9).add)
+                imported = import_seen(SeenFile(path), BloomFilter(20, 1e-9).add)
             except SeenFileError as error:
                 # Too short to tell in which format it was begun.
                 assert length < size, (length, error)

@@ -27,7 +27,7 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.requests_seen import SeenFile, open_seen
+from scrapy_bloom.job.requests_seen import SeenFile
 from scrapy_bloom.queues.conflicts import has_waiting
 from scrapy_bloom.redis.connection.server import RedisServer
 
@@ -110,7 +110,7 @@ def open_source(options: argparse.Namespace, project: Project, stack: ExitStack)
     if is_pipe:
         raise UsageError(f"{path} is a pipe; give a requests.seen as a file")
     _check_queue(path.parent, options.dest)
-    return open_seen(path)
+    return SeenFile(path)
 
 
 def _is_list(path: Path) -> bool:
