@@ -75,7 +75,6 @@ class LocalBackend(MemoryBackend):
         self._sync_secs = sync_secs
         self._marks_use = is_crawl  # until it is opened with a log, which tells more
         self._lock = contextlib.ExitStack()
-        self._importable: Path | None = None
         self._discarded: list[FilterFile] = []
         self._records = LogRecords()
         self._wake = threading.Event()
@@ -101,15 +100,17 @@ class LocalBackend(MemoryBackend):
             if not self._job.owns(self._directory):
                 self._lock.callback(lock_directory(self._directory).release)
             self._marks_use = self._marks_use and log is None
-            files, self._importable, self._records, self.misfit = open_files(
+            files, importable, self._records, self.misfit = open_files(
                 self._directory, self._origin.fingerprinter, self._job, log
             )
             self.live += files
             self.forgotten.open()
             if self.live:
                 self._log_what_is_kept()
-            else:
+            elif importable is None:
                 self._make_first()
+            else:
+                self._import(importable)
             if log is not None:
                 self._recover(log)
         except BaseException:
@@ -122,7 +123,7 @@ class LocalBackend(MemoryBackend):
         self._lock.close()
 
     def _recover(self, log: FilterLog) -> None:
-        """Apply what the log has and the filter lacks, and have all changes go to the log first."""
+        """Apply what the log has and the filter lacks, and record in the log from then on."""
         log.begin()
         log.sync()
         self._records.open = log.id
@@ -181,12 +182,9 @@ class LocalBackend(MemoryBackend):
                 policy.error_rate,
             )
 
-    def _make_first(self) -> None:
-        """Make the first generation; it begins with the job's requests.seen, if there is one."""
-        if self._importable is None:
-            super()._make_first()
-            return
-        seen = SeenFile(self._importable)
+    def _import(self, path: Path) -> None:
+        """Make a first generation that contains a requests.seen file."""
+        seen = SeenFile(path)
         size, now = self._policy.first(at_least=seen.count()), self.now()
         end = self._policy.open_until(now)
         self.live.append(self._make(size, 1, now, end, lambda bits: import_seen(seen, bits.add)))
