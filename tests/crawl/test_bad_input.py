@@ -96,7 +96,7 @@ def spoil(path: Path, offset: int, data: bytes) -> None:
     [(0, "is cut off"), (1000, "is cut off"), (20_000, "where its header promises")],
 )
 def test_truncated_filter(site: Site, job: Path, size: int, told: str) -> None:
-    """All other sizes: tests/files/test_filterfile.py."""
+    """All other sizes: tests/faults/test_damaged_files.py."""
     os.truncate(job / FILTER, size)
     line = refused(site, job, {})
     assert FILTER in line
@@ -117,7 +117,7 @@ def test_filter_of_a_newer_version(site: Site, job: Path) -> None:
 
 
 def test_damaged_header(site: Site, job: Path) -> None:
-    """Each other byte: tests/files/test_filterfile.py and tests/faults/test_damaged_files.py."""
+    """Each other byte: tests/faults/test_damaged_files.py."""
     byte = (job / FILTER).read_bytes()[3000]
     spoil(job / FILTER, 3000, bytes([byte ^ 0x10]))
     assert FILTER in refused(site, job, {})
