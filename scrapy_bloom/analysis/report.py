@@ -47,7 +47,7 @@ def measure(
 
     `advance` is told how many blocks are done, with those that were done before.
     """
-    num_blocks, num_hashes, _ = figures.geometry
+    num_blocks, num_hashes = figures.geometry
     loads: Counter[int] = Counter()
 
     def fills() -> Iterator[float]:
@@ -182,7 +182,7 @@ class Spread:
     """
 
     def __init__(self, count: int, geometry: Geometry) -> None:
-        num_blocks, num_hashes, _ = geometry
+        num_blocks, num_hashes = geometry
         share = 1 / num_blocks
         self.mean = count * share
         filled = min(num_hashes * self.mean / BLOCK_BITS, 30.0)  # beyond, all bits are set anyway

@@ -117,7 +117,7 @@ def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
 
 def _cost(policy: Policy) -> dict[str, Any]:
     """Return what a filter takes, and how many pages it is expected to lose."""
-    num_blocks, num_hashes, _ = geometry = policy.first().geometry
+    num_blocks, num_hashes = geometry = policy.first().geometry
     return {
         "requests": policy.expected,
         "error_rate": policy.error_rate,

@@ -7,7 +7,7 @@ from bitarray import bitarray
 
 from scrapy_bloom.exceptions import GeometryMismatchError
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Contents, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents, Geometry, choose_geometry
 
 # A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
 # them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
@@ -41,12 +41,14 @@ class BloomFilter:
         ValueError: an argument is out of range.
     """
 
-    _is_counting: ClassVar = False
+    _block_bytes: ClassVar = BLOCK_BYTES
 
     def __init__(self, capacity: int, error_rate: float, *, salt: bytes | None = None) -> None:
-        geometry = choose_geometry(capacity, error_rate, counting=self._is_counting)
+        geometry = choose_geometry(capacity, error_rate)
         salt = checked_salt(salt)
-        self._attach(bytearray(geometry.nbytes), geometry, capacity, error_rate, salt)
+        self._attach(
+            bytearray(geometry.num_blocks * self._block_bytes), geometry, capacity, error_rate, salt
+        )
 
     @classmethod
     def from_buffer(
@@ -61,21 +63,20 @@ class BloomFilter:
         """Make a filter whose bits are somebody else's writable buffer, taken as it is.
 
         Args:
-            buffer: exactly `geometry.nbytes` bytes; changes go straight into it.
+            buffer: exactly its blocks; changes go straight into it.
             geometry: blocks and hashes, as they were when the buffer was first filled.
             capacity: fingerprints it was sized for, for information.
             error_rate: p it was sized for, for information.
             salt: the 16 bytes it was filled under.
 
         Raises:
-            ValueError: the buffer's length does not fit the geometry, or the geometry is of the
-                other kind of filter.
+            ValueError: the buffer's length does not fit the geometry.
         """
-        if geometry.is_counting != cls._is_counting:
-            raise ValueError(f"{geometry} is not that of a {cls.__name__}")
-        if len(buffer) != geometry.nbytes:
+        nbytes = geometry.num_blocks * cls._block_bytes
+        if len(buffer) != nbytes:
             raise ValueError(
-                f"the buffer has {len(buffer):,} bytes; {geometry} needs {geometry.nbytes:,}"
+                f"the buffer has {len(buffer):,} bytes; a {cls.__name__} of {geometry} needs "
+                f"{nbytes:,}"
             )
         new = cls.__new__(cls)
         new._attach(buffer, geometry, capacity, error_rate, salt)  # noqa: SLF001 - our own
@@ -95,8 +96,8 @@ class BloomFilter:
         self.salt = salt
         self._buffer = memoryview(buffer)
         self._bits = bitarray(buffer=self._buffer, endian="big")
-        self._num_blocks, self._num_hashes, counter_bits = geometry
-        self._num_views = min(self._num_blocks, _MAX_VIEWS // counter_bits)
+        self._num_blocks, self._num_hashes = geometry
+        self._num_views = min(self._num_blocks, _MAX_VIEWS * BLOCK_BYTES // self._block_bytes)
         self._views: list[Any] = [None] * self._num_views
         self._second = min(1, geometry.num_hashes - 1)
         self._locate = make_hasher(salt, geometry.num_hashes)
@@ -181,7 +182,7 @@ class BloomFilter:
     @property
     def nbytes(self) -> int:
         """The size in bytes."""
-        return self.geometry.nbytes
+        return self.num_blocks * self._block_bytes
 
     @property
     def fill_ratio(self) -> float:
@@ -229,7 +230,7 @@ class BloomFilter:
     def differences(self, other: "BloomFilter") -> list[str]:
         """Say why the two cannot be merged, a text for each reason; empty if they can."""
         found = []
-        if self.geometry.is_counting != other.geometry.is_counting:
+        if self._block_bytes != other._block_bytes:  # noqa: SLF001 - our own
             found.append("one counts and the other does not")
         if self.num_blocks != other.num_blocks:
             found.append(f"num_blocks is {self.num_blocks} here and {other.num_blocks} there")
@@ -244,7 +245,7 @@ class BloomFilter:
         return self._memory(start, stop).toreadonly()
 
     def _memory(self, start: int, stop: int) -> memoryview:
-        size = self.geometry.block_bytes
+        size = self._block_bytes
         return self._buffer[start * size : stop * size]
 
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
@@ -257,13 +258,13 @@ class BloomFilter:
         Raises:
             ValueError: it is not whole blocks, or more than there are.
         """
-        number, rest = divmod(len(data), self.geometry.block_bytes)
+        number, rest = divmod(len(data), self._block_bytes)
         if rest or not 0 <= start <= self.num_blocks - number:
             raise ValueError(f"{len(data):,} bytes from block {start} on do not fit {self!r}")
         self._merge(start, memoryview(data))
 
     def _merge(self, start: int, data: memoryview) -> None:
-        memory = self._buffer[start * self.geometry.block_bytes :][: len(data)]
+        memory = self._buffer[start * self._block_bytes :][: len(data)]
         bits = bitarray(buffer=memory, endian="big")
         bits |= bitarray(buffer=data, endian="big")
 

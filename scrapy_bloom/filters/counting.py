@@ -21,7 +21,9 @@ from bitarray.util import zeros
 
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, COUNTER_BITS
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
+
+COUNTER_BITS = 4
 
 Planes = tuple[bitarray, bitarray, bitarray, bitarray]
 
@@ -59,7 +61,7 @@ class CountingBloomFilter(BloomFilter):
         ValueError: an argument is out of range.
     """
 
-    _is_counting: ClassVar = True
+    _block_bytes: ClassVar = COUNTER_BITS * BLOCK_BYTES
     saturated = 0
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
@@ -161,8 +163,8 @@ class CountingBloomFilter(BloomFilter):
 
     def _merge(self, start: int, data: memoryview) -> None:
         """Add up the counters: a fingerprint that is in both has to be discarded twice."""
-        for number in range(len(data) // self.geometry.block_bytes):
-            theirs = self._viewed(data[number * self.geometry.block_bytes :])
+        for number in range(len(data) // self._block_bytes):
+            theirs = self._viewed(data[number * self._block_bytes :])
             planes = self._viewed(self._memory(start + number, start + number + 1))
             carry = zeros(BLOCK_BITS, endian="big")
             for plane, more in zip(planes, theirs, strict=True):

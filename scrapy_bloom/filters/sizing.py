@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 BLOCK_BITS = 65_536
 BLOCK_BYTES = BLOCK_BITS // 8
-COUNTER_BITS = 4  # of a counting filter, in place of each bit
 
 MIN_ERROR_RATE = 1e-15  # that may be asked for
 SMALLEST_ERROR_RATE = 1e-19  # of one generation among others; MAX_HASHES allow 5e-20
@@ -36,34 +35,20 @@ MAX_HASHES = 64
 
 
 class Geometry(NamedTuple):
-    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request.
-
-    A counting filter has a counter of `counter_bits` in place of each bit.
-    """
+    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request."""
 
     num_blocks: int
     num_hashes: int
-    counter_bits: int = 1
 
     @property
     def num_bits(self) -> int:
-        """m, the bits (or counters), a multiple of 65,536."""
+        """m, the bits, a multiple of 65,536."""
         return self.num_blocks * BLOCK_BITS
-
-    @property
-    def is_counting(self) -> bool:
-        """Return whether there are counters in place of bits."""
-        return self.counter_bits > 1
-
-    @property
-    def block_bytes(self) -> int:
-        """Size of a block in bytes: 8,192, or four times that if it counts."""
-        return BLOCK_BYTES * self.counter_bits
 
     @property
     def nbytes(self) -> int:
         """Size of all blocks in bytes."""
-        return self.num_blocks * self.block_bytes
+        return self.num_blocks * BLOCK_BYTES
 
 
 def bits_per_element(error_rate: float) -> float:
@@ -179,7 +164,7 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
     The arguments are those of `block_error_rate`.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
-    >>> 0.05 < expected_false_drops(*geometry[:2], 1_000_000) < 0.1
+    >>> 0.05 < expected_false_drops(*geometry, 1_000_000) < 0.1
     True
     """
     if count <= 0:
@@ -230,13 +215,12 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
     return round(came)
 
 
-def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False) -> Geometry:
+def choose_geometry(capacity: int, error_rate: float) -> Geometry:
     """Choose the smallest block filter that keeps the error rate up to its capacity.
 
     Args:
         capacity: n, different fingerprints to hold, 1 to 10**12.
         error_rate: p, 1e-19 <= p < 1.
-        counting: with counters in place of bits, and otherwise alike.
 
     Returns:
         The geometry with the fewest blocks, and of those the fewest hashes, whose
@@ -247,9 +231,7 @@ def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False)
         ValueError: capacity or error_rate is out of range.
 
     >>> choose_geometry(1_000_000, 1e-6)
-    Geometry(num_blocks=440, num_hashes=20, counter_bits=1)
-    >>> choose_geometry(1_000_000, 1e-6, counting=True).nbytes == 4 * 440 * BLOCK_BYTES
-    True
+    Geometry(num_blocks=440, num_hashes=20)
     """
     check_size(capacity, error_rate)
     best_k = max(1, round(-math.log2(error_rate)))
@@ -261,7 +243,7 @@ def choose_geometry(capacity: int, error_rate: float, *, counting: bool = False)
     num_hashes = 1 + bisect_left(
         range(1, high), True, key=lambda k: block_error_rate(num_blocks, k, capacity) <= error_rate
     )
-    return Geometry(num_blocks, num_hashes, COUNTER_BITS if counting else 1)
+    return Geometry(num_blocks, num_hashes)
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:

@@ -79,12 +79,12 @@ class Generation:
     @property
     def error_rate_now(self) -> float:
         """Its false-positive rate with what is recorded now, 0 to 1."""
-        return sizing.block_error_rate(*self.geometry[:2], self.offered)
+        return sizing.block_error_rate(*self.geometry, self.offered)
 
     @property
     def expected_false_drops(self) -> float:
         """Expected false positives while it filled."""
-        return sizing.expected_false_drops(*self.geometry[:2], self.offered)
+        return sizing.expected_false_drops(*self.geometry, self.offered)
 
 
 _G = TypeVar("_G", bound=Generation)
@@ -266,7 +266,7 @@ def _check_geometry(generation: Generation) -> None:
     """Check that a filter of that shape keeps its error rate, and is not far too large for it."""
     capacity, error_rate = generation.capacity, generation.error_rate
     check_size(capacity, error_rate)
-    num_blocks, num_hashes, _ = generation.geometry
+    num_blocks, num_hashes = generation.geometry
     num_bits = generation.geometry.num_bits
     shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
     if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
@@ -451,7 +451,7 @@ class SharedFilter:
             blocks, key = new.blocks(chunk), self.chunk_key(new, chunk)
             if content is not None:
                 pipeline.set(key, bytes(content.blocks(blocks.start, blocks.stop)), nx=True)
-            last = 8 * len(blocks) * new.geometry.block_bytes - 1
+            last = 8 * len(blocks) * BLOCK_BYTES - 1
             pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)
         # Memory is checked before a command, not after it: the last key may have filled it.
         pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)

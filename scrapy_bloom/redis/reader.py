@@ -5,6 +5,7 @@ from itertools import chain, zip_longest
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.hashing import block_of, make_hasher
+from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy, unexpired
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
@@ -104,7 +105,7 @@ class RedisReader:
 
     def _look(self, generation: RedisGeneration, fingerprints: Sequence[bytes]) -> list[bool]:
         blocks, hashes = generation.geometry.num_blocks, generation.geometry.num_hashes
-        bits = 8 * generation.geometry.block_bytes
+        bits = 8 * BLOCK_BYTES
         used, commands = set(), []
         for fingerprint in fingerprints:
             block_hash, positions = self._locate(fingerprint)
@@ -147,7 +148,7 @@ class RedisReader:
         self._server.close()
 
     def _fills(self, generation: RedisGeneration) -> Iterator[float]:
-        size = generation.geometry.block_bytes
+        size = BLOCK_BYTES
         for data in chunks(self._filter, generation):
             for start in range(0, len(data), size):
                 block = int.from_bytes(data[start : start + size], "little")

@@ -15,7 +15,7 @@ from typing import Any
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import HASH_SCHEME, SALT_BYTES, checked_salt
-from scrapy_bloom.filters.sizing import Geometry
+from scrapy_bloom.filters.sizing import BLOCK_BYTES, Geometry
 from scrapy_bloom.generations.policy import (
     Generation,
     Origin,
@@ -97,7 +97,7 @@ class RedisGeneration(Generation):
 
     def chunk_bytes(self, chunk: int) -> int:
         """Return the length of one of its keys."""
-        return len(self.blocks(chunk)) * self.geometry.block_bytes
+        return len(self.blocks(chunk)) * BLOCK_BYTES
 
     @property
     def fields(self) -> dict[str, str]:

@@ -64,7 +64,7 @@ def test_the_table_of_two_lists() -> None:
     rows = re.findall(r"^\| (1e-\d+) \| (.*?) \|$", section("Two lists"), re.MULTILINE)
     assert len(rows) == 5
     for rate, cells in rows:
-        num_blocks, num_hashes, _ = geometry = choose_geometry(10**8, float(rate) / 2)
+        num_blocks, num_hashes = geometry = choose_geometry(10**8, float(rate) / 2)
         wrong = 10**8 * block_error_rate(num_blocks, num_hashes, 10**8)
         shown = f"{wrong:,.0f}" if wrong >= 10 else f"{wrong:.1g}"
         assert cells.split(" | ") == [f"{geometry.nbytes / 1e6:.0f}", shown]

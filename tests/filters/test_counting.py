@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
-from scrapy_bloom.filters.sizing import BLOCK_BITS, COUNTER_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.counting import COUNTER_BITS
+from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry
 
 SALT = bytes(range(16))
-ONE_BLOCK = Geometry(1, 3, COUNTER_BITS)
+ONE_BLOCK = Geometry(1, 3)
 
 
 def numbered(numbers: range) -> list[bytes]:
@@ -23,7 +24,7 @@ def numbered(numbers: range) -> list[bytes]:
 
 
 def one_block() -> CountingBloomFilter:
-    buffer = bytearray(ONE_BLOCK.nbytes)
+    buffer = bytearray(COUNTER_BITS * ONE_BLOCK.nbytes)
     return CountingBloomFilter.from_buffer(
         buffer, ONE_BLOCK, capacity=1000, error_rate=0.1, salt=SALT
     )
@@ -263,15 +264,6 @@ def test_union_with_a_plain_filter_is_refused() -> None:
             GeometryMismatchError, match="merged: one counts and the other does not;"
         ):
             operator.ior(one, other)
-
-
-def test_a_geometry_of_the_other_kind_is_refused() -> None:
-    plain, counting = (choose_geometry(1000, 0.1, counting=flag) for flag in (False, True))
-    for kind, geometry in ((BloomFilter, counting), (CountingBloomFilter, plain)):
-        with pytest.raises(ValueError, match="is not that of a"):
-            kind.from_buffer(
-                bytearray(geometry.nbytes), geometry, capacity=1, error_rate=0.1, salt=SALT
-            )
 
 
 def test_blocks_can_be_copied_and_only_whole() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from scrapy_bloom import BloomFilter, CountingBloomFilter, GeometryMismatchError
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry
+from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Geometry, choose_geometry
 
 SALT = bytes(range(16))
 
@@ -66,7 +66,7 @@ def test_bad_salts(salt: bytes, error: type[Exception]) -> None:
 
 def test_shape() -> None:
     seen = BloomFilter(1_000_000, 1e-4)
-    assert (seen.num_blocks, seen.num_hashes, 1) == choose_geometry(1_000_000, 1e-4)
+    assert (seen.num_blocks, seen.num_hashes) == choose_geometry(1_000_000, 1e-4)
     assert seen.num_bits == seen.num_blocks * BLOCK_BITS == 8 * seen.nbytes
     assert (seen.capacity, seen.error_rate) == (1_000_000, 1e-4)
     assert repr(seen) == (
@@ -152,7 +152,7 @@ def test_blocks_of_another_filter_are_added_wherever_they_fit() -> None:
     one, two = (BloomFilter(100_000, 1e-6, salt=SALT) for _ in range(2))
     for fingerprint in numbered(range(5000)):
         one.add(fingerprint)
-    last, size = one.num_blocks - 1, one.geometry.block_bytes
+    last, size = one.num_blocks - 1, BLOCK_BYTES
     two.add_blocks(0, bytes(one.blocks(0, 2)))
     two.add_blocks(last, bytes(one.blocks(last, last + 1)))
     assert two.blocks(0, 2) == one.blocks(0, 2)
@@ -196,8 +196,8 @@ def test_more_positions_than_its_own_are_left_alone() -> None:
     """As a generation with fewer hashes gets them."""
     for kind, counter_bits in ((BloomFilter, 1), (CountingBloomFilter, 4)):
         for num_hashes in (1, 2, 3):
-            geometry = Geometry(1, num_hashes, counter_bits)
-            buffer = bytearray(geometry.nbytes)
+            geometry = Geometry(1, num_hashes)
+            buffer = bytearray(counter_bits * geometry.nbytes)
             seen = kind.from_buffer(buffer, geometry, capacity=10, error_rate=0.1, salt=SALT)
             positions = [7, 8, 9, 10, 11]
             seen.add_hashed(0, positions[:num_hashes])

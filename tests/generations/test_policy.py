@@ -189,7 +189,7 @@ def test_the_rate_that_a_filter_was_made_for() -> None:
 
 def test_the_figures_of_a_generation() -> None:
     full = generation(capacity=20_000, count=20_000)
-    shape = full.geometry[:2]
+    shape = full.geometry
     assert full.offered == 20_000
     assert full.error_rate_now == block_error_rate(*shape, 20_000) <= P
     assert full.expected_false_drops == expected_false_drops(*shape, 20_000)
