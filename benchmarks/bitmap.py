@@ -11,7 +11,7 @@ from benchmarks.shared import samples
 from benchmarks.shared.report import Check, Section, Table
 from scrapy_bloom import BloomFilter
 from scrapy_bloom.filters.sizing import expected_false_drops
-from scrapy_bloom.text import per_cent_text, size_text
+from scrapy_bloom.text import number_text, size_text
 
 # The sizes that the published figures are for.
 URLS = 100_000
@@ -104,7 +104,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         per_cent, published = 100 * wrong[name] / count, PUBLISHED.get(name)
         target = "0 %" if published is None else f"{published} ± {TOLERANCE} %"
         is_met = not wrong[name] if published is None else abs(per_cent - published) <= TOLERANCE
-        measured = f"{per_cent_text(per_cent)} %"
+        measured = f"{number_text(per_cent)} %"
         checks.append(Check(f"new URLs mistaken for duplicates: {name}", target, measured, is_met))
         rows.append(
             (
@@ -113,7 +113,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 size_text(memory.nbytes),
                 f"{memory.nbytes / count:,.1f}",
                 measured,
-                f"{per_cent_text(100 * theory.get(name, 0) / count)} %",
+                f"{number_text(100 * theory.get(name, 0) / count)} %",
             )
         )
     return Section(

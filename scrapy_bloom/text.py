@@ -120,17 +120,6 @@ def share_text(share: float) -> str:
     return f"{100 * share:.3g} %" if share < 0.9995 else f"{100 * share:,.0f} %"
 
 
-def per_cent_text(value: float) -> str:
-    """Return per cent: two decimals, or the first digit that counts.
-
-    >>> per_cent_text(4.837), per_cent_text(0.00031), per_cent_text(1e-32)
-    ('4.84', '0.0003', 'practically 0')
-    """
-    if 0 < value < PRACTICALLY_0:
-        return "practically 0"
-    return f"{value:.2f}" if value >= 0.01 else f"{value:.1g}"
-
-
 def size_text(nbytes: int) -> str:
     """Return a size, in units of 1,024.
 

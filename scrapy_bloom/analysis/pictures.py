@@ -3,16 +3,15 @@
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from itertools import pairwise
 from typing import Any
 
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point, Spread
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Point
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.text import counted, in_short, number_text, rate_text, size_text
+from scrapy_bloom.text import counted, in_short, rate_text, size_text
 
 OURS, OTHER, THIRD, LIMIT, INK, GRID = (
     "#0b6e6e",  # this package
@@ -149,40 +148,6 @@ def memory_chart(course: Sequence[Point], now: int) -> str:
             for when, count in (("Now, with", now), ("with", requests[-1]))
         )
         return _svg(figure, "memory", "Memory", f"{text}.")
-
-
-def load_chart(loads: Mapping[int, int], spread: Spread, name: str) -> str:
-    """Draw how many blocks hold how many fingerprints, and how many should; see `Measured`.
-
-    The name, of letters and digits, tells the picture from others of the page.
-    """
-    reach = 3.5 * spread.deviation
-    first = min(*loads, max(0, math.floor(spread.mean - reach)))
-    last = max(*loads, math.ceil(spread.mean + reach))
-    bars = min(36, 2 * math.sqrt(sum(loads.values())) + 3)  # more of them show chance alone
-    width = math.ceil((last - first + 1) / bars)
-    starts = range(first, last + 1, width)
-    blocks = [sum(loads.get(start + step, 0) for step in range(width)) for start in starts]
-    edges = [spread.below(start - 0.5) for start in [*starts, starts[-1] + width]]
-    middles = [start + (width - 1) / 2 for start in starts]
-    with _axes(430, 310) as (figure, axes):
-        axes.bar(middles, blocks, width=0.86 * width, color=OURS, alpha=0.75, label="blocks")
-        even = [high - low for low, high in pairwise(edges)]
-        marker = "o" if len(starts) < 15 else ""
-        axes.plot(middles, even, color=OTHER, linewidth=2.2, marker=marker, label="an even hash")
-        axes.set_xlim(middles[0] - width, middles[-1] + width)
-        axes.set_ylim(0, 1.22 * axes.get_ylim()[1])
-        axes.locator_params(integer=True, nbins=6)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.grid(visible=False, axis="x")
-        axes.set_xlabel("requests in a block")
-        axes.set_ylabel("blocks")
-        axes.legend(loc="upper right", ncols=2)
-        text = (
-            f"{sum(loads.values()):,} blocks hold {min(loads):,} to {max(loads):,} requests each; "
-            f"an even hash gives {number_text(spread.mean)} ± {number_text(spread.deviation)}."
-        )
-        return _svg(figure, f"load-{name}", "Block load", text)
 
 
 @contextmanager

@@ -2,20 +2,13 @@
 
 import math
 import operator
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import NamedTuple
 
-from scrapy_bloom.filters.sizing import (
-    BLOCK_BITS,
-    Contents,
-    Geometry,
-    block_load,
-    classic_fill_ratio,
-)
+from scrapy_bloom.filters.sizing import Contents, classic_fill_ratio
 from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import Generation, Policy
 
@@ -28,7 +21,6 @@ class Measured(NamedTuple):
 
     figures: Generation  # as the crawl wrote them down
     contents: Contents  # as the bits tell
-    loads: Mapping[int, int]  # how many blocks hold so many fingerprints, by that estimate
 
     @property
     def fill_when_full(self) -> float:
@@ -37,27 +29,27 @@ class Measured(NamedTuple):
         return classic_fill_ratio(geometry.num_bits, geometry.num_hashes, self.figures.capacity)
 
 
-def measure(
-    figures: Generation,
-    block_fills: Iterable[float],
+def count_bits(
+    generations: Sequence[Generation],
+    block_fills: Iterable[Iterable[float]],
     advance: Callable[[int], None],
-    before: int = 0,
-) -> Measured:
-    """Count the bits of a generation, block by block: it may be larger than the memory.
+) -> list[Measured]:
+    """Count the bits of generations, block by block: they may be larger than the memory.
 
-    `advance` is told how many blocks are done, with those that were done before.
+    `advance` is told how many blocks are done.
     """
-    num_blocks, num_hashes = figures.geometry
-    loads: Counter[int] = Counter()
+    blocks = count(1)
 
-    def fills() -> Iterator[float]:
-        for done, fill in enumerate(block_fills, 1):
+    def counted(fills: Iterable[float]) -> Iterator[float]:
+        for fill in fills:
             yield fill
-            loads[round(block_load(fill, num_hashes))] += 1
-            if done % 100 == 0 or done == num_blocks:
-                advance(before + done)
+            if (done := next(blocks)) % 100 == 0:
+                advance(done)
 
-    return Measured(figures, Contents.of(fills(), num_hashes), loads)
+    return [
+        Measured(each, Contents.of(counted(fills), each.geometry.num_hashes))
+        for each, fills in zip(generations, block_fills, strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +89,8 @@ class Report:
 
     def forecast(self) -> list[Generation]:
         """Return the generations that there will be at four times the capacity; see `grown`."""
-        count = self.status.count
-        return grown(self.live, self.policy, max(4 * self.status.capacity, count + count // 4))
+        now = self.status.count
+        return grown(self.live, self.policy, max(4 * self.status.capacity, now + now // 4))
 
 
 class Point(NamedTuple):
@@ -162,52 +154,3 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
         any_errs(generation.error_rate_now for generation in then),
         sum(generation.geometry.nbytes for generation in then),
     )
-
-
-class Spread:
-    """The spread of fingerprints over blocks by a hash that prefers none.
-
-    A load is binomial; and it is estimated from the bits of the block, which adds an error of its
-    own, of variance (B / k^2) (e^t - t - 1) with t = k n / B for a load of n (K.-Y. Whang,
-    B. T. Vander-Zanden, H. M. Taylor, "A linear-time probabilistic counting algorithm for database
-    applications", ACM TODS 15(2), 1990, for k = 1).
-
-    Args:
-        count: fingerprints in all blocks, at least 1.
-        geometry: blocks and hashes.
-
-    Attributes:
-        mean: load of a block.
-        deviation: standard deviation of what is estimated.
-    """
-
-    def __init__(self, count: int, geometry: Geometry) -> None:
-        num_blocks, num_hashes = geometry
-        share = 1 / num_blocks
-        self.mean = count * share
-        filled = min(num_hashes * self.mean / BLOCK_BITS, 30.0)  # beyond, all bits are set anyway
-        error = BLOCK_BITS / num_hashes**2 * (math.expm1(filled) - filled)
-        variance = self.mean * (1 - share)
-        self.deviation = math.sqrt(variance + error)
-        self._num_blocks = num_blocks
-        self._error = max(math.sqrt(error), 1e-3)
-        reach = 8 * math.sqrt(variance) + 8
-        lowest, highest = max(0, int(self.mean - reach)), min(count, int(self.mean + reach))
-        self._chances = [
-            (load, math.exp(_log_binomial(count, load, share)))
-            for load in range(lowest, highest + 1)
-        ]
-
-    def below(self, load: float) -> float:
-        """Return how many blocks are expected to seem to hold less."""
-        scale = self._error * math.sqrt(2)
-        return self._num_blocks * math.fsum(
-            chance * (1 + math.erf((load - each) / scale)) / 2 for each, chance in self._chances
-        )
-
-
-def _log_binomial(count: int, load: int, share: float) -> float:
-    if share == 1:
-        return 0.0 if load == count else -math.inf
-    ways = math.lgamma(count + 1) - math.lgamma(load + 1) - math.lgamma(count - load + 1)
-    return ways + load * math.log(share) + (count - load) * math.log1p(-share)

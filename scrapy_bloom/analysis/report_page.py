@@ -9,16 +9,13 @@ from importlib import resources
 from itertools import starmap
 from string import Template
 
-from scrapy_bloom.analysis.pictures import error_chart, load_chart, memory_chart
-from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Measured, Report, Spread, course
+from scrapy_bloom.analysis.pictures import error_chart, memory_chart
+from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Measured, Report, course
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
-_HISTOGRAMS = 6  # at most, of the newest generations
 _TOLERANCE = 1.1  # what is counted scatters around what was asked for
-_WINDOW = (
-    "This filter forgets: a window of time after its end, a generation expires with all it holds."
-)
+_WINDOW = "This filter has a time window: each generation expires one window after it is complete."
 
 
 def report_page(report: Report) -> str:
@@ -46,7 +43,6 @@ def report_page(report: Report) -> str:
         forecast=escape(_forecast(report, len(later))),
         memory=memory_chart(points, status.count),
         memory_text=escape(_memory(status)),
-        loads="\n".join(_loads(report)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
     )
     return page.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8
@@ -71,12 +67,12 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     room = f"{status.capacity:,}"
     asked = f"At most {_one_in(status.error_rate)} was asked for."
     if not status.count:
-        verdict = "Nothing is recorded yet, so no page can be taken for seen."
+        verdict = "Nothing is recorded yet, so there are no false positives."
         return "good", verdict, f"There is room for {counted(status.capacity, 'request')}. {asked}"
     if rate >= 0.05:
-        taken = f"{share_text(rate)} of the new requests are taken for seen"
+        taken = f"{share_text(rate)} of the new requests are mistaken for duplicates"
     else:
-        taken = f"{_one_in(rate, 'one new request in')} is taken for seen"
+        taken = f"{_one_in(rate, 'one new request in')} is mistaken for a duplicate"
     if status.count <= status.capacity:
         verdict = (
             f"With {status.count:,} of {counted(status.capacity, 'request')} recorded, {taken}."
@@ -121,9 +117,9 @@ def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
     )
     drops = status.expected_false_drops
     if 0 < drops < 0.001:
-        yield "Expected false drops", "< 0.001", f"{_rate(drops)} pages lost so far"
+        yield "Expected false positives", "< 0.001", f"{_rate(drops)} pages lost so far"
     else:
-        yield "Expected false drops", number_text(drops, 2), "pages lost so far"
+        yield "Expected false positives", number_text(drops, 2), "pages lost so far"
     yield "Size", size_text(status.nbytes), f"Scrapy's set: {size_text(count * SCRAPY_SET_BYTES)}"
     yield "Fill", share_text(report.fill_ratio), "of the bits are set"
     yield (
@@ -205,31 +201,6 @@ def _memory(status: FilterStatus) -> str:
         f"{text}. The filter takes all its space at once, and is the smaller one from "
         f"{in_words(ours / SCRAPY_SET_BYTES)} requests on."
     )
-
-
-def _loads(report: Report) -> Iterator[str]:
-    shown = [
-        generation
-        for generation in report.generations[-_HISTOGRAMS:]
-        if generation.figures.geometry.num_blocks > 1 and generation.contents.requests
-    ]
-    for figures, contents, loads in shown:
-        name, blocks = str(figures.number), figures.geometry.num_blocks
-        spread = Spread(contents.requests, figures.geometry)
-        squares = sum(there * (load - spread.mean) ** 2 for load, there in loads.items())
-        mean, here = number_text(spread.mean), number_text(math.sqrt(squares / blocks))
-        yield (
-            f'<figure class="panel"><h3>Requests in each block, generation {name}</h3>'
-            f"{load_chart(loads, spread, name)}<figcaption>"
-            f"{blocks:,} blocks hold {mean} ±\u00a0{here} each; a hash "
-            f"that prefers none gives ±\u00a0{number_text(spread.deviation)}.</figcaption></figure>"
-        )
-    if not shown:
-        yield (
-            '<figure class="panel short"><h3>Requests in each block</h3><figcaption>There is '
-            "nothing to spread: no request is recorded yet, or each generation is a single block."
-            "</figcaption></figure>"
-        )
 
 
 def _time(seconds: float) -> str:

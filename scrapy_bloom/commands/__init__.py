@@ -52,12 +52,12 @@ class BloomCommand(ScrapyCommand):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
-        _tell_interrupts_in_one_line()  # here, since the imports take the time
+        _print_interrupts_in_one_line()  # here, since the imports take the time
         super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
-        parser.set_defaults(run=_list_subcommands, parser=parser)
+        parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
         parser.__class__ = _Parser  # it is Scrapy's, and tells what is no subcommand
         for name, module in _subcommands():
             sub = subparsers.add_parser(
@@ -91,7 +91,7 @@ class BloomCommand(ScrapyCommand):
         """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
         from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
 
-        _mend_streams()
+        _repair_streams()
         _show_warnings()
         _interrupt_on_sigterm()
         failure: Exception | None = None
@@ -108,7 +108,7 @@ class BloomCommand(ScrapyCommand):
             unwritten = _flush(sys.stdout)
         if is_terminated:
             self.exitcode = 128 + signal.SIGTERM
-            _tell_error("terminated")
+            _print_error("terminated")
             return
         if unwritten is not None and not isinstance(failure, BloomError):
             failure = unwritten
@@ -116,10 +116,10 @@ class BloomCommand(ScrapyCommand):
             return
         self.exitcode = 1
         if isinstance(failure, MemoryError):
-            _tell_error("there is not enough memory for that")
+            _print_error("there is not enough memory for that")
         elif not is_broken_pipe(failure):  # else nobody reads the output any more
             what = "the output cannot be written: " if failure is unwritten else ""
-            _tell_error(_shown(f"{what}{failure}"))
+            _print_error(_shown(f"{what}{failure}"))
 
 
 def _flush(stream: TextIO) -> OSError | None:
@@ -135,13 +135,13 @@ def _flush(stream: TextIO) -> OSError | None:
     return None
 
 
-def _tell_error(why: str) -> None:
+def _print_error(why: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"scrapy bloom: error: {why}\n")
     _flush(sys.stderr)
 
 
-def _tell_interrupts_in_one_line() -> None:
+def _print_interrupts_in_one_line() -> None:
     """Print no traceback after Ctrl-C. Python itself then ends the process by the signal.
 
     That is 130 for a shell. Its loops would not stop after an exit with that status.
@@ -150,7 +150,7 @@ def _tell_interrupts_in_one_line() -> None:
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            _tell_error("interrupted")
+            _print_error("interrupted")
         else:
             before(kind, error, trace)
 
@@ -195,14 +195,6 @@ def _subcommands() -> Iterator[tuple[str, Any]]:
         yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
 
 
-def _list_subcommands(options: argparse.Namespace, settings: Any) -> None:  # noqa: ARG001
-    """List the subcommands, as `scrapy` alone does."""
-    lines = ["Usage:", "  scrapy bloom SUBCOMMAND [options] [args]", "", "Subcommands:"]
-    lines += [f"  {name:<8} {module.HELP}" for name, module in _subcommands()]
-    lines += ["", 'Use "scrapy bloom SUBCOMMAND -h" to see its options and examples']
-    sys.stdout.write("\n".join(lines) + "\n")
-
-
 def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
     """Let `scrapy bloom -s A=1 plan -s B=2` set both: a default after it would undo the first."""
     for action in sub._actions:  # noqa: SLF001 - argparse has no other way to them
@@ -211,7 +203,7 @@ def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
         action.default = argparse.SUPPRESS
 
 
-def _mend_streams() -> None:
+def _repair_streams() -> None:
     """Replace streams that came closed, and escape what a terminal cannot show."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)

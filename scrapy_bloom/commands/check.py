@@ -10,7 +10,7 @@ check the other against it.
 
 What is not a URL is left out, and reported at the end, with exit status 1.
 
-"Seen" may err, at the filter's error rate; "new" never does.
+"Seen" may be a false positive, at the filter's error rate; "new" is always right.
 
 Examples:
   scrapy bloom check jobs/shop urls.txt

@@ -84,11 +84,11 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 def _fingerprints(urls: Iterable[str], fingerprint: Callable[[str], bytes]) -> Iterator[bytes]:
     for url in urls:
         if not begins_with_scheme(url):
-            raise BloomError(f"{url!r} is no URL; give it whole, for example https://{url}")
+            raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
         try:
             yield fingerprint(url)
         except ValueError as error:
-            raise BloomError(f"{url!r} is no URL: {error}") from None
+            raise BloomError(f"{url!r} is not a URL: {error}") from None
 
 
 @contextmanager

@@ -24,8 +24,8 @@ Examples:
 import argparse
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -36,28 +36,30 @@ from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.arguments import is_redis
-from scrapy_bloom.commands.shared.changed import tell_changed, warn_of_overfull, warn_of_queue
 from scrapy_bloom.commands.shared.import_source import (
     Source,
     is_filter,
     open_source,
-    tell_what_was_left_out,
-)
-from scrapy_bloom.commands.shared.import_target import (
-    check_size,
-    missing_paths,
-    remove_after_error,
+    report_left_out,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import note, progress, say
+from scrapy_bloom.commands.shared.output import (
+    note,
+    print_changed,
+    progress,
+    say,
+    warn_of_overfull,
+    warn_of_queue,
+)
 from scrapy_bloom.commands.shared.project import Project, connect, load_project
 from scrapy_bloom.copying.merging import merge, merge_into
-from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.exceptions import BloomError, LockedError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import check_free, filter_directory, found_files
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.generations.policy import Origin
+from scrapy_bloom.generations.policy import Generation, Origin, rate_asked
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.locks import LOCK_NAME
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings.settings import BloomSettings
@@ -119,7 +121,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"Read {_requests(read)} in {seconds:.1f} seconds ({read / max(seconds, 1e-3):,.0f} a "
             f"second), {added:,} of them new"
         )
-    tell_changed(
+    print_changed(
         options,
         status,
         None if is_redis(options.dest) else _directory(options),
@@ -129,7 +131,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         skipped=source.skipped if isinstance(source, UrlList) else 0,
         seconds=seconds,
     )
-    tell_what_was_left_out(source)
+    report_left_out(source)
 
 
 def _imported(
@@ -150,7 +152,6 @@ def _imported(
         with (
             ExitStack() as undoing,
             _opened(backend, options, undoing),
-            closing(fingerprints),
             progress("Importing", total, "requests") as advance,
         ):
             backend.begin()
@@ -164,11 +165,11 @@ def _imported(
                 _check_storage(backend)
             return read, added, backend.status()
     except KeyboardInterrupt:
-        note(f"scrapy bloom: {_are_recorded(read)}; repeat the command to go on")
+        note(f"scrapy bloom: {_are_recorded(read)}; repeat the command to continue")
         raise
     except StorageError as error:
         raise BloomError(
-            f"{error} ({_are_recorded(read)}; when that is mended, repeat the command to go on)"
+            f"{error} ({_are_recorded(read)}; fix that, and repeat the command to continue)"
         ) from error
 
 
@@ -200,7 +201,7 @@ def _opened(
     The stack removes the files and directories that were not there, unless it is emptied before.
     """
     if isinstance(backend, LocalBackend):
-        undoing.push(partial(remove_after_error, missing_paths(_directory(options))))
+        undoing.push(partial(_remove_after_error, _missing_paths(_directory(options))))
     backend.open()
     try:
         yield
@@ -222,7 +223,7 @@ def _destination(
         if stored := filter_.read():
             live = stored.generations
             _check_window(live[-1].open_until, bloom)
-            check_size(options, project.bloom, live, stored.info.error_rate)
+            _check_size(options, project.bloom, live, stored.info.error_rate)
         return RedisBackend(
             filter_.server, filter_.key, enough.policy, origin, mirror=bloom.redis_mirror
         )
@@ -232,7 +233,7 @@ def _destination(
     if is_there:
         found = found_files(directory)
         _check_window(found[-1].open_until, bloom)
-        check_size(options, project.bloom, found, found[-1].origin.error_rate)
+        _check_size(options, project.bloom, found, found[-1].origin.error_rate)
     elif directory.name == "bloom":
         _check_seen(directory.parent, options.source)
     return LocalBackend(
@@ -286,4 +287,41 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
     status = merge_into(source, target) if jobdir.filter_files(target) else merge([source], target)
     warn_of_overfull(status)
     warn_of_queue(source)
-    tell_changed(options, status, target, source=options.source)
+    print_changed(options, status, target, source=options.source)
+
+
+def _check_size(
+    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], said: float
+) -> None:
+    """Check that a filter is as large and as exact as the options say: it cannot be changed.
+
+    What it says itself of the error rate that it was made for is given, 0 if nothing.
+    """
+    room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
+    asked = replace(bloom, on_full="grow").policy.first()
+    if options.expected_requests and room < asked.capacity:
+        raise UsageError(
+            "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
+            "Leave the option out (the filter grows when it is full), or give another DEST"
+        )
+    rate = rate_asked(live, said)
+    if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
+        raise UsageError(
+            f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "
+            "option out, or give another DEST"
+        )
+
+
+def _missing_paths(directory: Path) -> list[Path]:
+    """Return what a new filter consists of, and is not there yet: files before directories."""
+    files = (directory / jobdir.file_name(1), directory / LOCK_NAME)
+    return [path for path in (*files, directory, *directory.parents) if not path.exists()]
+
+
+def _remove_after_error(new: list[Path], kind: type[BaseException] | None, *_: object) -> None:
+    """Remove what was not there before an import that has failed."""
+    if kind is None or issubclass(kind, LockedError):  # then they are somebody else's
+        return
+    for path in new:
+        with suppress(OSError):  # others have put something into the directory
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)

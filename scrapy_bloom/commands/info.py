@@ -4,12 +4,12 @@ PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be
 locked and nothing is changed. "Not closed" means that its crawl was killed; Linux tells it from one
 that runs on this machine now.
 
-"Asked for" is the error rate that the filter was made to keep, however far it grows. Who knows the
-salt can make URLs that look seen: --show-salt prints it.
+"Asked for" is the error rate that the filter was made to keep, however far it grows. Somebody
+who knows the salt can craft URLs that the filter reports as duplicates: --show-salt prints it.
 
-Of a queue that workers share in Redis, it tells what waits, who has taken how much, whose lease is
-over (that worker is dead, and the others get its requests), and how many requests are done in a
-second.
+For a queue that workers share in Redis, it prints the pending requests, the workers and how many
+requests each of them holds, which leases have expired (those workers are dead, and the others get
+their requests), and how many requests are done in a second.
 
 What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
 bits themselves: it reads all of the filter, and tells what is really there.
@@ -29,21 +29,25 @@ from typing import Any
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.report import measured
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.project import (
     Reader,
     connect,
+    job_database,
     load_project,
+    measured,
     opened_filter,
     state_text,
 )
-from scrapy_bloom.commands.shared.queues import job_queue, print_workers, queue_text, shared_queue
 from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.batch import url_of
+from scrapy_bloom.queues.shared_state import read_members, read_state
+from scrapy_bloom.queues.sqlite import read_counts, read_dead
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
 
@@ -52,12 +56,20 @@ HELP = "what a filter is, and how full"
 
 _Figures = dict[str, Any]
 _MASKED = "***"
+_RATE_SECS = 1.0
+_MOST_DEAD = 10  # whose URLs are shown
 
 # What is printed with --json, also if there is a queue alone.
 _KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
     *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_drops"),
     *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "queue", "forgotten"),
+)
+
+# Of both kinds of queue; each has None for what nobody counts there.
+_QUEUE_KEYS = (
+    *("pending", "in_flight", "dead", "set_aside", "done", "done_per_second"),
+    *("spider", "started", "ended_at", "workers"),
 )
 
 _COLUMNS = (
@@ -74,6 +86,12 @@ _SCANNED = (
     ("counted fill", "scan", lambda scan: share_text(scan["fill_ratio"])),
     ("counted rate", "scan", lambda scan: rate_text(scan["error_rate_now"])),
     ("about recorded", "scan", lambda scan: number_text(scan["recorded"])),
+)
+
+_WORKER_COLUMNS = (
+    ("worker:", "name", str),
+    ("lease:", "is_alive", lambda is_alive: "alive" if is_alive else "expired: the worker is dead"),
+    ("in flight", "in_flight", "{:,}".format),
 )
 
 
@@ -96,15 +114,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         _print(figures)
     else:
         say(f"Job in {figures['location']}, without a filter")
-        say(f"  queue: {queue_text(figures['queue'])}")
+        say(f"  queue: {_queue_text(figures['queue'])}")
     if not options.json:
-        print_workers(figures["queue"])
+        _print_workers(figures["queue"])
 
 
 def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
     check_filter_name(options, options.place)
     path = Path(options.place)
-    queue = job_queue(path)
+    queue = _job_queue(path)
     if queue and not jobdir.filter_files(filter_directory(path)):
         return _without_filter(str(path), queue)  # it is elsewhere
     with opened_filter(options, settings) as reader:
@@ -115,7 +133,7 @@ def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
     filter_ = connect(options, load_project(settings, options.spider, options.place))
     with closing(filter_.server):
         reader = opened_reader(filter_.server, filter_.key)
-        return _figures(reader, options, shared_queue(filter_))
+        return _figures(reader, options, _shared_queue(filter_))
 
 
 def _without_filter(location: str, queue: _Figures) -> _Figures:
@@ -167,7 +185,7 @@ def _figures(reader: Reader, options: argparse.Namespace, queue: _Figures | None
 
 
 def _scan(generations: list[_Figures], reader: Reader) -> None:
-    for generation, (_, contents, _) in zip(generations, measured(reader), strict=True):
+    for generation, (_, contents) in zip(generations, measured(reader), strict=True):
         generation["scan"] = {
             "fill_ratio": contents.fill_ratio,
             "error_rate_now": contents.error_rate,
@@ -191,15 +209,85 @@ def _print(figures: _Figures) -> None:
         "size": size_text(figures["bytes"]),
         "fill": f"{share_text(figures['fill_ratio'])} of the bits",
         "error rate": "; ".join(rates),
-        "false drops": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
+        "false positives": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
     }
     if queue := figures["queue"]:
-        lines["queue"] = queue_text(queue)
+        lines["queue"] = _queue_text(queue)
     if figures["forgotten"]:
         lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when met"
     say(f"Filter in {figures['location']}")
     for name, value in lines.items():
-        say(f"  {name + ':':<15}{value}")
+        say(f"  {name + ':':<17}{value}")
     say("")
     is_scanned = "scan" in figures["generations"][0]
     print_table(_COLUMNS + _SCANNED if is_scanned else _COLUMNS, figures["generations"])
+
+
+def _job_queue(path: Path) -> _Figures | None:
+    """Count the requests in CrashSafeScheduler's database; None if there is none."""
+    if (database := job_database(path)) is None:
+        return None
+    pending, in_flight = read_counts(database)
+    dead = [url_of(data) for data in read_dead(database)]
+    known = {"pending": pending, "in_flight": in_flight, "dead": dead}
+    return {**dict.fromkeys(_QUEUE_KEYS), **known}
+
+
+def _shared_queue(filter_: SharedFilter) -> _Figures | None:
+    """Return the figures of a shared queue, None if there is none.
+
+    If a worker is alive, that takes a second: how many requests are done in it.
+    """
+    server, key = filter_.server, filter_.key
+    begun, before = time.monotonic(), read_state(server, key)
+    if before is None:
+        return None
+    state, rate = before, None
+    if before.live:
+        time.sleep(_RATE_SECS)
+        state = read_state(server, key) or before
+        rate = max(0, state.done - before.done) / (time.monotonic() - begun)
+    return {
+        "spider": state.crawl or None,
+        "dead": [url_of(each.data) for each in read_members(server, key, "dead")],
+        "pending": state.pending + state.suspects,
+        "in_flight": state.leased,
+        "set_aside": state.aside,
+        "done": state.done,
+        "done_per_second": rate,
+        "started": state.is_started,
+        "ended_at": state.ended_at or None,
+        "workers": [
+            {
+                "id": each.id,
+                "name": each.name,
+                "is_alive": each.is_alive,
+                "in_flight": each.in_flight,
+            }
+            for each in state.workers
+        ],
+    }
+
+
+def _queue_text(queue: _Figures) -> str:
+    """Return the figures of a queue in one line."""
+    texts = [f"{queue['pending']:,} pending", f"{queue['in_flight']:,} in flight"]
+    if queue["dead"]:
+        texts.append(f"{len(queue['dead']):,} dead: {', '.join(queue['dead'][:_MOST_DEAD])}")
+    if queue["set_aside"]:
+        texts.append(f"{queue['set_aside']:,} set aside: no worker can deserialize them")
+    if queue["done"] is not None:
+        texts.append(f"{queue['done']:,} done")
+    if queue["done_per_second"] is not None:
+        texts.append(f"{queue['done_per_second']:,.1f} a second")
+    if queue["ended_at"]:
+        ended = time.strftime("%Y-%m-%d %H:%M", time.localtime(queue["ended_at"]))
+        texts.append(f"the crawl ended at {ended}")
+    return ", ".join(texts)
+
+
+def _print_workers(queue: _Figures | None) -> None:
+    """Print who shares a queue, if anybody does."""
+    if queue and queue["workers"]:
+        say("")
+        print_table(_WORKER_COLUMNS, queue["workers"])

@@ -3,10 +3,10 @@
 Numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order; several
 of them make a table. What is left out comes from BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
 
-"False drops" are pages that the whole crawl is expected to lose, since a filter takes them for
-seen. Where that is more than 0.1, a line says which error rate is better. While BLOOM_ON_FULL is
-"grow", the first file is made for half of the error rate, so that the rate holds however far the
-crawl goes.
+"False positives" are the new requests that the whole crawl is expected to skip, since the filter
+mistakes them for duplicates. Where that is more than 0.1, a line says which error rate is better.
+While BLOOM_ON_FULL is "grow", the first file is made for half of the error rate, so that the rate
+holds however far the crawl goes.
 
 Examples:
   scrapy bloom plan 100M 1e-9
@@ -41,7 +41,7 @@ _COLUMNS = (
     ("requests", "requests", number_text),
     ("error rate", "error_rate", "{:g}".format),
     ("size", "bytes", size_text),
-    ("false drops", "expected_false_drops", number_text),
+    ("false positives", "expected_false_drops", number_text),
     ("bits/request", "bits_per_request", "{:.1f}".format),
     ("hashes", "hashes", str),
 )
@@ -49,7 +49,7 @@ _INSTEAD = (
     ("instead:", "name", str),
     ("size", "bytes", size_text),
     ("times ours", "times", "{:.1f}".format),
-    ("false drops", "expected_false_drops", number_text),
+    ("false positives", "expected_false_drops", number_text),
 )
 
 
@@ -89,16 +89,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             f"{LIVE_QUARTERS} parts, here at most "
             + ", ".join(size_text(LIVE_QUARTERS * nbytes) for nbytes in parts)
         )
-    print_table(_COLUMNS, plans, keys=2)
+    print_table(_COLUMNS, plans)
     for line in dict.fromkeys(_advice_line(plan["advice"]) for plan in plans if plan["advice"]):
         say(line)
     for plan in plans if options.vs else []:
         requests = counted(plan["requests"], "request")
-        print_table(
-            _INSTEAD,
-            [other | {"times": other["bytes"] / plan["bytes"]} for other in plan["instead"]],
-            title=f"\nInstead, for {requests} at {plan['error_rate']:g}",
-        )
+        say("")
+        say(f"Instead, for {requests} at {plan['error_rate']:g}")
+        others = [other | {"times": other["bytes"] / plan["bytes"]} for other in plan["instead"]]
+        print_table(_INSTEAD, others)
 
 
 def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.changed import say_where, tell_copied
-from scrapy_bloom.commands.shared.output import note, working
+from scrapy_bloom.commands.shared.output import note, note_setting, print_copied, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import download
 from scrapy_bloom.files.directory import filter_directory
@@ -46,13 +45,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with closing(server), working(f"Copying from {server.address}"):
         state = read_state(server, key)
         copied = download(server, key, directory)
-    tell_copied(options, copied, str(directory))
+    print_copied(options, copied, str(directory))
     if state and state.waiting and copied.queued is None:
         note(
-            f"scrapy bloom: warning: {counted(state.waiting, 'request waits', 'requests wait')} in "
-            f"the queue of {key!r}, which was not copied: a crawl with the copy reports them as "
-            "duplicates and never crawls them. A BLOOM_DIR has no queue: "
-            'give the "bloom" in a JOBDIR to copy both'
+            f"scrapy bloom: warning: the queue of {key!r} was not copied: a crawl with the copy "
+            f"skips its {counted(state.waiting, 'request')} as duplicates. A BLOOM_DIR has no "
+            'queue: give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:
-        say_where(directory)
+        note_setting(directory)

@@ -17,8 +17,7 @@ from contextlib import closing
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared import arguments
-from scrapy_bloom.commands.shared.changed import tell_copied, warn_of_queue
-from scrapy_bloom.commands.shared.output import working
+from scrapy_bloom.commands.shared.output import print_copied, warn_of_queue, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
 from scrapy_bloom.files.directory import filter_directory, found_files
@@ -45,4 +44,4 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         copied = upload(filter_directory(options.path), server, key)
     if copied.queued is None:
         warn_of_queue(options.path)
-    tell_copied(options, copied, f"{server.address}, key {key}")
+    print_copied(options, copied, f"{server.address}, key {key}")

@@ -18,17 +18,21 @@ import argparse
 import os
 import sys
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 
 from scrapy.settings import Settings
 
 from scrapy_bloom.analysis.pictures import import_pyplot
-from scrapy_bloom.analysis.report import Measured, Report, measure
+from scrapy_bloom.analysis.report import Report
 from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
-from scrapy_bloom.commands.shared.output import check_output, progress, say
-from scrapy_bloom.commands.shared.project import Reader, load_project, opened_filter, state_text
+from scrapy_bloom.commands.shared.output import check_output, say
+from scrapy_bloom.commands.shared.project import (
+    load_project,
+    measured,
+    opened_filter,
+    state_text,
+)
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
@@ -68,15 +72,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         return
     _write(options.output, page)
     say(f"{options.output}: {size_text(len(page.encode()))}")
-
-
-def measured(reader: Reader) -> list[Measured]:
-    """Count the bits of a filter, generation by generation, with a bar."""
-    blocks = [each.geometry.num_blocks for each in reader.generations]
-    done = accumulate(blocks[:-1], initial=0)
-    all_three = zip(reader.generations, reader.block_fills(), done, strict=True)
-    with progress("Counting bits", sum(blocks), "blocks") as advance:
-        return [measure(figures, fills, advance, before) for figures, fills, before in all_three]
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,8 +11,8 @@ the other, are crawled once more, by the next run of the job or by the workers.
 With --queue, the queue in Redis is deleted, and the filter stays: what was pending is not crawled,
 and the next crawl begins with the filter as it is.
 
-Neither is deleted while workers use the queue, unless --force is given. Then they begin their crawl
-anew: with an empty filter, or with --queue with the filter as it is.
+Neither is deleted while workers use the queue, unless --force is given. Then they start
+their crawl over: with an empty filter, or with --queue with the filter as it is.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
@@ -163,7 +163,7 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
     if options.queue:
         if queue is None:
             raise _no_queue(filter_, "deleted")
-        users = _users(queue, "they begin their crawl anew, with the filter as it is")
+        users = _users(queue, "they start their crawl over, with the filter as it is")
         _confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
         _queue(filter_, options)  # a worker may have come before the answer
         remove_queue(server, key)
@@ -183,7 +183,7 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
         users = " Crawlers that use it now go on with an empty one."
         if queue:
             what += f", and its queue{_waiting(queue)}"
-            users = _users(queue, "they begin their crawl anew, with an empty filter")
+            users = _users(queue, "they start their crawl over, with an empty filter")
         _confirm(f"Delete {what}?{users}", yes=options.yes)
         _queue(filter_, options)
         for each, known in zip(shards, stored, strict=True):
@@ -212,14 +212,14 @@ def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | N
         raise StorageError(
             f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {filter_.key!r} in "
             f"{filter_.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
-            "try again (one that was killed counts until its lease is over, "
+            "try again (one that was killed counts until its lease has expired, "
             "BLOOM_QUEUE_LEASE_SECS); or add --force"
         )
     return queue
 
 
 def _waiting(queue: QueueState) -> str:
-    return f", in which {counted(queue.waiting, 'request waits', 'requests wait')}"
+    return f" with {counted(queue.waiting, 'request')}"
 
 
 def _users(queue: QueueState, fate: str) -> str:

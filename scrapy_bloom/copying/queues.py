@@ -1,6 +1,5 @@
 """Copying the queue of CrashSafeScheduler between a job's SQLite database and Redis."""
 
-import hashlib
 import sqlite3
 import struct
 from collections.abc import Iterator
@@ -133,13 +132,11 @@ def _members(server: RedisServer, key: str) -> Iterator[tuple[int, Member]]:
     found = set()
     for name in reversed(SETS):  # the largest last
         for member in read_members(server, key, name):
-            digest = hashlib.blake2b(member.data, digest_size=8).digest()
-            place = (member.position, digest)
-            if place in found:
-                continue
+            request = (member.position, member.data)
+            if request not in found:
+                yield _STATES[name], member
             if name != "pending":
-                found.add(place)
-            yield _STATES[name], member
+                found.add(request)
 
 
 @contextmanager

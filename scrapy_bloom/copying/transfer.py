@@ -4,10 +4,9 @@ The queue is that of CrashSafeScheduler. At no instant is there a copy of the fi
 the queue: it would report the pending requests as duplicates.
 """
 
-import binascii
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
@@ -46,24 +45,20 @@ class Copied(NamedTuple):
         generations: how many.
         requests: recorded in them.
         nbytes: size of their blocks.
-        checksum: CRC32 of the blocks, generation after generation.
         queued: requests in the queue that was copied with them; None without one.
     """
 
     generations: int
     requests: int
     nbytes: int
-    checksum: int
     queued: int | None
 
     @classmethod
-    def of(
-        cls, generations: Sequence[RedisGeneration], checksum: int, queued: int | None
-    ) -> "Copied":
+    def of(cls, generations: Sequence[RedisGeneration], queued: int | None) -> "Copied":
         """Return the figures of these generations."""
         requests = sum(each.count for each in generations)
         nbytes = sum(each.geometry.nbytes for each in generations)
-        return cls(len(generations), requests, nbytes, checksum, queued)
+        return cls(len(generations), requests, nbytes, queued)
 
 
 def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
@@ -106,12 +101,12 @@ def _uploaded(
     filter_.read()  # what is no filter is refused
     newest = files[-1]
     made = [RedisGeneration(**vars(file.figures)) for file in files]
-    checksum, queued, now = 0, None, server.now()
+    queued, now = None, server.now()
     with closing(Draft(filter_, made)) as draft:
         for file, new in zip(files, made, strict=True):
-            for chunk, data in enumerate(_file_chunks(file, new)):
-                draft.write(new, chunk, data)
-                checksum = binascii.crc32(data, checksum)
+            for chunk in range(new.num_chunks):
+                blocks = new.blocks(chunk)
+                draft.write(new, chunk, bytes(file.filter.blocks(blocks.start, blocks.stop)))
         forgotten = list(forgotten_beside(newest.path.parent).all())
         for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
             some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
@@ -124,7 +119,7 @@ def _uploaded(
             if newest.origin.spider:
                 fields["crawl"] = newest.origin.spider
         draft.publish(fields)
-    return Copied.of(made, checksum, queued)
+    return Copied.of(made, queued)
 
 
 def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
@@ -169,7 +164,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
 
 
 def _downloaded(server: RedisServer, key: str, target: Path, database: Path | None) -> Copied:
-    filter_, checksum, queued = unjoined(server, key), 0, None
+    filter_, queued = unjoined(server, key), None
 
     def save() -> None:
         # The filter is read first: what is recorded from now on is in the queue already. But the
@@ -195,30 +190,18 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
                 oldest=stored.generations[0].number,
                 **vars(each.figures),
             )
-            received = 0
 
             def fill(bits: BloomFilter, each: RedisGeneration = each) -> int:
-                nonlocal received, checksum
                 for chunk, data in enumerate(chunks(filter_, each)):
-                    received = binascii.crc32(data, received)
-                    checksum = binascii.crc32(data, checksum)
-                    bits.add_blocks(each.blocks(chunk).start, data)
+                    blocks = each.blocks(chunk)
+                    bits.add_blocks(blocks.start, data)
+                    if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
+                        raise StorageError(
+                            f"the copy in {target} differs; it was removed: try again, and check "
+                            "the memory and disk of this machine"
+                        )
                 return each.count
 
             files.append(FilterFile.create(new, fill))
-            written = 0
-            for data in _file_chunks(files[-1], each):
-                written = binascii.crc32(data, written)
-            if written != received:
-                raise StorageError(
-                    f"the copy in {target} differs; it was removed: try again, and check the "
-                    "memory and disk of this machine"
-                )
         add_forgotten(draft_directory(target), RedisForgotten(server, key, stored.id).all())
-    return Copied.of(stored.generations, checksum, queued)
-
-
-def _file_chunks(file: FilterFile, generation: RedisGeneration) -> Iterator[bytes]:
-    for chunk in range(generation.num_chunks):
-        blocks = generation.blocks(chunk)
-        yield bytes(file.filter.blocks(blocks.start, blocks.stop))
+    return Copied.of(stored.generations, queued)

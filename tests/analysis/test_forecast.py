@@ -1,20 +1,16 @@
 """The figures that a report is made of: what a filter will hold, and how its bits are spread."""
 
-import math
-import re
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import BloomFilter, CountingBloomFilter
-from scrapy_bloom.analysis.pictures import load_chart
-from scrapy_bloom.analysis.report import Spread, after, course, grown, measure
+from scrapy_bloom.analysis.report import after, count_bits, course, grown
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import Generation, Policy
-from tests.support.reports import SALT, made, make
+from tests.support.reports import made, make
 
 
 def figures(backend: LocalBackend) -> list[tuple[object, ...]]:
@@ -102,64 +98,11 @@ def test_rates_add_up_as_a_status_says() -> None:
     assert any_errs([1.0, 0.5]) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "capacity", "error_rate", "count"),
-    [
-        (BloomFilter, 60_000, 1e-6, 60_000),
-        (BloomFilter, 60_000, 1e-6, 300),  # next to nothing in a block
-        (BloomFilter, 60_000, 0.2, 240_000),  # few hashes: the estimate's own error counts most
-        (BloomFilter, 20_000, 1e-4, 60_000),  # far over its capacity
-        (CountingBloomFilter, 20_000, 1e-6, 10_000),
-    ],
-)
-def test_the_spread_of_an_even_hash(
-    kind: type[BloomFilter], capacity: int, error_rate: float, count: int
-) -> None:
-    """Real filters of some ten blocks, several times over, show what is expected."""
-    squares = blocks = 0.0
-    for salt in range(6):
-        bits = kind(capacity, error_rate, salt=bytes([salt] * 16))
-        for number in range(count):
-            bits.add(number.to_bytes(20, "big"))
-        spread = Spread(count, bits.geometry)
-        for fill in bits.block_fills():
-            load = -math.log1p(-fill) * 65_536 / bits.num_hashes
-            squares += (load - spread.mean) ** 2
-            blocks += 1
-    assert math.sqrt(squares / blocks) == pytest.approx(spread.deviation, rel=0.25)
-    assert spread.below(count + 1e6) == pytest.approx(bits.num_blocks)
-    assert spread.below(-1e6) == pytest.approx(0)
-    within = spread.below(spread.mean + spread.deviation) - spread.below(
-        spread.mean - spread.deviation
-    )
-    assert 0.6 < within / bits.num_blocks < 0.8
-
-
 def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) -> None:
     made(tmp_path, 15_000)
-    done: list[int] = []
     with closing(FilterReader(tmp_path)) as reader:
         (file,) = reader.files
-        measured = measure(file.figures, file.filter.block_fills(), done.append, 1000)
-        assert measured.contents.fill_ratio == file.filter.fill_ratio
-        assert measured.contents.error_rate == file.filter.estimated_error_rate
-        assert measured.contents.requests == file.filter.approximate_count
-        blocks = file.filter.num_blocks
-    assert sum(measured.loads.values()) == blocks
-    assert done == [1000 + blocks]
-    total = sum(load * number for load, number in measured.loads.items())
-    assert total == pytest.approx(15_000, rel=0.02)
-
-
-def test_the_bars_are_the_blocks() -> None:
-    """Each as high as it has blocks: a chart that leaves one out would lie."""
-    bits = BloomFilter(60_000, 1e-6, salt=SALT)
-    spread = Spread(60_000, bits.geometry)
-    picture = load_chart({1900: 5, 2100: 10, 2500: 5}, spread, "1")
-    bars = re.findall(r'<path d="([^"]*)"[^>]*clip-path[^>]*fill: var\(--ours\); opacity', picture)
-    ys = [[float(y) for y in re.findall(r"[ML] \S+ (\S+)", bar)] for bar in bars]
-    heights = sorted(round(max(each) - min(each), 1) for each in ys)
-    assert heights[-1] > 100
-    assert heights[-1] == pytest.approx(2 * heights[-2], abs=0.2)
-    assert heights[-2] == heights[-3]
-    assert set(heights[:-3]) == {0}
+        ((_, contents),) = count_bits(reader.generations, reader.block_fills(), lambda _: None)
+        assert contents.fill_ratio == file.filter.fill_ratio
+        assert contents.error_rate == file.filter.estimated_error_rate
+        assert contents.requests == file.filter.approximate_count

@@ -152,10 +152,9 @@ def test_an_empty_filter(tmp_path: Path) -> None:
     found = cards(page)
     assert found["Recorded"] == ("0", "of 20,000: 0 %")
     assert found["Error rate now"][0] == "0 %"
-    assert found["Expected false drops"][0] == "0"
+    assert found["Expected false positives"][0] == "0"
     assert found["Bytes per request"][0] == "none yet"
-    assert verdict(page)[1].startswith("Nothing is recorded yet, so no page can be taken for seen.")
-    assert "There is nothing to spread" in text_of(page)
+    assert verdict(page)[1].startswith("Nothing is recorded yet, so there are no false positives.")
     assert dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))["State"] == "closed"
 
 
@@ -164,7 +163,6 @@ def test_a_filter_of_one_block(tmp_path: Path) -> None:
     assert status.generations[0].geometry.num_blocks == 1
     page = report(tmp_path / "job", "-s", "BLOOM_EXPECTED_REQUESTS=1000")
     assert "With 900 of 1,000 requests recorded" in verdict(page)[1]
-    assert "There is nothing to spread" in text_of(page)
     assert "<h1>Bloom filter</h1>" in page
 
 
@@ -173,11 +171,11 @@ def test_a_filter_far_over_its_capacity(tmp_path: Path) -> None:
     page = report(tmp_path / "job", "-s", "BLOOM_ON_FULL=warn", "-s", "BLOOM_ERROR_RATE=0.01")
     mood, text = verdict(page)
     assert mood == "bad"
-    assert "% of the new requests are taken for seen. " in text
+    assert "% of the new requests are mistaken for duplicates. " in text
     assert "requests in a filter for 10,000" in text
     assert 'set BLOOM_ON_FULL = "grow"' in text
     found = cards(page)
-    lost = int(found["Expected false drops"][0].replace(",", ""))
+    lost = int(found["Expected false positives"][0].replace(",", ""))
     assert lost == pytest.approx(60_000 - status.count, rel=0.05)
     # What the next run would do with other settings.
     page = report(tmp_path / "job", "--overwrite")
@@ -198,7 +196,7 @@ def test_a_filter_with_a_time_window(tmp_path: Path) -> None:
     assert rows(page)[0]["Created (UTC)"] == "2026-05-28 20:26"
     assert rows(page)[1]["State"] == "open until 2026-05-29 08:26"
     assert cards(page)["Recorded"] == ("7,000", "of 10,000: 70 %")
-    assert "This filter forgets" in page
+    assert "This filter has a time window" in page
     assert "none expires meanwhile" in page
 
 

@@ -75,7 +75,7 @@ def test_info_headline_and_tile_tell_the_same(tmp_path: Path) -> None:
     assert figures["recorded"] == 1500
     assert f"With {of} requests recorded" in text
     assert f"Recorded {of}: " in text
-    assert f"recorded:      {of}\n" in bloom("info", "filter", cwd=tmp_path).out
+    assert f"recorded:        {of}\n" in bloom("info", "filter", cwd=tmp_path).out
     assert "Time window 4 days" in text
     assert figures["error_rate_asked"] == 1e-6
     assert "asked for: 1e-6" in text

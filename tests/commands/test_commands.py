@@ -44,24 +44,18 @@ def test_the_examples_of_each_help(name: str, directory: Path) -> None:
 
 
 def test_the_help(tmp_path: Path) -> None:
+    """Without a subcommand, too, with the exit status of `scrapy` alone."""
     top = bloom("--help", cwd=tmp_path)
-    assert top.status == 0
-    for name in [each.removesuffix("_") for each in SUBCOMMANDS]:
-        assert re.search(rf"^    {name} ", top.out, re.MULTILINE)
-        ran = bloom(name, "--help", cwd=tmp_path)
-        assert ran.status == 0
-        assert f"usage: scrapy bloom {name} " in ran.out
-        assert EXAMPLE.search(ran.out)
-
-
-def test_alone_it_lists_its_subcommands(tmp_path: Path) -> None:
-    """With the exit status of `scrapy` alone."""
-    ran = bloom(cwd=tmp_path)
-    assert (ran.status, ran.err) == (0, "")
+    assert (top.status, top.err) == (0, "")
+    assert bloom(cwd=tmp_path) == top
     for name in SUBCOMMANDS:
         module = importlib.import_module(f"scrapy_bloom.commands.{name}")
-        line = rf"^  {name.removesuffix('_')} +{re.escape(module.HELP)}$"
-        assert re.search(line, ran.out, re.MULTILINE), ran.out
+        word = name.removesuffix("_")
+        assert re.search(rf"^    {word} +{re.escape(module.HELP[:30])}", top.out, re.MULTILINE)
+        ran = bloom(word, "--help", cwd=tmp_path)
+        assert ran.status == 0
+        assert f"usage: scrapy bloom {word} " in ran.out
+        assert EXAMPLE.search(ran.out)
 
 
 def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
@@ -216,17 +210,6 @@ def test_a_plan_says_what_a_window_adds(tmp_path: Path) -> None:
     assert status.nbytes <= 6 * status.generations[0].geometry.nbytes
     assert f"at most {size_text(6 * status.generations[0].geometry.nbytes)}" in plan.err
     backend.close()
-
-
-@pytest.mark.parametrize("command", [("report", "-o", "x.html"), ("info",)])
-def test_a_password_in_what_should_be_a_path_is_not_shown(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
-    name, *more = command
-    ran = bloom(name, "http://me:hushhush@host/0", *more, cwd=tmp_path)
-    assert ran.status != 0
-    assert "host" in ran.err
-    assert "hushhush" not in ran.err + ran.out
 
 
 def test_a_project_with_the_add_on_that_records_what_was_crawled(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> No
 def test_a_url_where_a_path_is_meant(tmp_path: Path) -> None:
     ran = bloom("merge", "a", "b", "-o", "redis://me:secret@localhost:6379/0", cwd=tmp_path)
     assert ran.status == 2
-    assert "a path is meant here" in ran.err
+    assert "give a path" in ran.err
     assert "secret" not in ran.err
     assert not list(tmp_path.iterdir())
 
@@ -313,7 +313,7 @@ def test_what_waits_in_a_queue_is_told_of(tree: Site, tmp_path: Path) -> None:
     ):
         ran = bloom(*command, cwd=tmp_path)
         assert ran.status == 0
-        assert "wait in the queue of job, and are not crawled yet" in ran.err
+        assert "the queue of job has pending requests" in ran.err
 
 
 def test_merge_what_is_in_use(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
     assert f"has a filter '{spider}:bloom' already" in again.error
     pulled = bloom("pull", server.url, "copy", "--spider", spider, "--json", cwd=tmp_path)
     assert pulled.status == 0, pulled
-    for name in ("recorded", "generations", "bytes", "crc32"):
+    for name in ("recorded", "generations", "bytes"):
         assert pulled.json[name] == pushed.json[name]
     for original in (tmp_path / "job/bloom").glob("*.bloom"):
         assert (tmp_path / "copy" / original.name).read_bytes()[:4000] == (

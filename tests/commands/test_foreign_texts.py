@@ -34,7 +34,7 @@ def test_spider_and_fingerprinter(where: str, server: servers.Server, tmp_path: 
     ran = bloom("info", *place, cwd=tmp_path)
     assert ran.status == 0
     assert not controls(ran.out + ran.err)
-    assert f"spider:        {ESCAPED}{PLAIN}\n" in ran.out
+    assert f"spider:          {ESCAPED}{PLAIN}\n" in ran.out
     as_json = bloom("info", *place, "--json", cwd=tmp_path)
     assert not controls(as_json.out)
     assert as_json.json["spider"] == EVIL + PLAIN  # a program gets it as it is

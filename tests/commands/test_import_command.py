@@ -86,7 +86,7 @@ def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
     """What is in the queue looks seen, and would never be crawled with the new filter."""
     paused(tmp_path / "old")
     refused = bloom("import", "old", "filter", cwd=tmp_path)
-    assert "and would look crawled" in refused.error
+    assert "and would be skipped as duplicates" in refused.error
     assert "copy the file to another directory" in refused.error
     assert not (tmp_path / "filter").exists()
     write_urls(tmp_path / "urls.txt", urls(range(5)))
@@ -104,7 +104,7 @@ def test_requests_seen_beside_the_queue_of_crash_safe_scheduler(tree: Site, tmp_
     crawl = Crawl.held(tree, 20, tmp_path, {**settings, "DUPEFILTER_CLASS": None})
     crawl.interrupt()
     refused = bloom("import", "job", "filter", cwd=tmp_path)
-    assert "and would look crawled" in refused.error
+    assert "and would be skipped as duplicates" in refused.error
     assert not (tmp_path / "filter").exists()
 
 

@@ -32,7 +32,7 @@ def test_a_disk_that_fails(sync_secs: str, tmp_path: Path) -> None:
     failing = ["env", f"PYTHONPATH={with_modules(tmp_path / 'modules')['PYTHONPATH']}"]
     ran = bloom(*command, cwd=tmp_path, under=failing)
     assert "could not be written to the disk: Input/output error" in ran.error
-    assert "requests are recorded; when that is mended, repeat the command to go on" in ran.error
+    assert "requests are recorded; fix that, and repeat the command to continue" in ran.error
     assert "full" not in ran.err
     assert "crawl" not in ran.err
     assert ran.err.count("\n") == 1

@@ -72,7 +72,7 @@ def interrupted(tmp_path: Path, signal_number: int) -> int:
         process.send_signal(signal_number)
         out, err = process.communicate(timeout=60)
     if signal_number == signal.SIGINT:
-        assert "requests are recorded; repeat the command to go on" in err
+        assert "requests are recorded; repeat the command to continue" in err
         assert "Traceback" not in err
     assert not out
     return process.returncode
@@ -134,7 +134,7 @@ def test_no_room_to_grow(tmp_path: Path) -> None:
     )
     assert ran.status == 1
     assert "the filter is full, and there is no room for more of it" in ran.err
-    assert "repeat the command to go on" in ran.err
+    assert "repeat the command to continue" in ran.err
     assert ran.err.count("\n") == 1
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json
     assert figures["error_rate_now"] < 1e-4
@@ -172,7 +172,7 @@ def test_a_server_that_goes_away(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert err.count("\n") == 1
     assert "cannot be used" in err
-    assert "repeat the command to go on" in err
+    assert "repeat the command to continue" in err
 
 
 def test_a_full_disk(tmp_path: Path) -> None:

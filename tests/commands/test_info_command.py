@@ -83,7 +83,7 @@ def test_the_window_and_the_error_rate_asked_for(
     assert figures["window_secs"] == (window or None)
     assert figures["error_rate_asked"] == 1e-5
     text = bloom("info", "filter", *more, cwd=tmp_path).out
-    assert f"window:        {'2 days' if window else 'none'}\n" in text
+    assert f"window:          {'2 days' if window else 'none'}\n" in text
     assert "; asked for 1e-05\n" in text
 
 

@@ -45,7 +45,7 @@ def test_who_has_taken_how_much(
     assert queue["done_per_second"] is None  # nobody does anything
     text = bloom("info", *place, cwd=tmp_path).out
     assert f"{queue['pending']:,} pending, {queue['in_flight']:,} in flight" in text
-    assert "over: it is dead" in text
+    assert "expired: the worker is dead" in text
 
     crawl = Crawl.held(tree, 40, tmp_path, settings(key))
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
@@ -77,7 +77,7 @@ def test_reset_removes_both_and_says_what_waits(
     place = (server.url, "--key", key)
     waiting = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]["pending"]
     no = at_a_terminal("reset", *place, cwd=tmp_path, answer=b"n\n")
-    assert f"in which {waiting:,} requests wait" in " ".join(no.out.split())
+    assert f"with {waiting:,} requests" in " ".join(no.out.split())
     assert queue_keys(server, key)
     assert bloom("reset", *place, "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)

@@ -51,7 +51,7 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     assert SECRET not in ran.out + ran.err
 
 
-@pytest.mark.parametrize("url", [MISSPELT[0], MISSPELT[2]])
+@pytest.mark.parametrize("url", [MISSPELT[0], f"redis+tls://:{SECRET}@h/0?password={SECRET}"])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -76,13 +76,16 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     ],
     ids=" ".join,
 )
-def test_a_misspelt_url(arguments: tuple[str, ...], url: str, tmp_path: Path) -> None:
+def test_a_url_that_is_none_of_a_server(
+    arguments: tuple[str, ...], url: str, tmp_path: Path
+) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
     write_urls(tmp_path / "urls.txt", urls(range(3)))
     before = sorted(tmp_path.rglob("*"))
     ran = bloom(*[url if each == "URL" else each for each in arguments], cwd=tmp_path)
     assert ran.status in (1, 2)
     assert SECRET not in ran.out + ran.err
+    assert "error: " in ran.err
     assert "Traceback" not in ran.err
     assert sorted(tmp_path.rglob("*")) == before
 

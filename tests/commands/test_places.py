@@ -48,41 +48,6 @@ def test_a_bloom_dir_that_is_a_url(tree: Site, tmp_path: Path) -> None:
     assert [each.suffix for each in tmp_path.iterdir()] == [".log"]
 
 
-UNKNOWN = f"redis+tls://:{SECRET}@h/0?password={SECRET}"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("import", "urls.txt", UNKNOWN),
-        ("import", UNKNOWN, "new"),
-        ("check", UNKNOWN, "urls.txt"),
-        ("check", "filter", UNKNOWN),
-        ("info", UNKNOWN),
-        ("report", UNKNOWN, "-o", "page.html"),
-        ("reset", UNKNOWN, "--yes"),
-        ("merge", "filter", UNKNOWN, "-o", "new"),
-        ("merge", "filter", "filter", "-o", f"redis://h/0?password={SECRET}"),
-        ("push", UNKNOWN, "redis://localhost"),
-        ("push", "filter", UNKNOWN),
-        ("pull", "redis://localhost", UNKNOWN, "--key", "k"),
-        ("pull", "redis://localhost", "new", f"redis://h/0?p%61ssword={SECRET}"),
-    ],
-    ids=lambda arguments: " ".join(arguments).replace(UNKNOWN, "URL"),
-)
-def test_a_url_that_is_none_of_a_server(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
-    write_urls(tmp_path / "urls.txt", urls(range(3)))
-    before = sorted(tmp_path.rglob("*"))
-    ran = bloom(*arguments, cwd=tmp_path)
-    assert ran.status in (1, 2)
-    assert not ran.out
-    (line,) = [line for line in ran.err.splitlines() if "error: " in line]
-    assert "://" in line
-    assert SECRET not in ran.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

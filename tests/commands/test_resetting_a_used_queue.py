@@ -44,7 +44,7 @@ def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) ->
     question = reset(crawl, "--queue", "--force").error
     assert "nobody can be asked here" in question.lower()
     assert all(name in question for name in workers)
-    assert re.search(r"in which \d+ requests wait", question)
+    assert re.search(r"with \d+ requests", question)
     assert "with the filter as it is" in question
     assert reset(crawl, "--queue", "--force", "--yes").status == 0
     crawl.finish()  # as the question says

@@ -44,9 +44,9 @@ def test_the_commands(tmp_path: Path) -> None:
     assert ": 1 request, 1 generation, " in pushed.out
     make_queue(url, key[1])
     pulled = bloom("pull", url, "two", *key, cwd=tmp_path)
-    assert "warning: 1 request waits in the queue of " in pulled.err
+    assert "skips its 1 request as duplicates" in pulled.err
     asked = bloom("reset", url, *key, cwd=tmp_path)
-    assert ": 1 request, 8.0 KiB, and its queue, in which 1 request waits?" in asked.error
+    assert ": 1 request, 8.0 KiB, and its queue with 1 request?" in asked.error
     assert "Deleted 1 file in two" in bloom("reset", "two", "--yes", cwd=tmp_path).out
     plan = bloom("plan", "1", "0.5", "--vs", cwd=tmp_path).out
     assert "\nInstead, for 1 request at 0.5\n" in plan

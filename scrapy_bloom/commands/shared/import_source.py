@@ -145,15 +145,15 @@ def _check_queue(job_dir: Path, dest: str) -> None:
     way_out = "to import it all the same, copy the file to another directory"
     if not jobdir.was_closed_by_scrapy(job_dir):
         raise BloomError(
-            f"the crawl with the job directory {job_dir} was killed: what it had queued then is "
-            "recorded in requests.seen, too, and would look crawled. Start it once more, with "
-            f"BloomDupeFilter, which says what becomes of it; {way_out}"
+            f"the crawl with the job directory {job_dir} was killed: the requests it had queued "
+            "are recorded in requests.seen too, and would be skipped as duplicates. Start it once "
+            f"more, with BloomDupeFilter, which says what becomes of it; {way_out}"
         )
     if has_waiting(job_dir):
         raise BloomError(
             f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
-            "and would look crawled. Let that job finish first, or go on with it (a crawl with "
-            f"BloomDupeFilter imports requests.seen by itself); {way_out}"
+            "and would be skipped as duplicates. Let that job finish first, or go on with it (a "
+            f"crawl with BloomDupeFilter imports requests.seen by itself); {way_out}"
         )
 
 
@@ -176,12 +176,13 @@ def _set_in_redis(options: argparse.Namespace, project: Project, stack: ExitStac
     return RedisSet(server, key)
 
 
-def tell_what_was_left_out(source: Source) -> None:
+def report_left_out(source: Source) -> None:
     """Say which lines or requests of a source could not be read; lines raise a BloomError."""
     if isinstance(source, UrlList):
         source.check_skipped()
     if isinstance(source, SeenFile) and source.truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
-            "out: its crawl was killed then, and requests that were queued will look crawled"
+            "out: its crawl was killed, and the requests that were queued will be skipped as "
+            "duplicates"
         )

@@ -1,23 +1,26 @@
 """The output of the subcommands: tables and progress bars for people, JSON for programs.
 
-Figures go to the standard output, all else to the error output. A table is plain text: columns at
-fixed places, nothing cut off, no colour.
+Figures go to the standard output, all else to the error output.
 """
 
+import argparse
 import json
 import os
-import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
+from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.exceptions import BloomError
-from scrapy_bloom.text import escaped, masked
+from scrapy_bloom.files.directory import filter_directory
+from scrapy_bloom.generations.backend import FilterStatus
+from scrapy_bloom.queues.conflicts import has_waiting
+from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
+_WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
 _ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
 
 
@@ -35,14 +38,8 @@ def print_json(figures: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the result; at a terminal, it is broken between words."""
-    text = escaped(text)
-    if len(text) > (room := _room()):
-        hanging = "  " if text.startswith(" ") else ""
-        text = textwrap.fill(
-            text, room, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False
-        )
-    sys.stdout.write(f"{text}\n")
+    """Print a line of the result."""
+    sys.stdout.write(f"{escaped(text)}\n")
 
 
 def note(text: str) -> None:
@@ -50,53 +47,29 @@ def note(text: str) -> None:
     sys.stderr.write(f"{escaped(masked(text))}\n")
 
 
-def _room() -> int:
-    """Return how many characters a line may have: those of the terminal, where there is one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
-
-
 def print_table(
     columns: Sequence[tuple[str, str, Callable[[Any], str]]],
     rows: Sequence[Mapping[str, Any]],
-    title: str = "",
-    *,
-    keys: int = 1,
 ) -> None:
-    """Print figures in columns, as wide as the terminal at most.
-
-    Where the columns do not all fit, they come in several tables, one below the other. Nothing is
-    ever cut off, or broken within a word. Where there is no terminal, a row is one line.
+    """Print figures in columns; nothing is cut off or broken where a terminal is narrower.
 
     Args:
         columns: the name, the key of its figures, and what makes a text of one. A name that ends
             with ":" is that of words, to the left, any other that of figures.
         rows: figures by their keys, as --json prints them.
-        title: what they are about.
-        keys: that many of the first columns begin each table: they say what a row is about.
     """
-    room = _room()
-    for line in title.splitlines():
-        say(line)
-    aligned = [_aligned(name, [text(row[key]) for row in rows]) for name, key, text in columns]
-    left = aligned[keys:]
-    while True:
-        shown = aligned[:keys]
-        while left and (
-            len(shown) == keys or sum(len(each[0]) + 2 for each in [*shown, left[0]]) - 2 <= room
-        ):
-            shown.append(left.pop(0))
-        for cells in zip(*shown, strict=True):
-            sys.stdout.write("  ".join(cells).rstrip() + "\n")
-        if not left:
-            break
-        say("")
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
+    from rich.table import Table  # noqa: PLC0415
 
-
-def _aligned(name: str, cells: list[str]) -> list[str]:
-    align = str.ljust if name.endswith(":") else str.rjust
-    texts = [name.removesuffix(":"), *map(escaped, cells)]
-    width = max(map(len, texts))
-    return [align(text, width) for text in texts]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, _, _ in columns:
+        table.add_column(name.removesuffix(":"), justify="left" if name.endswith(":") else "right")
+    for row in rows:
+        table.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+    console = Console(
+        file=sys.stdout, width=_WIDEST, color_system=None, markup=False, highlight=False
+    )
+    console.print(table)
 
 
 def _is_lively(stream: TextIO) -> bool:
@@ -153,3 +126,90 @@ def progress(
                 bar.update(task, completed=done, rate=f"{done / (now - begun):,.0f}/s")
 
         yield advance
+
+
+def print_changed(
+    options: argparse.Namespace, status: FilterStatus, directory: Path | None, **more: Any
+) -> None:
+    """Print what a filter is after a change, and how a crawl finds it in its directory, if any.
+
+    With --json, `more` are the figures that come before its own.
+    """
+    location = str(directory or status.location)
+    if options.json:
+        print_json(
+            {
+                **more,
+                "destination": location,
+                "recorded": status.count,
+                "capacity": status.capacity,
+                "bytes": status.nbytes,
+                "generations": len(status.generations),
+                "error_rate_now": status.error_rate_now,
+            }
+        )
+        return
+    say(
+        f"The filter in {location} has {status.count:,} of "
+        f"{counted(status.capacity, 'request')} in {size_text(status.nbytes)}, "
+        f"error rate now {number_text(status.error_rate_now, 2)}"
+    )
+    if directory:
+        note_setting(directory)
+
+
+def print_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
+    """Print what was copied."""
+    if options.json:
+        print_json(
+            {
+                "destination": destination,
+                "recorded": copied.requests,
+                "generations": copied.generations,
+                "bytes": copied.nbytes,
+                "queue": None if copied.queued is None else {"requests": copied.queued},
+            }
+        )
+        return
+    say(
+        f"Copied to {destination}: {counted(copied.requests, 'request')}, "
+        f"{counted(copied.generations, 'generation')}, {size_text(copied.nbytes)}; read "
+        "back and compared"
+    )
+    if copied.queued is not None:
+        say(f"And its queue: {counted(copied.queued, 'request')}")
+
+
+def note_setting(directory: Path) -> None:
+    """Say how a crawl finds a filter."""
+    if directory.name != "bloom":
+        note(
+            f"Crawls use it with BLOOM_DIR = {str(directory)!r}. (A crawl with a JOBDIR and no "
+            "BLOOM_DIR has its filter in JOBDIR/bloom)"
+        )
+
+
+def warn_of_queue(path: Path) -> None:
+    """Warn of pending requests that a filter has recorded, and whose queue was not copied."""
+    directory = filter_directory(path)
+    job_dir = directory.parent
+    if directory.name == "bloom" and has_waiting(job_dir):
+        note(
+            f"scrapy bloom: warning: the queue of {job_dir} has pending requests that are recorded "
+            f"in {directory}. A crawl with the copy skips them as duplicates: let that job finish "
+            f"first, or give one crawl with the copy {job_dir} as its JOBDIR"
+        )
+
+
+def warn_of_overfull(status: FilterStatus) -> None:
+    """Say so if a generation holds more than it was made for."""
+    if overfull := [
+        generation for generation in status.generations if generation.count > generation.capacity
+    ]:
+        requests = counted(overfull[0].count, "request is", "requests are")
+        note(
+            f"scrapy bloom: warning: {requests} in a generation that was "
+            f"made for {overfull[0].capacity:,}: the error rate is {status.error_rate_now:.2g} "
+            f"now, and {status.error_rate:.2g} was asked for; make filters that will be merged "
+            "for the requests of all of them together"
+        )

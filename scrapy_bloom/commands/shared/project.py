@@ -15,13 +15,14 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
+from scrapy_bloom.analysis.report import Measured, count_bits
 from scrapy_bloom.commands.shared.arguments import (
     PROJECTS_SERVER,
     check_filter_name,
     is_redis,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.queues import recent_changes
+from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -29,7 +30,8 @@ from scrapy_bloom.crawl.fingerprinting import (
 )
 from scrapy_bloom.exceptions import BloomError, FingerprinterMismatchError
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.job.paths import SET_ASIDE
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.sqlite import read_recent
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import RedisReader, ShardedReader, opened_reader, unjoined
@@ -119,7 +121,7 @@ def load_project(
 def url_list(argument: str, project: Project, options: argparse.Namespace) -> UrlList:
     """Return the URLs in a list: at a path, or on the standard input if that is "-"."""
     if "://" in argument:
-        raise BloomError(f"{argument} is a URL; a file with URLs is meant here")
+        raise BloomError(f"{argument} is a URL; give a file with URLs")
     path = None if argument == "-" else Path(argument)
     return UrlList(
         path,
@@ -149,7 +151,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
     The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
     """
     key, name = options.key, options.spider or made_for
-    if key is not None and ("{" in key or "}" in key) and SET_ASIDE not in key:
+    if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
         raise UsageError(f"--key is {key!r}; allowed is a name without braces")
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not name:
@@ -187,7 +189,7 @@ def opened_filter(
     check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
         path = Path(options.place)
-        recent = recent_changes(path)  # first: what is moved meanwhile is found there or here
+        recent = _recent_changes(path)  # first: what is moved meanwhile is found there or here
         with closing(FilterReader(path, window=window, recent=recent)) as reader:
             yield reader
         return
@@ -208,6 +210,30 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
                 f"-s REQUEST_FINGERPRINTER_CLASS={reader.fingerprinter}"
             )
         yield reader
+
+
+def measured(reader: Reader) -> list[Measured]:
+    """Count the bits of a filter, generation by generation, with a bar."""
+    blocks = sum(each.geometry.num_blocks for each in reader.generations)
+    with progress("Counting bits", blocks, "blocks") as advance:
+        return count_bits(reader.generations, reader.block_fills(), advance)
+
+
+def job_database(path: Path) -> Path | None:
+    """Return CrashSafeScheduler's database of a job, or of the job of a filter; None if none."""
+    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
+    for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
+        if jobdir.is_database(database := job_dir / jobdir.DATABASE):
+            return database
+    return None
+
+
+def _recent_changes(path: Path) -> dict[bytes, bool | None]:
+    """Return what a job's log has and its filter lacks; see `FilterReader`."""
+    database = None if path.is_file() else job_database(path)
+    if database is None:
+        return {}
+    return {fingerprint: forgets for forgets, fingerprint in read_recent(database)}
 
 
 def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it
