@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
 from tests.support.backends import local_backend
-from tests.support.cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
+from tests.support.cli import SCRAPY, at_a_terminal, bloom
 from tests.support.workspace import (
     FINGERPRINTER,
     fingerprints,
@@ -173,29 +172,6 @@ def test_a_server_that_goes_away(tmp_path: Path) -> None:
     assert err.count("\n") == 1
     assert "cannot be used" in err
     assert "repeat the command to continue" in err
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", urls(range(100)))
-    limit = 100_000
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    ran = subprocess.run(
-        [SCRAPY, "bloom", "import", "urls.txt", "filter", "-n", "1M"],
-        cwd=tmp_path,
-        preexec_fn=limited,
-        env=UNMEASURED,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 1
-    assert ran.stderr.count("\n") == 1
-    assert "cannot be created: File too large; the filter takes" in ran.stderr
-    assert not list(tmp_path.glob("filter/*.bloom*"))
 
 
 def test_how_far_it_is_shows_at_a_terminal(tmp_path: Path) -> None:

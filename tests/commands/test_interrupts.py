@@ -80,12 +80,6 @@ def test_before_a_command_runs(module: str, project: Path) -> None:
     assert ran([SCRAPY, "bloom", "plan"], project) == (-signal.SIGINT, TOLD)
 
 
-def test_the_status_in_a_shell(project: Path) -> None:
-    (project / "own.py").write_text(AT_A_LOOKUP)
-    check = f"{SCRAPY} bloom check filter urls.txt; exit $?"
-    assert ran(["bash", "-c", check], project) == (128 + signal.SIGINT, TOLD)
-
-
 def _at_the_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)

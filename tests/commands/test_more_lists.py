@@ -292,13 +292,13 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     before = sorted(tmp_path.rglob("*"))
     for target in ("new/filter", "there", "there/bloom"):
-        for source, options, limit in (
-            ("urls.txt", ("-n", "1M"), "--fsize=100000"),
-            ("cut.gz", (), "--fsize=100000000"),
+        for source, options, limit, told in (
+            ("urls.txt", ("-n", "1M"), "--fsize=100000", "cannot be created: File too large; the"),
+            ("cut.gz", (), "--fsize=100000000", "cut.gz cannot be read: "),
         ):
             command = ("import", source, target, *options)
             ran = bloom(*command, cwd=tmp_path, under=["prlimit", limit])
-            assert ran.error
+            assert told in ran.error
             assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -431,40 +431,6 @@ def test_a_job_whose_requests_seen_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "job/requests.seen")
     ran = bloom("import", "job", "new", cwd=tmp_path, limit=30)
     assert "job/requests.seen is a pipe" in ran.error
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_list_may_be_a_pipe_of_a_shell(tmp_path: Path) -> None:
-    code = f"{SCRAPY} bloom import <(printf '%s\\n' https://shop.example/1) new --json"
-    ran = subprocess.run(
-        ["bash", "-c", code], cwd=tmp_path, capture_output=True, timeout=60, check=True
-    )
-    assert json.loads(ran.stdout)["read"] == 1
-
-
-LOADED = """
-from pathlib import Path
-from scrapy.utils.request import RequestFingerprinter
-
-class Own(RequestFingerprinter):
-    def __init__(self, crawler):
-        super().__init__(crawler)
-        Path(__file__).with_name("loaded").touch()
-
-REQUEST_FINGERPRINTER_CLASS = Own
-"""
-
-
-def test_waiting_for_a_pipe_can_be_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "scrapy.cfg").write_text("[settings]\ndefault = own\n")
-    (tmp_path / "own.py").write_text(LOADED)
-    os.mkfifo(tmp_path / "fifo")
-    with importing("fifo", tmp_path) as process:
-        until((tmp_path / "loaded").exists)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode
-    assert err == "scrapy bloom: error: interrupted\n"
     assert not (tmp_path / "new").exists()
 
 

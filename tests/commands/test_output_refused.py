@@ -37,14 +37,6 @@ def test_a_full_disk(command: str, filled: Path) -> None:
     assert "No space left on device" in told
 
 
-def test_a_full_disk_and_no_buffer(filled: Path) -> None:
-    ran = run_in_shell("PYTHONUNBUFFERED=1 scrapy bloom plan > /dev/full", filled)
-    assert ran.returncode == 1
-    (told,) = ran.stderr.splitlines()
-    assert told.startswith("scrapy bloom: error: ")
-    assert told.endswith("[Errno 28] No space left on device")
-
-
 @pytest.mark.parametrize(
     "command", ["info filter", "check filter urls.txt", "check filter bad.txt"]
 )
