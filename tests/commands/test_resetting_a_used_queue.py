@@ -54,7 +54,7 @@ def test_force_deletes_the_queue_and_says_what_workers_do(crawl: SharedCrawl) ->
 def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: SharedCrawl) -> None:
     question = reset(crawl, "--force").error
     assert all(name in question for name in names(crawl))
-    assert "anew, with an empty filter" in question
+    assert "over, with an empty filter" in question
     assert reset(crawl, "--force", "--yes").status == 0
     crawl.finish()
     assert len(crawl.site.hits) == PAGES
