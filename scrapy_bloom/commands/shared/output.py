@@ -67,7 +67,12 @@ def print_table(
     for row in rows:
         table.add_row(*(escaped(text(row[key])) for _, key, text in columns))
     console = Console(
-        file=sys.stdout, width=_WIDEST, color_system=None, markup=False, highlight=False
+        file=sys.stdout,
+        width=_WIDEST,
+        color_system=None,
+        markup=False,
+        emoji=False,
+        highlight=False,
     )
     console.print(table)
 
