@@ -61,7 +61,6 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
         ("check", "URL", "urls.txt"),
         ("check", "filter", "URL"),
         ("forget", "URL", "https://shop.example/1"),
-        ("forget", "filter", "URL"),
         ("forget", "filter", "--file", "URL"),
         ("report", "URL", "-o", "page.html"),
         ("reset", "URL", "--yes"),
@@ -92,7 +91,8 @@ def test_a_url_that_is_none_of_a_server(
 
 @pytest.mark.parametrize("url", MISSPELT)
 def test_however_it_is_misspelt(url: str, tmp_path: Path) -> None:
-    for arguments in (("info", url), ("plan", url), (url,)):
+    make_filter(tmp_path / "filter", fingerprints(urls(range(3))))
+    for arguments in (("info", url), ("plan", url), (url,), ("forget", "filter", url)):
         ran = bloom(*arguments, cwd=tmp_path)
         assert ran.status in (1, 2)
         assert SECRET not in ran.out + ran.err
