@@ -244,7 +244,9 @@ class SharedStore:
         words.append(len(batch.found))
         for found in batch.found:
             words += [found.kind, int(found.newest_first), order_of(found), found.data]
-            words += filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b""]
+            words += (
+                filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
+            )
         words.append(len(batch.recorded))
         for fingerprint in batch.recorded:
             words += filter_.bits_of(fingerprint)

@@ -32,15 +32,16 @@ local function has_all(hashes)
   return true
 end
 
--- Reads a fingerprint ('' for none), and returns the answer; nil if a key was lost.
+-- Reads a fingerprint and its positions ('' if there is no fingerprint), and returns the answer;
+-- nil if a key was lost.
 local function look_up()
-  local answer, length = 'n', nil
-  fingerprint, is_set = arg(), false
-  if fingerprint == '' then
+  local answer, length, packed = 'n', nil, nil
+  fingerprint, packed, is_set = arg(), arg(), false
+  if packed == '' then
     is_set = true
     return answer
   end
-  positions = {struct.unpack(layout, arg())}
+  positions = {struct.unpack(layout, packed)}
   for place, hashes in ipairs(hashes) do
     key, length, first = arg(), number(), number()
     if whole[key] == nil then whole[key] = call('STRLEN', key) == length end
@@ -66,14 +67,13 @@ local function record(answer)
 end
 """
 
-# id, version, field of the newest generation's count, field of the mirror ('' without one), number
-# of the batch, what that field is set to (its number and the time in seconds; '' if the number is
-# that of the batch before, since nothing of this one feeds the mirror), "?" if nothing is recorded;
-# the generations; fingerprints.
+# Key of the forgotten set, id, version, field of the newest generation's count, field of the mirror
+# ('' without one), number of the batch, what that field is set to (its number and the time in
+# seconds; '' if the number is that of the batch before, since nothing of this one feeds the
+# mirror), "?" if nothing is recorded; the generations; fingerprints.
 _RECORD = r"""
-local id, version, count_field, mirror, batch, noted, is_question =
-  arg(), arg(), arg(), arg(), number(), arg(), arg() == '?'
-local forgotten = KEYS[2]
+local forgotten, id, version, count_field, mirror, batch, noted, is_question =
+  arg(), arg(), arg(), arg(), arg(), number(), arg(), arg() == '?'
 local state = call('HMGET', filter, 'id', 'version', 'forgets', count_field, mirror)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(string.match(state[5] or '0', '^%d+'))
@@ -107,10 +107,10 @@ return {'ok', table.concat(answers), forgets, count}
 
 # id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
 # requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
-# fingerprint or ''; fingerprints that are recorded without a request, those to forget, tokens done,
-# tokens set aside: how many, and these; how many to take, 1 by slots, slots and downloads: how
-# many, and these; 1 to take a suspect although the worker has other requests, 1 to take none; 1 to
-# run start(), 1 if start() is through, 1 if the crawl is over.
+# fingerprint, or '' for both of its words; fingerprints that are recorded without a request, those
+# to forget, tokens done, tokens set aside: how many, and these; how many to take, 1 by slots, slots
+# and downloads: how many, and these; 1 to take a suspect although the worker has other requests,
+# 1 to take none; 1 to run start(), 1 if start() is through, 1 if the crawl is over.
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
 # order is what a member begins with, up to its position. A batch whose reply was lost is answered

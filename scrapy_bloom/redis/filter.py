@@ -99,7 +99,6 @@ class SharedFilter:
         self.server = server
         self.key = key
         self.keys = keys_of(key)
-        self._record_keys = [self.keys[0], self.keys[-1]]  # all that a crawl without a queue names
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
         self.info = FilterInfo.of(origin, 0.0, shards)
@@ -300,11 +299,13 @@ class SharedFilter:
             number = self._number + is_numbered
             noted = f"{number} {int(self.now())}" if is_numbered else ""
             count_field, *hashes = self._layout.fields
-            words = [self.id, self.version, count_field, self._field_of_mirror, number, noted]
-            words += [kind, *hashes]
+            words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
+            words += [number, noted, kind, *hashes]
             for each in fingerprints:
                 words += self.bits_of(each)
-            answer = self.server.script(RECORD, self._record_keys, *words)
+            # One key is declared: while a slot moves to another node, a script with several keys is
+            # refused if one of them does not exist.
+            answer = self.server.script(RECORD, self.keys[:1], *words)
             if answer[0] == b"ok":
                 break
             if answer[0] == b"lost":
