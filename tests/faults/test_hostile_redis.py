@@ -29,7 +29,8 @@ def server() -> Iterator[servers.Server]:
 def test_every_value_that_cannot_be_is_refused_and_left_as_it_is(server: servers.Server) -> None:
     """By a crawl's backend and by who only looks: no traceback, no end of memory or time."""
     ran = subprocess.run(
-        [sys.executable, hostile_values.__file__, server.url],
+        [sys.executable, "-m", hostile_values.__name__, server.url],
+        cwd=Path(hostile_values.__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=600,
