@@ -1,8 +1,8 @@
 """A filter and its queue on their way into Redis: nobody finds them before all of it is there.
 
 Blocks have their final names, and the fields `draft:<id>` of the filter's hash name them, as while
-a crawl makes a generation: whoever makes the next one removes what a killed copy has left. Sorted
-sets have temporary names, and expire.
+a crawl makes a generation. The process that makes the next generation removes the drafts of a copy
+that was killed. Sorted sets have temporary names, and expire.
 """
 
 import secrets
@@ -82,7 +82,7 @@ class Draft:
 
     def close(self) -> None:
         """Remove all of it, unless it was published."""
-        with suppress(StorageError):  # else whoever makes the next filter removes it
+        with suppress(StorageError):  # else the next filter to be made removes it
             if self._server.send("HGET", self._filter.key, "id") == self._id.encode():
                 return
             remove_drafts(self._filter, {each.id: each.num_chunks for each in self._generations})
