@@ -2,6 +2,7 @@
 
 memory.svg    of README: Scrapy's set against the filter
 survives.svg  of docs/survives.md: its first table, in colours
+badge-*.svg   of README: what is needed, as pyproject.toml has it
 report.png    of README: `scrapy bloom report` of the example project's crawl, in Chromium
 """
 
@@ -39,6 +40,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     draw_memory(options.output / "memory.svg")
     draw_survival(options.output / "survives.svg")
+    draw_badges(options.output)
     if not options.no_report:
         with tempfile.TemporaryDirectory(prefix="example-") as directory:
             job = options.job or _crawl_the_example(Path(directory))
@@ -100,6 +102,33 @@ def draw_survival(path: Path) -> None:
         cell.set_text_props(color=INK, fontweight="bold" if not row or not column else "normal")
     figure.savefig(path, metadata={"Date": None, "Creator": None})
     plt.close(figure)
+
+
+def draw_badges(directory: Path) -> None:
+    """Draw what the project needs, so that README shows it without asking another server."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    for name, pattern in (
+        ("Python", r'^requires-python = ">=(.+)"'),
+        ("Scrapy", r'^    "scrapy>=(.+)"'),
+        ("licence", r'^license = "(.+)"'),
+    ):
+        (value,) = re.findall(pattern, project, re.MULTILINE)
+        value += "" if name == "licence" else " or later"
+        left, right = (10 + 7 * len(text) for text in (name, value))
+        (directory / f"badge-{name.lower()}.svg").write_text(
+            f"""<svg xmlns="http://www.w3.org/2000/svg" role="img"
+width="{left + right}" height="20">
+<title>{name}: {value}</title>
+<rect width="{left}" height="20" fill="{INK}"/>
+<rect x="{left}" width="{right}" height="20" fill="{OURS}"/>
+<g fill="#ffffff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
+<text x="5" y="14" textLength="{left - 10}">{name}</text>
+<text x="{left + 5}" y="14" textLength="{right - 10}">{value}</text>
+</g>
+</svg>
+""",
+            "utf-8",
+        )
 
 
 def survival_table() -> list[list[str]]:

@@ -16,7 +16,7 @@ from scrapy_bloom.crawl.this_run import ThisRun
 from scrapy_bloom.generations.backend import Backend, FilterStatus
 from scrapy_bloom.redis.connection.url import without_secrets
 from scrapy_bloom.settings.settings import BloomSettings, scrapy_redis_url
-from scrapy_bloom.text import counted, size_text
+from scrapy_bloom.text import counted, number_text, size_text
 
 # Stats are brought up to date every so many new requests: often enough to watch a crawl, and
 # too seldom to cost anything.
@@ -100,7 +100,8 @@ class Telemetry:
         """Log what the filter is, and where the pending requests are if the crawl ends early."""
         status = self._backend.status()
         self._logger.info(
-            "Bloom filter in %s: %s at error rate %g, %s; %s already recorded",
+            "Bloom filter in %s: sized for %s at a false-positive rate of %g, %s; %s already "
+            "recorded",
             status.location,
             counted(status.capacity, "request"),
             status.error_rate,
@@ -123,10 +124,9 @@ class Telemetry:
             )
         if self._scrapy_redis and not location.startswith(self._scrapy_redis.rpartition("/")[0]):
             self._logger.info(
-                "The queue is in %s, and the filter in %s: if the queue alone is lost, the filter "
-                "still reports its requests as duplicates. Then start over with another "
-                "BLOOM_REDIS_KEY or after `scrapy bloom reset`; on one server, both are lost "
-                "together, and the crawl continues",
+                "The queue is in %s, and the filter in %s: if only the queue is lost, the filter "
+                "still reports its requests as duplicates, and you must start over after `scrapy "
+                "bloom reset`. Keep both on one server, so that the crawl continues after a loss",
                 self._scrapy_redis,
                 location,
             )
@@ -166,12 +166,12 @@ class Telemetry:
         self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
         self._logger.info(
             "Bloom filter closed: %s recorded, %s in all, %.3g %% of the bits set, "
-            "error rate now %.2g, expected false drops %.2g",
+            "false-positive rate now %s, expected false positives %s",
             counted(self.added, "request"),
             f"{status.count:,}",
             100 * status.fill_ratio,
-            status.error_rate_now,
-            status.expected_false_drops,
+            number_text(status.error_rate_now, 2),
+            number_text(status.expected_false_drops, 2),
         )
         if reason != "finished":
             self._log_early_end(reason, status.location)
@@ -180,19 +180,18 @@ class Telemetry:
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             self._logger.log(
                 logging.WARNING if was_idle else logging.INFO,
-                "Nothing new was crawled: %s came to the filter, and all was "
-                "recorded in %s before. Pages that lead to new ones are crawled once in each run "
-                'with meta={"bloom_filter": "run"}; to crawl pages again after some time, set '
-                "BLOOM_WINDOW_SECS; to start over, use another JOBDIR, BLOOM_DIR or "
-                "BLOOM_REDIS_KEY, or `scrapy bloom reset`",
-                counted(self.filtered, "request"),
+                "Nothing new was crawled: %s filtered, because %s had recorded all of them before. "
+                'Give requests for list pages meta={"bloom_filter": "run"} to crawl them once in '
+                "each run, set BLOOM_WINDOW_SECS to crawl pages again after some time, or start "
+                "over after `scrapy bloom reset`",
+                counted(self.filtered, "request was", "requests were"),
                 status.location,
             )
 
     def _log_early_end(self, reason: str, location: str) -> None:
         if self._leaves_queue:
             self._logger.info(
-                "The pending requests are in the JOBDIR, and %s reports them as duplicates: only a "
+                "The pending requests are in the JOBDIR, and %s reports them as duplicates. Only a "
                 "crawl with this JOBDIR and this filter crawls them",
                 location,
             )
@@ -204,9 +203,8 @@ class Telemetry:
             self._logger.warning(
                 "The crawl ended early (%s) without a JOBDIR: up to %s pending requests were lost, "
                 "but %s still reports them as duplicates to later runs. To crawl them, start over "
-                "with another BLOOM_DIR or BLOOM_REDIS_KEY, or after `scrapy bloom reset`; to keep "
-                "them next time, set JOBDIR, or for a filter in files "
-                'BLOOM_RECORD_ON = "crawled"',
+                "after `scrapy bloom reset`; to keep them next time, set JOBDIR, or for a filter "
+                'in files BLOOM_RECORD_ON = "crawled"',
                 reason,
                 f"{lost:,}",
                 location,
@@ -219,16 +217,16 @@ class Telemetry:
         try:
             status = self._look()
             self._logger.info(
-                "Bloom filter: %s recorded (%s), %s in all, %s%s filtered (%s), %.3g %% "
-                "of the bits set, error rate now %.2g",
+                "Bloom filter: %s recorded (%s), %s in all, %s%s filtered (%s), %.3g %% of the "
+                "bits set, false-positive rate now %s",
                 counted(added, "request"),
                 f"{added - self._logged[0]:+,}",
                 f"{status.count:,}",
                 f"{forgotten:,} forgotten, " if self._settings.forget_failed else "",
-                f"{filtered:,}",
+                counted(filtered, "duplicate"),
                 f"{filtered - self._logged[1]:+,}",
                 100 * status.fill_ratio,
-                status.error_rate_now,
+                number_text(status.error_rate_now, 2),
             )
             self._logged = counts
         except Exception as error:  # noqa: BLE001 - it would never be called again
@@ -259,17 +257,17 @@ class Telemetry:
             self._full_at *= 2
         if self._settings.on_full == "close":
             self._full_at = math.inf  # what is under way may still add to it: warn once
-            what = "The spider is closed; raise BLOOM_EXPECTED_REQUESTS, and start it again"
+            what = "The spider is closed: raise BLOOM_EXPECTED_REQUESTS, and restart the crawl"
             close_spider_soon(self._crawler, "bloom_full")
         else:
             what = (
-                "It rises with each further request, so more and more new requests are skipped as "
-                'duplicates: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
-                "start the crawl again"
+                "The rate rises with each further request, and more and more new requests are "
+                'skipped: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, and '
+                "restart the crawl"
             )
         self._logger.warning(
-            "The Bloom filter holds %s, and was made for %s: its error rate is now %.2g "
-            "(asked for: %g). %s",
+            "The Bloom filter holds %s, but was sized for %s: its false-positive rate is now %.2g "
+            "(BLOOM_ERROR_RATE: %g). %s",
             counted(status.count, "request"),
             f"{status.capacity:,}",
             status.error_rate_now,

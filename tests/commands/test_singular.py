@@ -29,11 +29,11 @@ def test_a_crawl(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text(SPIDER)
     crawl = scrapy("runspider", "one.py", cwd=tmp_path)
     assert crawl.status == 0, crawl
-    assert ": 1 request at error rate 1e-09, " in crawl.err
+    assert ": sized for 1 request at a false-positive rate of 1e-09, " in crawl.err
     assert "Bloom filter closed: 1 request recorded, 1 in all" in crawl.err
     assert "1 requests" not in crawl.err
     again = scrapy("runspider", "one.py", cwd=tmp_path)
-    assert "Nothing new was crawled: 1 request came to the filter, and all was" in again.err
+    assert "Nothing new was crawled: 1 request was filtered, because" in again.err
     assert "1 requests" not in again.err
 
 

@@ -374,7 +374,9 @@ def rates(job: Path) -> list[float]:
 def test_one_in_a_billion(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, {"JOBDIR": "job"})
     assert rates(tmp_path / "job") == [5e-10]  # the other half is for the files that it grows by
-    assert "1,000,000 requests at error rate 1e-09, 5.4 MiB; 0 already recorded" in crawl.output
+    assert (
+        "1,000,000 requests at a false-positive rate of 1e-09, 5.4 MiB; 0 already" in crawl.output
+    )
 
 
 def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:

@@ -98,14 +98,15 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
                 scheduler.enqueue_request(request)
         first, last = (record.getMessage() for record in caplog.records)
         assert first == (
-            f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: 1,000,000 requests at error "
-            f"rate 1e-09, 5.4 MiB; {known} already recorded"
+            f"Bloom filter in {tmp_path}/bloom/generation-0001.bloom: sized for 1,000,000 requests "
+            f"at a false-positive rate of 1e-09, 5.4 MiB; {known} already recorded"
         )
         assert last.startswith(
             f"Bloom filter closed: 100 requests recorded, {known + 100} in all, "
-            f"{0.00668 if known == 0 else 0.0134} % of the bits set, error rate now "
+            f"{0.00668 if known == 0 else 0.0134} % of the bits set, false-positive "
+            "rate now practically 0"
         )
-        assert "expected false drops" in last
+        assert "expected false positives practically 0" in last
         assert all(record.spider is scheduler.crawler.spider for record in caplog.records)
 
 

@@ -19,8 +19,8 @@ PAGES = 200
 OFTEN = {"LOGSTATS_INTERVAL": 0.2}
 LINE = re.compile(
     r"Bloom filter: ([\d,]+) requests? recorded \(([+-][\d,]+)\), ([\d,]+) in all, "
-    r"(?:([\d,]+) forgotten, )?([\d,]+) filtered \(([+-][\d,]+)\), (\S+) % of the bits set, "
-    r"error rate now (\S+)$",
+    r"(?:([\d,]+) forgotten, )?([\d,]+) duplicates? filtered \(([+-][\d,]+)\), "
+    r"(\S+) % of the bits set, false-positive rate now (\S+)$",
     re.MULTILINE,
 )
 SCRAPYS = "[scrapy.extensions.logstats] INFO: Crawled "
@@ -39,7 +39,8 @@ class Figures(NamedTuple):
 
 def figures(output: str) -> list[Figures]:
     """What all lines say."""
-    found = [[word.replace(",", "") for word in words] for words in LINE.findall(output)]
+    plain = output.replace("practically 0", "0")
+    found = [[word.replace(",", "") for word in words] for words in LINE.findall(plain)]
     return [
         Figures(*(int(word or 0) for word in words[:6]), *map(float, words[6:])) for words in found
     ]

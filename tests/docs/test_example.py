@@ -108,8 +108,8 @@ def test_a_crawl_paused_with_ctrl_c_goes_on_with_the_same_command(project: Path)
     assert site.page_count() < recorded < 500
     assert figure(second, "Scrapy's own filter") == recorded * 91
     assert figure(second, "Bloom filter") == choose_geometry(5000, 5e-10).nbytes
-    assert 0 < figure(second, "error rate now") < 1e-6
-    assert 0 < figure(second, "pages lost, expected") < 1e-2
+    assert 0 < figure(second, "false-positive rate") < 1e-6
+    assert 0 < figure(second, "false positives") < 1e-2
 
 
 # One worker has at most 16 requests under way: when more articles are asked for, both have some.

@@ -68,9 +68,9 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
   duplicates filtered   {stats.get("dupefilter/filtered", 0):,} in this run
   requests recorded     {recorded:,}
   Bloom filter          {stats["bloom/bytes"]:,} bytes for {stats["bloom/capacity"]:,} requests
-  error rate now        {stats["bloom/error_rate"]:.2g}: a new page is taken for seen
-  pages lost, expected  {stats["bloom/expected_false_drops"]:.2g}
-  Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no such errors"""
+  false-positive rate   {stats["bloom/error_rate"]:.2g}: the chance that a new request is skipped
+  false positives       {stats["bloom/expected_false_drops"]:.2g} expected
+  Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no false positives"""
         )
         is_shared = self.settings["BLOOM_BACKEND"] == "redis"
         if reason == "shutdown" and (job_dir(self.settings) or is_shared):
