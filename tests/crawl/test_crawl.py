@@ -307,7 +307,7 @@ def test_a_full_filter_closes_the_spider_and_goes_on_when_raised(
         crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 25})
         assert "'finish_reason': 'bloom_full'" in crawl.output
         (warning,) = crawl.told("WARNING")
-        assert "raise BLOOM_EXPECTED_REQUESTS, and start it again" in warning
+        assert "raise BLOOM_EXPECTED_REQUESTS, and restart the crawl" in warning
         assert not crawl.lines("ERROR")
         assert len(tree.hits) < PAGES
     crawl = Crawl.finished(tree.url, tmp_path, {**settings, "BLOOM_EXPECTED_REQUESTS": 1000})

@@ -194,8 +194,7 @@ def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
         lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
         caplog.clear()
         assert all(
-            line.endswith("raise BLOOM_EXPECTED_REQUESTS, and start the crawl again")
-            for line in lines
+            line.endswith("raise BLOOM_EXPECTED_REQUESTS, and restart the crawl") for line in lines
         )
         return [line.split()[4] for line in lines if line.startswith("The Bloom filter holds")]
 
@@ -458,7 +457,7 @@ def test_a_full_filter_is_told_of_once_when_the_spider_closes(
             scheduler.enqueue_request(request)
     assert closed == ["bloom_full"]
     (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
-    assert "holds 50 requests, and was made for 50" in record.getMessage()
+    assert "holds 50 requests, but was sized for 50" in record.getMessage()
     assert bloom_stats(scheduler)["bloom/added"] > 390
 
 

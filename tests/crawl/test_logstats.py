@@ -117,7 +117,7 @@ def test_a_line_whenever_there_is_something_new(site: Site, tmp_path: Path) -> N
         assert line.recorded >= before.recorded
     assert lines[-1].recorded > lines[1].recorded  # also after the pause
     assert lines[-1].filtered > lines[1].filtered
-    assert lines[-1].error_rate > lines[0].error_rate
+    assert lines[-1].percent > lines[0].percent
     # 1,000,000 requests have room here, and set half of the bits.
     assert lines[-1].percent == pytest.approx(6.6e-5 * lines[-1].recorded, rel=0.05)
     assert len(lines) < crawl.output.count(SCRAPYS) - 2

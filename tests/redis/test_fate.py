@@ -78,7 +78,7 @@ def test_a_queue_on_another_server(tmp_path: Path) -> None:
     site.release()
     assert crawl.finish() == 0, crawl.output
     assert len(site.hits) == 60
-    (line,) = (line for line in crawl.told("INFO") if "if the queue alone is lost" in line)
+    (line,) = (line for line in crawl.told("INFO") if "if only the queue is lost" in line)
     assert queue.url in line
     assert own.url in line
     site.end()
