@@ -28,7 +28,6 @@ from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.generations.backend import Backend
-from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted
@@ -85,8 +84,8 @@ class ForgetFailed:
     given up: it is not crawled again in this run. The next run tries again.
     """
 
-    def __init__(self, forgotten: Forgotten) -> None:
-        self._forgotten = forgotten
+    def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
+        self._forget_stored = forget
         # Filters, because there may be many. Their false positives cost a page now and then, much
         # less often than those of the filter itself.
         self._failures = practically_exact_set()  # each fingerprint with 1, 2 and 3
@@ -111,7 +110,6 @@ class ForgetFailed:
             if self._num_ended >= _MOST_ENDED:
                 self._ended, self._num_ended = BloomFilter(_MOST_ENDED, 1e-6), 0
             self._num_ended += self._ended.add(fingerprint)
-        self._forgotten.remove(ended)
         with contextlib.suppress(StorageError):  # logged when the request failed
             return self._forget()
         return 0
@@ -141,8 +139,8 @@ class ForgetFailed:
     def close(self, *, is_finished: bool) -> int:
         """Decide on requests that were redirected to one whose end this run has not seen.
 
-        If the run is finished, nothing is queued any more: an earlier run has seen that end. Else
-        they are forgotten.
+        A finished run has nothing queued any more, so an earlier run has seen that end. A run that
+        ends early forgets these requests.
 
         Returns:
             How many were forgotten now.
@@ -150,16 +148,11 @@ class ForgetFailed:
         Raises:
             StorageError: with the number of those that could not be forgotten.
         """
-        rest = list(chain.from_iterable(self._redirected.values()))
+        if not is_finished:
+            self._to_forget += chain.from_iterable(self._redirected.values())
         try:
-            if is_finished:
-                self._forgotten.remove(rest)
-            else:
-                self._to_forget += rest
             return self._forget()
         except StorageError:
-            if not self._to_forget:
-                return 0
             number = counted(len(self._to_forget), "failed request")
             raise StorageError(
                 f"{number} could not be forgotten because the filter is out of reach: later runs "
@@ -178,7 +171,7 @@ class ForgetFailed:
     def _forget(self) -> int:
         if not self._to_forget:
             return 0
-        self._forgotten.add(self._to_forget)
+        self._forget_stored(self._to_forget)
         forgotten, self._to_forget = self._to_forget, []
         for fingerprint in forgotten:
             for number in range(1, MOST_FAILURES + 1):
@@ -191,9 +184,8 @@ class ForgetFailed:
 class Outcomes:
     """Changes the filter at the end of each request, where that is needed.
 
-    BLOOM_FORGET_FAILED and BLOOM_RECORD_ON need it, and so do forgotten requests that are crawled
-    again in a run whose queue is lost with the process. Else nothing is watched. The constructor
-    raises a SettingError if this version of Scrapy works in another way.
+    Without BLOOM_FORGET_FAILED and BLOOM_RECORD_ON, nothing is watched. The constructor raises a
+    SettingError if this version of Scrapy works in another way.
     """
 
     def __init__(
@@ -206,19 +198,16 @@ class Outcomes:
     ) -> None:
         self._crawler = crawler
         self._fingerprint = fingerprint
-        self._forgotten = backend.forgotten
         self._done_statuses = settings.done_statuses
         self._telemetry = telemetry
         self._recorder = backend if isinstance(backend, RecordCrawled) else None
-        self._forgetting = ForgetFailed(self._forgotten) if settings.forget_failed else None
+        forget = self._recorder.forget if self._recorder else backend.forgotten.add
+        self._forgetting = ForgetFailed(forget) if settings.forget_failed else None
         self._under_way: dict[int, _Handling] = {}
         self._replacement: Request | None = None  # the last one from the downloader
-        self._is_watching = False
-        if self._forgetting or self._recorder:
-            self._watch()
-
-    def _watch(self) -> None:
-        self._is_watching = True
+        self._is_watching = bool(self._forgetting or self._recorder)
+        if not self._is_watching:
+            return
         listen(
             self._crawler.engine,
             "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
@@ -236,8 +225,6 @@ class Outcomes:
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
         """Note in a request that it was recorded, if anything is to be done at its end."""
-        if not self._is_watching and self._forgotten.has_claims:
-            self._watch()
         if self._is_watching:
             extend_trail(request, fingerprint)
 
@@ -248,8 +235,6 @@ class Outcomes:
             return
         if self._forgetting:
             self._telemetry.forgotten += self._forgetting.redirected(redirected, fingerprint)
-        else:
-            self._forgotten.remove(redirected)
         if self._recorder and fingerprint in self._recorder.stored:
             self._record(redirected)
 
@@ -263,8 +248,6 @@ class Outcomes:
                 is_failed = outcome is Outcome.FAILED
                 end = self._forgetting.failed if is_failed else self._forgetting.ended
                 self._telemetry.forgotten += end(fingerprints)
-            elif outcome is not Outcome.FAILED:
-                self._forgotten.remove(fingerprints)
         except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
             self._telemetry.failures.add(
                 request, error, "what is recorded of it could not be changed"

@@ -43,8 +43,6 @@ class LocalBackend(MemoryBackend):
             0: at close only.
         is_crawl: False if no crawl uses it. A kill then leaves no request that is recorded but not
             crawled, and the files do not say that they are in use.
-        claims: a forgotten request that is crawled again stays forgotten until it has ended, since
-            the queue dies with this run.
         clock: seconds since 1970, for tests.
 
     Attributes:
@@ -63,10 +61,9 @@ class LocalBackend(MemoryBackend):
         job: Job | None = None,
         sync_secs: float = 30.0,
         is_crawl: bool = True,
-        claims: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME, claims=claims)
+        self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
         super().__init__(policy, origin, forgotten=self._forgotten_file, clock=clock)
         self.overlay: Overlay | None = None
         self.misfit: Misfit | None = None

@@ -39,27 +39,24 @@ def files(directory: Path) -> list[Path]:
 
 
 class ForgottenFile:
-    """A set of forgotten fingerprints; see `ForgottenStore`. Each change is a transaction.
+    """A set of forgotten fingerprints in a SQLite database. Each change is a transaction.
 
     A `scrapy bloom forget` may add to the file while a crawl uses it.
 
     Args:
         path: the file, made when something is first forgotten.
         readonly: nothing changes, and no file appears beside it.
-        claims: see `ForgottenStore`.
     """
 
-    def __init__(self, path: Path, *, readonly: bool = False, claims: bool = False) -> None:
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
-        self.claims = claims
-        self._claimed: set[bytes] = set()  # no more than are queued
         self._version: object = None  # of the file, as others have changed it
         self._last_id = 0
 
     def news(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return what others have added since the last call."""
         version = self._rows("PRAGMA data_version")
         if version in ([], self._version):
             return []
@@ -71,17 +68,16 @@ class ForgottenFile:
         return [fingerprint for _, fingerprint in rows]
 
     def all(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return the whole set."""
         rows = self._rows("SELECT fingerprint FROM forgotten")
-        return [fingerprint for (fingerprint,) in rows if fingerprint not in self._claimed]
+        return [fingerprint for (fingerprint,) in rows]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`."""
+        """Add fingerprints; those that are there count as added now."""
         now = time.time()
         with self._used() as db, db:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(_ADD, [(fingerprint, now) for fingerprint in fingerprints])
-        self._claimed.difference_update(fingerprints)
 
     def change(self, changes: Mapping[bytes, bool]) -> None:
         """Add and remove fingerprints in one transaction: those with True are added.
@@ -103,34 +99,25 @@ class ForgottenFile:
             db.execute("PRAGMA synchronous = NORMAL")
 
     def take(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
-        if not self.has(fingerprint):
-            return False
-        if self.claims:
-            self._claimed.add(fingerprint)
-        else:
-            self.remove(fingerprint)
-        return True
+        """Take a fingerprint out; return whether it was there."""
+        is_there = self.has(fingerprint)
+        if is_there:
+            self._rows(_REMOVE, fingerprint)
+        return is_there
 
     def has(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
-        query = "SELECT 1 FROM forgotten WHERE fingerprint = ?"
-        return fingerprint not in self._claimed and bool(self._rows(query, fingerprint))
-
-    def remove(self, fingerprint: bytes) -> None:
-        """See `ForgottenStore`."""
-        self._rows(_REMOVE, fingerprint)
-        self._claimed.discard(fingerprint)
+        """Return whether a fingerprint is in the set."""
+        return bool(self._rows("SELECT 1 FROM forgotten WHERE fingerprint = ?", fingerprint))
 
     def expire(self, secs: float) -> None:
-        """See `ForgottenStore`."""
+        """Remove what was added longer ago than that."""
         self._rows("DELETE FROM forgotten WHERE forgotten_at < ?", time.time() - secs)
 
     def __len__(self) -> int:
         return sum(number for (number,) in self._rows("SELECT count(*) FROM forgotten"))
 
     def close(self) -> None:
-        """See `ForgottenStore`."""
+        """Close the file."""
         if self._opened is not None:
             with self._used() as db:
                 db.close()

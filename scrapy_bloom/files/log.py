@@ -358,12 +358,10 @@ class Overlay:
 
 
 class ForgottenOverlay:
-    """The forgotten requests of a filter with a log; see `ForgottenStore`. Nothing is claimed.
+    """The forgotten requests of a filter with a log.
 
     Taking a fingerprint out is a change of the log, as forgetting it is.
     """
-
-    claims = False
 
     def __init__(self, file: ForgottenFile, overlay: Overlay) -> None:
         self._file = file
@@ -371,28 +369,25 @@ class ForgottenOverlay:
         self.news, self.expire = file.news, file.expire
 
     def all(self) -> Iterable[bytes]:
-        """See `ForgottenStore`. Those that were just taken out may be among them."""
+        """Return the whole set, perhaps with some fingerprints that were just taken out."""
         return [*self._file.all(), *self._overlay.forgotten()]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`."""
+        """Add fingerprints; those that are there count as added now."""
         self._overlay.forget(fingerprints)
 
     def has(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
+        """Return whether a fingerprint is in the set."""
         is_forgotten = self._overlay.is_forgotten(fingerprint)
         return self._file.has(fingerprint) if is_forgotten is None else is_forgotten
 
     def take(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
+        """Take a fingerprint out; return whether it was there."""
         is_forgotten = self.has(fingerprint)
         if is_forgotten:
             self._overlay.record_again(fingerprint)
         return is_forgotten
 
-    def remove(self, fingerprint: bytes) -> None:
-        """Do nothing: it was taken out when it was scheduled."""
-
     def close(self) -> None:
-        """See `ForgottenStore`."""
+        """Close the file."""
         self._file.close()

@@ -19,44 +19,32 @@ _LOOK_SECS = 1.0  # between two looks at what others have forgotten
 
 
 class ForgottenStore(Protocol):
-    """Keeps the set: see `ForgottenFile` and `RedisForgotten`. Each method may fail: StorageError.
-
-    Attributes:
-        claims: what is taken is only claimed until it is removed, since the queue of this run dies
-            with it. Whatever is claimed then is forgotten still.
-    """
-
-    claims: bool
+    """Keeps the set in memory, in a file or in Redis. Each method may raise a StorageError."""
 
     def news(self) -> Iterable[bytes]:
         """Return what others have added since the last call; everything at the first call."""
 
     def all(self) -> Iterable[bytes]:
-        """Return everything that can be taken."""
+        """Return the whole set."""
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; those that this run has claimed can be taken again."""
+        """Add fingerprints; those that are there count as added now."""
 
     def take(self, fingerprint: bytes) -> bool:
-        """Take a fingerprint out, or claim it for this run; False if it is not there."""
+        """Take a fingerprint out; return whether it was there."""
 
     def has(self, fingerprint: bytes) -> bool:
-        """Check that a fingerprint can be taken."""
-
-    def remove(self, fingerprint: bytes) -> None:
-        """Take a fingerprint out, claimed or not."""
+        """Return whether a fingerprint is in the set."""
 
     def expire(self, secs: float) -> None:
         """Remove what was added longer ago than that."""
 
     def close(self) -> None:
-        """Give back what this run has claimed and not removed."""
+        """Close what the set is kept in."""
 
 
 class MemoryForgotten:
-    """The forgotten requests of a filter in memory; see `ForgottenStore`. Nothing is claimed."""
-
-    claims = False
+    """The forgotten requests of a filter in memory."""
 
     def __init__(self) -> None:
         self._forgotten_at: dict[bytes, float] = {}
@@ -66,27 +54,23 @@ class MemoryForgotten:
         return ()
 
     def all(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return the whole set."""
         return self._forgotten_at
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`."""
+        """Add fingerprints; those that are there count as added now."""
         self._forgotten_at |= dict.fromkeys(fingerprints, monotonic())
 
     def take(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
+        """Take a fingerprint out; return whether it was there."""
         return self._forgotten_at.pop(fingerprint, None) is not None
 
     def has(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
+        """Return whether a fingerprint is in the set."""
         return fingerprint in self._forgotten_at
 
-    def remove(self, fingerprint: bytes) -> None:
-        """See `ForgottenStore`."""
-        self._forgotten_at.pop(fingerprint, None)
-
     def expire(self, secs: float) -> None:
-        """See `ForgottenStore`."""
+        """Remove what was added longer ago than that."""
         first = monotonic() - secs
         self._forgotten_at = {
             each: when for each, when in self._forgotten_at.items() if when >= first
@@ -103,12 +87,10 @@ class Forgotten:
 
     Attributes:
         is_empty: nothing was in it when it was last looked at.
-        has_claims: something was claimed.
     """
 
     def __init__(self, store: ForgottenStore) -> None:
         self.is_empty = True
-        self.has_claims = False
         self._store = store
         self._front = _Front()
         self._misses = 0  # of the store, though the bits were set
@@ -126,19 +108,11 @@ class Forgotten:
         self._show(store.all())
 
     def take(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is forgotten, and take it out, or claim it."""
-        if monotonic() >= self._look_at:
-            self._look()
-        if self.is_empty or fingerprint not in self._front:
-            return False
-        if self._store.take(fingerprint):
-            self.has_claims = self._store.claims
-            return True
-        self._missed()
-        return False
+        """Take a fingerprint out; return whether it was forgotten."""
+        return self.may_have(fingerprint) and (self._store.take(fingerprint) or self._missed())
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return self.may_have(fingerprint) and self._store.has(fingerprint)
+        return self.may_have(fingerprint) and (self._store.has(fingerprint) or self._missed())
 
     def may_have(self, fingerprint: bytes) -> bool:
         """Return False if a fingerprint is not forgotten, without a question to the store."""
@@ -150,12 +124,6 @@ class Forgotten:
         """Let recorded fingerprints be new once more, in this run or a later one."""
         self._store.add(fingerprints)
         self._show(fingerprints)
-
-    def remove(self, fingerprints: Iterable[bytes]) -> None:
-        """Note that requests were crawled: they are not forgotten, even if this run dies."""
-        for fingerprint in fingerprints:
-            if fingerprint in self._front:
-                self._store.remove(fingerprint)
 
     def expire(self, secs: float) -> None:
         """Remove what was forgotten longer ago than that."""
@@ -173,13 +141,14 @@ class Forgotten:
         self._front.add(fingerprints)
         self.is_empty = not len(self._front)
 
-    def _missed(self) -> None:
-        """Make the bits anew, once most questions are in vain."""
+    def _missed(self) -> bool:
+        """Return False; build the bits again after many questions in vain."""
         self._misses += 1
         if self._misses > max(_FIRST_ROOM, len(self._front)):
             front = _Front()
             front.add(self._store.all())
             self._front, self._misses = front, 0
+        return False
 
 
 class _Front:

@@ -311,7 +311,8 @@ class RecordCrawled:
 
     It is two backends in one: new requests go into memory, crawled ones are kept for later runs.
 
-    So later runs filter neither what a killed run had queued, nor what failed.
+    So later runs filter neither what a killed run had queued, nor what failed. A forgotten request
+    that is crawled again stays forgotten until then.
 
     Attributes:
         stored: what is kept for later runs.
@@ -323,7 +324,7 @@ class RecordCrawled:
         self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
-        self._once_more: set[bytes] = set()  # forgotten, and scheduled since; no more than queued
+        self._once_more: set[bytes] = set()  # forgotten, and under way in this run
         self.begin = stored.begin
 
     def open(self) -> None:
@@ -333,7 +334,9 @@ class RecordCrawled:
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
-        if self.forgotten.take(fingerprint):
+        if fingerprint in self.forgotten:
+            if fingerprint in self._once_more:
+                return False
             self._volatile.add(fingerprint)  # if it is not there
             self._once_more.add(fingerprint)
         elif fingerprint in self.stored or not self._volatile.add(fingerprint):
@@ -343,16 +346,18 @@ class RecordCrawled:
 
     def record(self, fingerprint: bytes) -> bool:
         """Record a fingerprint for later runs; True if it was not yet, or had been forgotten."""
-        is_new = self.stored.add(fingerprint)
-        if fingerprint in self._once_more:
-            self._once_more.discard(fingerprint)
-            self.stored.record_again(fingerprint)
-            return True
-        return is_new
+        self._once_more.discard(fingerprint)
+        return self.stored.add(fingerprint)
+
+    def forget(self, fingerprints: Sequence[bytes]) -> None:
+        """Let failed requests be new once more, in this run or a later one."""
+        self._once_more.difference_update(fingerprints)
+        self.forgotten.add(fingerprints)
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        is_recorded = fingerprint in self.stored or fingerprint in self._volatile
-        return is_recorded and fingerprint not in self.forgotten
+        if fingerprint in self.forgotten:
+            return fingerprint in self._once_more
+        return fingerprint in self.stored or fingerprint in self._volatile
 
     def status(self) -> FilterStatus:
         """Return the figures of what is stored, with the error rate of both."""

@@ -47,8 +47,6 @@ class RedisForgotten:
         filter_id: may be set, when the crawl goes on with another filter; see `Forgotten.open`.
     """
 
-    claims = False
-
     def __init__(self, server: RedisServer, key: str, filter_id: str) -> None:
         self.filter_id = filter_id
         self._server = server
@@ -58,7 +56,7 @@ class RedisForgotten:
         self._look_again_at = 0.0  # on a monotonic clock
 
     def news(self) -> Iterable[bytes]:
-        """See `ForgottenStore`; nothing during an outage."""
+        """Return what others have added since the last call. During an outage, return nothing."""
         found: list[bytes]
         if (begun := time.monotonic()) < self._look_again_at:
             return []
@@ -73,12 +71,12 @@ class RedisForgotten:
         return found
 
     def all(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return the whole set."""
         members: list[bytes] = self._server.send("ZRANGE", self._name, 0, -1)
         return members
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`; raises an OtherFilterError if the filter is another one by now."""
+        """Add fingerprints; raises an OtherFilterError if the filter is another one by now."""
         for start in range(0, len(fingerprints), _BATCH):
             batch = fingerprints[start : start + _BATCH]
             if not self._server.script(_ADD, [self._filter, self._name], self.filter_id, *batch):
@@ -87,13 +85,16 @@ class RedisForgotten:
                 )
 
     def take(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`. After a lost reply it is taken: rather twice than never."""
+        """Take a fingerprint out; return whether it was there.
+
+        After a lost reply the answer is True: a request is then crawled twice rather than skipped.
+        """
         retries = self._server.retries
         removed = self._server.send("ZREM", self._name, fingerprint)
         return bool(removed) or self._server.retries != retries
 
     def has(self, fingerprint: bytes) -> bool:
-        """See `ForgottenStore`."""
+        """Return whether a fingerprint is in the set."""
         return self.among([fingerprint])[0]
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
@@ -107,13 +108,9 @@ class RedisForgotten:
         number: int = self._server.send("ZCARD", self._name)
         return number
 
-    def remove(self, fingerprint: bytes) -> None:
-        """See `ForgottenStore`."""
-        self._server.send("ZREM", self._name, fingerprint)
-
     def expire(self, secs: float) -> None:
-        """See `ForgottenStore`."""
+        """Remove what was added longer ago than that."""
         self._server.send("ZREMRANGEBYSCORE", self._name, "-inf", self._server.now() - secs)
 
     def close(self) -> None:
-        """See `ForgottenStore`: nothing is claimed."""
+        """Do nothing: others close the connection."""

@@ -247,14 +247,11 @@ class ForgottenSet:
             raise StorageError
         self.fingerprints += fingerprints
 
-    def remove(self, fingerprints: Sequence[bytes]) -> None:
-        """Nothing is claimed."""
-
 
 def test_forgetting_while_the_filter_is_out_of_reach() -> None:
     """What could not be forgotten is tried again, and an error at the close counts the rest."""
     forgotten = ForgottenSet()
-    forgetting = ForgetFailed(forgotten)
+    forgetting = ForgetFailed(forgotten.add)
     forgotten.is_away = True
     with pytest.raises(StorageError):
         forgetting.failed([b"0", b"1"])
@@ -273,7 +270,7 @@ def test_forgetting_while_the_filter_is_out_of_reach() -> None:
 
 def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     forgotten = ForgottenSet()
-    forgetting = ForgetFailed(forgotten)
+    forgetting = ForgetFailed(forgotten.add)
     forgetting.redirected([b"a"], b"fails")
     forgetting.redirected([b"of a"], b"a")
     forgetting.redirected([b"b"], b"works")
@@ -411,7 +408,7 @@ def test_what_waited_in_a_job_is_forgotten_if_it_fails(
 
 def test_those_that_wait_too_long_are_crawled_again_rather_than_lost() -> None:
     forgotten = ForgottenSet()
-    forgetting = ForgetFailed(forgotten)
+    forgetting = ForgetFailed(forgotten.add)
     names = [b"%d" % number for number in range(100_100)]
     for name in names:
         forgetting.redirected([name], b"queued " + name)

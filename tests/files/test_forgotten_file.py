@@ -30,29 +30,8 @@ def test_what_is_taken_is_gone(store: ForgottenStore) -> None:
     assert store.take(ONE)
     assert not store.has(ONE)
     assert not store.take(ONE)
-    store.remove(TWO)
+    assert store.take(TWO)
     assert not list(store.all())
-
-
-def test_what_is_claimed_is_there_until_it_is_removed(tmp_path: Path) -> None:
-    store = ForgottenFile(tmp_path / NAME, claims=True)
-    store.add([ONE, TWO])
-    assert store.take(ONE)
-    assert not store.has(ONE)
-    assert not store.take(ONE)
-    assert list(store.all()) == [TWO]
-    assert len(store) == 2
-    store.add([ONE])  # it has failed once more
-    assert store.take(ONE)
-    assert store.take(TWO)
-    store.remove(TWO)
-    store.add([TWO])
-    assert store.take(TWO)
-    store.remove(TWO)
-    store.close()
-    after_a_kill = ForgottenFile(tmp_path / NAME, claims=True)
-    assert list(after_a_kill.all()) == [ONE]
-    after_a_kill.close()
 
 
 def test_news_are_what_others_have_added(tmp_path: Path) -> None:
@@ -61,7 +40,7 @@ def test_news_are_what_others_have_added(tmp_path: Path) -> None:
     other.add([ONE, TWO])
     assert list(store.news()) == [ONE, TWO]
     assert list(store.news()) == []
-    other.remove(ONE)
+    assert other.take(ONE)
     other.add([THREE])
     assert list(store.news()) == [THREE]
     for each in (store, other):

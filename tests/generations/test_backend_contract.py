@@ -59,9 +59,6 @@ SHARED = {
 }
 PERSISTENT = {"local": local, **SHARED}
 BACKENDS = {"memory": memory, **PERSISTENT}
-CLAIMING = {  # a run whose queue dies with it
-    "claiming local": lambda directory, **changes: local(directory, claims=True, **changes)
-}
 
 
 def makers(kinds: dict[str, NewBackend]) -> Callable[..., NewBackend]:
@@ -200,9 +197,6 @@ def test_what_is_forgotten_is_new_once_more(new: NewBackend) -> None:
     assert not any(backend.add(name) for name in names)
     assert all(name in backend for name in names)
     assert backend.status().count == 700
-    backend.forgotten.add(names[:1])
-    backend.forgotten.remove(names[:1])  # it was crawled after all
-    assert not backend.add(names[0])
     backend.forgotten.add([b"never added"])
     assert backend.add(b"never added")
     assert not backend.add(b"never added")
@@ -254,11 +248,10 @@ class BackendAgainstSet(RuleBasedStateMachine):
         self.model: set[bytes] = set()
         self.recorded: set[bytes] = set()  # with what is forgotten
         self.forgotten: set[bytes] = set()
-        self.claimed: set[bytes] = set()
         self.open()
 
     def open(self) -> None:
-        self.backend = {**BACKENDS, **CLAIMING}[self.name](
+        self.backend = BACKENDS[self.name](
             Path(self.directory.name), capacity=20_000, salt=bytes(range(16))
         )
         self.backend.open()
@@ -268,7 +261,6 @@ class BackendAgainstSet(RuleBasedStateMachine):
         assert self.backend.add(fingerprint) == (fingerprint not in self.model)
         if fingerprint in self.forgotten:
             self.forgotten.discard(fingerprint)
-            self.claimed.add(fingerprint)
         self.model.add(fingerprint)
         self.recorded.add(fingerprint)
 
@@ -292,16 +284,6 @@ class BackendAgainstSet(RuleBasedStateMachine):
         self.backend.forgotten.add(some)
         self.model.difference_update(some)
         self.forgotten.update(some)
-        self.claimed.difference_update(some)
-
-    @precondition(lambda self: self.recorded)
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        some = self.some_recorded(data)
-        self.backend.forgotten.remove(some)
-        self.model.update(some)
-        self.forgotten.difference_update(some)
-        self.claimed.difference_update(some)
 
     @precondition(lambda self: self.recorded)
     @rule(data=st.data())
@@ -312,10 +294,6 @@ class BackendAgainstSet(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         self.backend.close()
-        if self.name in CLAIMING:
-            self.model.difference_update(self.claimed)
-            self.forgotten.update(self.claimed)
-        self.claimed.clear()
         self.open()
 
     @invariant()
@@ -328,10 +306,10 @@ class BackendAgainstSet(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-@pytest.mark.parametrize("name", [*BACKENDS, *CLAIMING])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_any_sequence_of_uses(name: str) -> None:
     machine = type("Machine", (BackendAgainstSet,), {"name": name})
-    is_shared = name.removeprefix("claiming ") in SHARED  # each request there is a round trip
+    is_shared = name in SHARED  # each request there is a round trip
     run_state_machine_as_test(
         machine,
         settings=settings(max_examples=6 if is_shared else 30, stateful_step_count=30),

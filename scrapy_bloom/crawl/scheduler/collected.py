@@ -188,7 +188,7 @@ def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
 
 
 class QueuedForgotten:
-    """The forgotten fingerprints of a filter whose queue records: see `ForgottenStore`.
+    """The forgotten fingerprints of a filter that is changed by the batches of its queue.
 
     The event loop asks and changes nothing on the server: what is forgotten goes with a batch, and
     a thread reads the news.
@@ -198,8 +198,6 @@ class QueuedForgotten:
         forget: collects what is forgotten.
         forgets: how often any worker has forgotten fingerprints until now.
     """
-
-    claims = False
 
     def __init__(
         self, stored: Sequence[RedisForgotten], forget: Callable[[bytes], object], forgets: int
@@ -216,34 +214,31 @@ class QueuedForgotten:
             self._forgets = forgets
 
     def news(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return what others have added since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def all(self) -> Iterable[bytes]:
-        """See `ForgottenStore`."""
+        """Return the whole set."""
         return chain.from_iterable(each.all() for each in self._stored)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """See `ForgottenStore`."""
+        """Add fingerprints; those that are there count as added now."""
         for each in fingerprints:
             self._forget(each)
 
     def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script does it
-        """See `ForgottenStore`."""
+        """Take a fingerprint out; return whether it was there."""
         return False
 
     def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script knows
-        """See `ForgottenStore`."""
+        """Return whether a fingerprint is in the set."""
         return True
 
-    def remove(self, fingerprint: bytes) -> None:
-        """Do nothing: it was removed when its request was queued."""
-
     def expire(self, secs: float) -> None:
-        """See `ForgottenStore`."""
+        """Remove what was added longer ago than that."""
         for each in self._stored:
             each.expire(secs)
 
     def close(self) -> None:
-        """Do nothing: nothing was claimed."""
+        """Do nothing: the queue closes the connection."""
