@@ -125,7 +125,7 @@ def test_a_page_that_is_gone_has_not_failed(
 
 
 def test_a_run_that_is_killed_leaves_it_forgotten(site: ScriptedSite, tmp_path: Path) -> None:
-    """With BLOOM_RECORD_ON = "crawled", also what was forgotten is crawled before it is recorded."""
+    """With BLOOM_RECORD_ON = "crawled", it is recorded once it was crawled."""
     settings = {"BLOOM_DIR": "filter", "BLOOM_RECORD_ON": "crawled"}
     crawled(site, tmp_path, settings)
     bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
