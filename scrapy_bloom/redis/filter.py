@@ -301,11 +301,14 @@ class SharedFilter:
             count_field, *hashes = self._layout.fields
             words = [self.keys[-1], self.id, self.version, count_field, self._field_of_mirror]
             words += [number, noted, kind, *hashes]
+            # Declared are the keys that must exist, and no others: while a slot moves to another
+            # node, a script is refused, and tried again, if one of its keys is not there.
+            declared = dict.fromkeys(self.keys[:1])
             for each in fingerprints:
-                words += self.bits_of(each)
-            # One key is declared: while a slot moves to another node, a script with several keys is
-            # refused if one of them does not exist.
-            answer = self.server.script(RECORD, self.keys[:1], *words)
+                bits = self.bits_of(each)
+                declared |= dict.fromkeys(bits[2::3])  # the keys of its blocks
+                words += bits
+            answer = self.server.script(RECORD, list(declared), *words)
             if answer[0] == b"ok":
                 break
             if answer[0] == b"lost":

@@ -96,8 +96,9 @@ def test_a_shard_that_is_lost(lost: int, wide: Site, tmp_path: Path) -> None:
     assert len(wide.hits) == PAGES
     assert crawl.starts() == 2
     for worker in crawl.workers:
-        (error,) = worker.told("ERROR")
-        assert "all 4 shards start over" in error
+        errors = worker.told("ERROR")  # two of them if the other worker was faster half-way
+        assert errors
+        assert all("all 4 shards start over" in error for error in errors), errors
     assert crawl.state().ended_at
 
 

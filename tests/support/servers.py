@@ -259,7 +259,7 @@ class Cluster:
         with_replicas: bool = False,
         fails_over: bool = False,
     ) -> None:
-        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
+        options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "5000"]
         options += ["--repl-diskless-sync-delay", "0"]
         options += ["--cluster-replica-no-failover", "no" if fails_over else "yes"]
         number = 6 if with_replicas else 3
