@@ -24,6 +24,7 @@ from scrapy.exceptions import UsageError
 SUBCOMMANDS = (
     "plan",
     "info",
+    "stop",
     "import_",
     "check",
     "forget",
@@ -48,7 +49,7 @@ class BloomCommand(ScrapyCommand):
 
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
-        return "Plan, look into, fill, check, merge and move Bloom filters"
+        return "Plan, look into, fill, check, merge and move Bloom filters; stop crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""

@@ -22,7 +22,7 @@ from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import read_anew
-from scrapy_bloom.job.locks import LOCK_NAME, is_held, lock_directory
+from scrapy_bloom.job.locks import LOCK_NAME, holders, lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files, is_job
 from scrapy_bloom.job.recovery import Job
 
@@ -421,7 +421,8 @@ class FilterReader:
 
     def is_in_use(self) -> bool | None:
         """Check whether a crawl has the filter now; None where that cannot be told."""
-        return is_held(self.files[-1].path.with_name(LOCK_NAME))
+        found = holders(self.files[-1].path.with_name(LOCK_NAME))
+        return None if found is None else bool(found)
 
     def close(self) -> None:
         """Unmap the files."""

@@ -60,11 +60,12 @@ def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "F
     return lock
 
 
-def is_held(path: Path) -> bool | None:
-    """Return whether a process of this machine holds a lock; None where that cannot be told.
+def holders(path: Path) -> list[int] | None:
+    """Return the ids of the processes of this machine that hold a lock; None where nobody can tell.
 
     To try the lock, if only for an instant, would turn away a crawl that starts just then. So it is
-    read from Linux's list of locks. The file need not exist.
+    read from Linux's list of locks. The file need not exist. The id is 0 of a process that this one
+    cannot see, in another container for example.
     """
     if sys.platform == "win32":
         return None
@@ -72,14 +73,14 @@ def is_held(path: Path) -> bool | None:
         lines = Path("/proc/locks").read_text("ascii").splitlines()
         file = path.stat()
     except FileNotFoundError:
-        return False if Path("/proc/locks").exists() else None
+        return [] if Path("/proc/locks").exists() else None
     except OSError:
         return None
     inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
     held = [line.split() for line in lines if "FLOCK" in line and f":{file.st_ino} " in line]
-    if any(inode in fields for fields in held):
-        return True
-    return None if held else False  # some file systems show another number of the device
+    if found := [fields for fields in held if inode in fields]:
+        return [max(0, int(fields[fields.index(inode) - 1])) for fields in found]
+    return None if held else []  # some file systems show another number of the device
 
 
 def _hard_lock(path: Path) -> "FileLock":

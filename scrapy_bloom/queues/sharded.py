@@ -192,6 +192,7 @@ class ShardedStore:
             ended_at=self.ended_at,
             died=[data for each in replies for data in each.died],
             expired=list(expired.items()),
+            is_stopped=any(each.is_stopped for each in replies),
             number=replies[0].number,
         )
 

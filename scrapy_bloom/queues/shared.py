@@ -21,7 +21,7 @@ from scrapy_bloom.text import escaped
 
 MOST_DEATHS = 3  # of processes, as `scrapy_bloom.redis.scripts` has it: then it is a suspect
 
-MAX_BATCH, MAX_BATCH_BYTES = 64, 262_144  # for which a script takes less than 5 ms
+MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # for which a script takes less than 5 ms
 
 _LARGEST = 2**63 - 1  # a priority
 _ORDER = struct.Struct(">QB")  # priority and rank
@@ -112,6 +112,7 @@ class Reply:
         ended_at: since when nothing is left, in seconds since 1970; 0: something is.
         died: requests that are dead letters from now on.
         expired: names of workers whose lease is over, and how many requests each had.
+        is_stopped: `scrapy bloom stop` asks this worker to end.
         number: of the batch.
     """
 
@@ -127,6 +128,7 @@ class Reply:
     ended_at: float
     died: Sequence[bytes]
     expired: Sequence[tuple[str, int]]
+    is_stopped: bool
     number: int
 
 
@@ -271,7 +273,7 @@ class SharedStore:
         for fingerprint in batch.recorded:
             self.filter.note(fingerprint, "n")
         self.filter.note_counts(*counts)
-        died, expired, has_suspect = rest
+        died, expired, has_suspect, is_stopped = rest
         self.has_suspect = bool(has_suspect)
         taken = [
             Taken(entry[: _WORKER + _TOKEN], Member.parsed(entry[_WORKER + _TOKEN :]).data)
@@ -291,6 +293,7 @@ class SharedStore:
             ended_at=self.ended_at,
             died=[Member.parsed(each).data for each in died],
             expired=list(zip(names, expired[1::2], strict=True)),
+            is_stopped=bool(is_stopped),
             number=self._number,
         )
 

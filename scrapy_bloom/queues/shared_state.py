@@ -6,7 +6,7 @@ refused.
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from scrapy_bloom.exceptions import RefusedError
@@ -26,6 +26,16 @@ _REMOVE = """
 redis.call('UNLINK', unpack(KEYS, 2, 7))
 redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
            'look')
+"""
+
+# Keys: as all scripts have them; names of workers. Asks them to end.
+_STOP = """
+local names, fields = {}, redis.call('HGETALL', KEYS[4])
+for _, name in ipairs(ARGV) do names[name] = true end
+for index = 1, #fields, 2 do
+  local worker = string.match(fields[index], '^(.+):name$')
+  if worker and names[fields[index + 1]] then redis.call('HSET', KEYS[4], worker .. ':stop', 1) end
+end
 """
 
 
@@ -164,6 +174,12 @@ def remove_queue(server: RedisServer, key: str) -> None:
     """Remove the queue of a filter, for all crawlers, with all that is in it."""
     for each in shard_keys(server, key):
         server.script(_REMOVE, keys_of(each))
+
+
+def stop_workers(server: RedisServer, key: str, names: Iterable[str]) -> None:
+    """Ask workers of a queue, by their names, to end as by Ctrl-C; each does at its next batch."""
+    for each in shard_keys(server, key):
+        server.script(_STOP, keys_of(each), *names)
 
 
 def _keys(key: str) -> dict[str, str]:

@@ -144,7 +144,7 @@ local function reply(entries)
   return {'ok', table.concat(answers), {forgets, count},
           entries, state[3] or '', waiting + call('ZCARD', suspects) + call('ZCARD', leased),
           waiting, held_by(me), state[1] or '0', state[2] or '0', state[4] or '', died, expired,
-          call('HEXISTS', workers, me .. ':suspect')}
+          call('HEXISTS', workers, me .. ':suspect'), call('HEXISTS', workers, me .. ':stop')}
 end
 
 if is_retry then return reply(taken_by_this()) end
@@ -269,7 +269,7 @@ local function take(from, member)
   move(from, member, leased, entry)
 end
 
-local slots_to_read, bytes_to_read = 100, 262144  -- whole requests, to know their slots
+local slots_to_read, bytes_to_read = 64, 262144  -- whole requests, to know their slots
 local function slot_after(slot)
   local member = call('ZRANGEBYLEX', pending, '(' .. slot .. '\1', '+', 'LIMIT', 0, 1)[1]
       or call('ZRANGE', pending, 0, 0)[1]

@@ -37,6 +37,7 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                                 lost its lease, or joined again; then its batches are refused
       <worker>:name             host:pid, for people
       <worker>:suspect          token of the suspect that it has
+      <worker>:stop             `scrapy bloom stop` asks it to end
       <worker>:back             it came back: what it had is not blamed for its death
       <worker>:dead             what the dead letter begins with that its death has made
 
@@ -131,7 +132,7 @@ local function give_back(worker, is_blamed, died)
   while may_move() do
     local entry = first_of(leased, worker)
     if not entry then
-      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect')
+      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop')
       return given, true
     end
     local member, to = string.sub(entry, 25), pending
@@ -186,6 +187,9 @@ if former ~= '' then
   local member = letter and first_of(dead, letter)
   if member then move(dead, member, suspects, member) end
   call('HDEL', workers, former .. ':dead')
+  if call('HEXISTS', workers, former .. ':stop') == 1 then
+    call('HSET', workers, me .. ':stop', 1)
+  end
   give_back(former, false)
 end
 call('HSET', workers, me, now + lease, me .. ':name', name)

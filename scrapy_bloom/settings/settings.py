@@ -64,6 +64,7 @@ class BloomSettings:
     redis_flush: bool = _setting(False, checks.flag)
     shares_queue: bool = False
     queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
+    queue_when_empty: str = _setting("close", checks.choice("close", "wait"))
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -113,6 +114,12 @@ class BloomSettings:
                 f"BLOOM_REDIS_SHARDS is {self.redis_shards}, and a filter is split only with the "
                 'queue of CrashSafeScheduler; set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", '
                 "or remove BLOOM_REDIS_SHARDS"
+            )
+        if self.queue_when_empty == "wait" and not self.shares_queue:
+            raise SettingError(
+                'BLOOM_QUEUE_WHEN_EMPTY is "wait", and only the workers of a shared queue can wait '
+                'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
+                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
             )
         if self.record_on != "crawled":
             return

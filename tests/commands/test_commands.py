@@ -80,6 +80,8 @@ def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
         ["merge", "a", "b"],  # -o is missing
         ["push", "a", "b"],
         ["pull", "a", "b"],
+        ["stop"],
+        ["stop", "redis://localhost"],  # which queue?
         ["reset"],
     ],
     ids=" ".join,

@@ -15,7 +15,7 @@ import pytest
 from scrapy_bloom.commands import is_broken_pipe
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.job.locks import is_held
+from scrapy_bloom.job.locks import holders
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
@@ -182,7 +182,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("windows")
 def test_nobody_tells_of_a_lock_where_there_is_no_list_of_them(tmp_path: Path) -> None:
-    assert is_held(tmp_path / "lock") is None
+    assert holders(tmp_path / "lock") is None
 
 
 @pytest.mark.parametrize(("platform", "synced"), [("linux", 0), ("darwin", 0), ("win32", 1)])

@@ -190,7 +190,8 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
 
 def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
     entries = [Entry(page(each), None, has_parent=True) for each in pages]
-    reply = Reply(*("n" * len(pages), [], False, True, 0, 0, 0, False, (0, 0), 0.0, [], [], number))
+    state = (False, True, 0, 0, 0, False, (0, 0), 0.0, [], [], False, number)
+    reply = Reply("n" * len(pages), [], *state)
     return Parcel(entries=entries), reply
 
 

@@ -179,7 +179,8 @@ class CrashSafeScheduler(BaseScheduler):
                 store.join()
         except OtherFilterError as error:  # the server has been emptied since the filter was joined
             join_anew(store, backend, error)
-        self._log_joined(store)
+        waits = settings.queue_when_empty == "wait"
+        self._log_joined(store, waits=waits)
         self._queue = SharedQueue(
             self.crawler,
             store,
@@ -187,11 +188,21 @@ class CrashSafeScheduler(BaseScheduler):
             backend=backend,
             lease_secs=settings.queue_lease_secs,
             flush=settings.redis_flush,
+            waits=waits,
         )
 
-    def _log_joined(self, store: "SharedStore | ShardedStore") -> None:
+    def _log_joined(self, store: "SharedStore | ShardedStore", *, waits: bool) -> None:
         extra = {"spider": self.spider}
-        if store.ended_at and (store.others or not store.aside):
+        if waits:
+            logger.info(
+                "The workers of the queue in %s stay open when it is empty (BLOOM_QUEUE_WHEN_EMPTY "
+                'is "wait"). To end them, run `scrapy bloom stop`, or press Ctrl-C; pending '
+                "requests: %s",
+                store.name,
+                f"{store.pending:,}",
+                extra=extra,
+            )
+        elif store.ended_at and (store.others or not store.aside):
             logger.info(
                 "The crawl of the queue in %s ended at %s, and nothing is left of it: this worker "
                 "has nothing to do. To crawl again, set another BLOOM_REDIS_KEY, or start after "

@@ -16,6 +16,7 @@ from scrapy_bloom.crawl.engine import (
     Bell,
     ask_scheduler,
     call_later,
+    close_spider_soon,
     is_closing,
     is_running,
     listen,
@@ -63,6 +64,7 @@ class SharedQueue(SafeQueue):
         backend: its filter.
         lease_secs: BLOOM_QUEUE_LEASE_SECS.
         flush: BLOOM_REDIS_FLUSH: the last worker removes a queue that is over, and its filter.
+        waits: BLOOM_QUEUE_WHEN_EMPTY is "wait": the crawl is not over when nothing is left.
     """
 
     place = "redis"
@@ -76,6 +78,7 @@ class SharedQueue(SafeQueue):
         backend: RedisBackend | ShardedBackend,
         lease_secs: float,
         flush: bool,
+        waits: bool,
     ) -> None:
         super().__init__(crawler, store.name, df.failures)
         self._shared = store
@@ -83,6 +86,7 @@ class SharedQueue(SafeQueue):
         self._backend = backend
         self._lease_secs = lease_secs
         self._flush = flush
+        self._waits = waits
         most = crawler.settings.getint("CONCURRENT_REQUESTS")
         self._prefetch = min(_MOST_PREFETCHED, max(most, 1))
         self._changes = Collected()
@@ -102,7 +106,7 @@ class SharedQueue(SafeQueue):
         self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
         self._may_start, self._runs_start, self._started_in = True, False, -1
         self._requeues = bool(store.aside and not store.others)
-        self._is_over = bool(store.ended_at) and not self._requeues
+        self._is_over = bool(store.ended_at) and not self._requeues and not waits
         self._reads_start = True
         self._is_closing = self._is_void = False
         self._changed = Bell()  # there is an answer, or the queue has failed, or is closed
@@ -340,13 +344,18 @@ class SharedQueue(SafeQueue):
                 counted(held, "request is", "requests are"),
                 self._store_name,
             )
+        if reply.is_stopped and not self._is_closing:
+            self._logger.info(
+                "This worker of the queue in %s ends, as scrapy bloom stop asks", self._store_name
+            )
+            close_spider_soon(self._crawler, "shutdown")
         self._may_start = not reply.is_started
         self._runs_start = reply.runs_start and self._started_in != self._era
         if self._runs_start and not self._reads_start and not self._is_closing:
             self._reads_start = True
             read_start_again(self._engine, self._start(None), self.may_go_on, self.yielded)
         is_idle = not (self._ready or self._changes or self._in_flight or self._sent)
-        if reply.left or not reply.is_started or reply.taken or not is_idle:
+        if self._waits or reply.left or not reply.is_started or reply.taken or not is_idle:
             self._counters = None
         elif reply.ended_at or self._counters == reply.counters:
             self._is_over = True

@@ -1,0 +1,122 @@
+"""`scrapy bloom stop`, and workers that wait for requests until then."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site
+
+FIRST = "/p/0"  # which "/" and start() lead to as well
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+
+
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+def place(crawl: SharedCrawl) -> tuple[str, ...]:
+    return (crawl.server.url, "--key", crawl.key)
+
+
+def fields(crawl: SharedCrawl, ending: bytes) -> dict[bytes, bytes]:
+    workers = crawl.server.client.hgetall(crawl.keys[3])
+    return {name: value for name, value in workers.items() if name.endswith(ending)}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_all_workers_end_and_the_crawl_is_resumed(shards: int, wide: Site, tmp_path: Path) -> None:
+    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, **more)
+    crawl.hold(20, 4)
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(bloom, "stop", *place(crawl), cwd=tmp_path)
+        servers.wait_for(lambda: len(fields(crawl, b":stop")) == 4, lambda: "they are not asked")
+        crawl.finish(reason="shutdown")
+        ran = stopping.result(servers.LIMIT)
+    assert ran.status == 0
+    left = crawl.state().pending
+    assert 0 < left < PAGES
+    assert f"4 workers of the queue {crawl.key} in " in ran.out
+    assert f" ended; {left} requests are pending" in ran.out
+    assert not crawl.state().workers
+    assert not fields(crawl, b":stop")
+    assert wide.total() < PAGES
+
+    again = bloom("stop", *place(crawl), cwd=tmp_path)
+    assert again.out.startswith("No worker uses the queue ")
+    crawl.finish(crawl.start())  # nobody asks this one to end
+    assert len(wide.hits) == PAGES
+    assert [path for path, number in wide.hits.items() if number > 1] == [FIRST]
+
+
+def test_a_job_is_interrupted(tree: Site, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
+    ran = bloom("stop", job, "--no-wait", cwd=tmp_path)
+    assert ran.out == f"The process {crawl.pid} that uses {job} will end\n"
+    with ThreadPoolExecutor() as pool:
+        crawl.wait_until(lambda: "Received SIGINT" in crawl.output)
+        tree.release()
+        assert crawl.finish() == 0
+        assert "'finish_reason': 'shutdown'" in crawl.output
+        ran = pool.submit(bloom, "stop", job, cwd=tmp_path).result(servers.LIMIT)
+    assert ran.out.startswith(f"No crawl uses {job}; ")
+    assert "requests are pending" in ran.out
+    tree.hits.clear()
+    resumed = Crawl.held(tree, 5, tmp_path, {**SAFE, "JOBDIR": job})
+    with ThreadPoolExecutor() as pool:
+        stopping = pool.submit(bloom, "stop", job, cwd=tmp_path)
+        resumed.wait_until(lambda: "Received SIGINT" in resumed.output)
+        tree.release()
+        assert f"The process {resumed.pid} that used {job} ended; " in stopping.result(60).out
+    assert resumed.finish() == 0
+
+
+@pytest.mark.parametrize("there", ["nothing", "a directory"])
+def test_a_place_without_a_crawl(there: str, tmp_path: Path) -> None:
+    path = tmp_path / "job"
+    if there == "a directory":
+        path.mkdir()
+    ran = bloom("stop", path, cwd=tmp_path)
+    assert ran.status == 1
+    assert f"{path} holds no job and no filter; give a JOBDIR or a BLOOM_DIR" in ran.error
+
+
+def test_a_server_without_the_queue(server: servers.Server, tmp_path: Path) -> None:
+    ran = bloom("stop", server.url, "--key", tmp_path.name, cwd=tmp_path)
+    assert ran.status == 1
+    assert f"has no queue '{tmp_path.name}'; no worker was stopped" in ran.error
+
+
+def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_WHEN_EMPTY="wait")
+    crawl.start(2)
+    servers.wait_for(lambda: len(wide.hits) == PAGES, lambda: "not all pages are crawled")
+    servers.wait_for(lambda: not crawl.state().waiting, lambda: f"{crawl.state()}")
+    before = fields(crawl, b":number")
+
+    def go_on() -> bool:
+        now = fields(crawl, b":number")
+        return all(int(now[name]) >= int(before[name]) + 4 for name in before)
+
+    servers.wait_for(go_on, lambda: "they do not look for requests any more")
+    crawl.start()  # one that finds nothing does so, too
+    assert "stay open when it is empty" in crawl.workers[-1].output
+    assert bloom("stop", *place(crawl), cwd=tmp_path).status == 0
+    crawl.finish(reason="shutdown")
+    assert not crawl.state().ended_at
+    crawl.finish(crawl.start(BLOOM_QUEUE_WHEN_EMPTY="close"))
+    assert crawl.state().ended_at
+    late = crawl.start()
+    assert bloom("stop", *place(crawl), cwd=tmp_path).status == 0  # of a crawl that is over, too
+    crawl.finish(late, reason="shutdown")
+    assert [path for path, number in wide.hits.items() if number > 1] == [FIRST]
