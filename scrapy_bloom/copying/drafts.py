@@ -31,9 +31,10 @@ _PUBLISH = (
 local there = redis.call('HGET', KEYS[1], 'id')
 if there == ARGV[1] then return 'ok' end  -- the reply was lost
 if there then return 'there' end
-local sets = (#KEYS - 8) / 2
+local ours = 9
+local sets = (#KEYS - ours) / 2
 for index = 1, sets do
-  if redis.call('ZCARD', KEYS[8 + index]) ~= tonumber(ARGV[1 + index]) then return 'lost' end
+  if redis.call('ZCARD', KEYS[ours + index]) ~= tonumber(ARGV[1 + index]) then return 'lost' end
 end
 local drafts = tonumber(ARGV[2 + sets])
 at = 2 + sets
@@ -43,11 +44,11 @@ end
 for index = at + drafts + 1, #ARGV, 2 do
   redis.call('HSET', KEYS[1], ARGV[index], ARGV[index + 1])
 end
-redis.call('UNLINK', unpack(KEYS, 2, 8))
+redis.call('UNLINK', unpack(KEYS, 2, ours))
 for index = 1, sets do
   if ARGV[1 + index] ~= '0' then
-    redis.call('RENAME', KEYS[8 + index], KEYS[8 + sets + index])
-    redis.call('PERSIST', KEYS[8 + sets + index])
+    redis.call('RENAME', KEYS[ours + index], KEYS[ours + sets + index])
+    redis.call('PERSIST', KEYS[ours + sets + index])
   end
 end
 for index = 1, drafts do redis.call('HDEL', KEYS[1], 'draft:' .. ARGV[at + index]) end
@@ -72,7 +73,7 @@ class Draft:
         self._server = filter_.server
         self._generations = generations
         self._id = secrets.token_hex(8)
-        names = dict(zip(_SETS, (filter_.keys[index] for index in (1, 4, 5, 7)), strict=True))
+        names = dict(zip(_SETS, (filter_.keys[index] for index in (1, 4, 5, 8)), strict=True))
         self._final = names
         self._temporary = {name: f"{key}:{self._id}" for name, key in names.items()}
         self._numbers = dict.fromkeys(_SETS, 0)

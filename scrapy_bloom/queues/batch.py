@@ -48,10 +48,41 @@ class Batch:
 
 
 class Taken(NamedTuple):
-    """A request that is in flight from now on: its id in the store, and the serialized request."""
+    """A request that is in flight from now on: its id in the store, and the serialized request.
+
+    A shared store adds its slot.
+    """
 
     id: Any
     data: bytes
+    slot: str = ""
+
+
+class Limit(NamedTuple):
+    """How many requests of a slot may be downloaded at a time (0: any), and if it has a delay."""
+
+    concurrency: int = 0
+    has_delay: bool = False
+
+
+NO_LIMIT = Limit()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of the slots of a crawl.
+
+    Attributes:
+        usual: of each slot that has none of its own.
+        slots: of those that have.
+    """
+
+    usual: Limit = NO_LIMIT
+    slots: Mapping[str, Limit] = field(default_factory=dict)
+
+    def of(self, slot: str) -> Limit:
+        """Return the limit of a slot."""
+        return self.slots.get(slot, self.usual)
 
 
 def serialized(request: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.queues.batch import Found
+from scrapy_bloom.queues.batch import Found, Limits
 from scrapy_bloom.queues.shared import Reply, SharedBatch, SharedStore, VoidError
 from scrapy_bloom.redis.backend import MOST_LOSSES, RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError, SharedFilter
@@ -24,12 +24,22 @@ def shard_of_request(found: Found, shards: int) -> int:
 
 
 def store_of(
-    shards: Sequence[SharedFilter], spider: str, *, by_slot: bool, lease_secs: float
+    shards: Sequence[SharedFilter],
+    spider: str,
+    *,
+    by_slot: bool,
+    lease_secs: float,
+    limits: Limits | None = None,
 ) -> "SharedStore | ShardedStore":
     """Make a worker's end of a queue, with the filters of its shards: see `SharedStore`."""
     stores = [
         SharedStore(
-            each, spider, by_slot=by_slot, lease_secs=lease_secs, has_start=each is shards[0]
+            each,
+            spider,
+            by_slot=by_slot,
+            lease_secs=lease_secs,
+            limits=limits,
+            has_start=each is shards[0],
         )
         for each in shards
     ]

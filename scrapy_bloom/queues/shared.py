@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.queues.batch import Found, Taken
+from scrapy_bloom.queues.batch import Found, Limits, Taken
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
@@ -24,6 +24,7 @@ MOST_DEATHS = 3  # of processes, as `scrapy_bloom.redis.scripts` has it: then it
 MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # for which a script takes less than 5 ms
 
 _LARGEST = 2**63 - 1  # a priority
+_LONGEST_PAUSE = 86_400  # seconds: the script takes more for a clock that was set back
 _ORDER = struct.Struct(">QB")  # priority and rank
 _WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
 
@@ -70,6 +71,8 @@ class SharedBatch:
         forgotten: fingerprints that are to be crawled again.
         done, set_aside: ids of requests that were taken; of those that are no longer this worker's,
             nothing comes.
+        downloaded: likewise, those of slots with a limit that are downloaded: their ids and slots,
+            and for how many seconds no other worker may have a request of the slot.
         want: how many requests to take.
         downloads: of each slot that has any.
         stands_still: all requests that this worker has are waiting, perhaps for a suspect.
@@ -84,6 +87,7 @@ class SharedBatch:
     forgotten: list[bytes] = field(default_factory=list)
     done: list[bytes] = field(default_factory=list)
     set_aside: list[bytes] = field(default_factory=list)
+    downloaded: list[tuple[bytes, str, float]] = field(default_factory=list)
     want: int = 0
     downloads: Mapping[str, int] = field(default_factory=dict)
     stands_still: bool = False
@@ -156,6 +160,7 @@ class SharedStore:
         spider: its name; a queue is of one spider.
         by_slot: requests are taken slot by slot; else by priority alone.
         lease_secs: how long a worker keeps what it has taken without a sign of life.
+        limits: hold for all workers together, where requests are taken slot by slot.
         has_start: the spider's start() is in this queue, and not in that of another shard.
     """
 
@@ -168,6 +173,7 @@ class SharedStore:
         *,
         by_slot: bool,
         lease_secs: float,
+        limits: Limits | None = None,
         has_start: bool = True,
     ) -> None:
         self.filter = filter_
@@ -175,6 +181,7 @@ class SharedStore:
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
+        self._limits = limits or Limits()
         self._has_start = int(has_start)
         self._worker = b""
         self._number = 0  # of the last batch that was applied
@@ -257,9 +264,16 @@ class SharedStore:
             # Numbers begin anew with each worker, and so do tokens.
             tokens = [each[_WORKER:] for each in ids if each.startswith(self._worker)]
             words += [len(tokens), *tokens]
+        downloaded = [each for each in batch.downloaded if each[0].startswith(self._worker)]
+        words.append(len(downloaded))
+        for id_, slot, pause in downloaded:
+            words += [id_[_WORKER:], slot_name(slot), round(1000 * min(pause, _LONGEST_PAUSE))]
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
+        words += [*map(int, self._limits.usual), len(self._limits.slots)]
+        for slot, limit in self._limits.slots.items():
+            words += [slot_name(slot), *map(int, limit)]
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
 
@@ -276,8 +290,9 @@ class SharedStore:
         died, expired, has_suspect, is_stopped = rest
         self.has_suspect = bool(has_suspect)
         taken = [
-            Taken(entry[: _WORKER + _TOKEN], Member.parsed(entry[_WORKER + _TOKEN :]).data)
+            Taken(entry[: _WORKER + _TOKEN], member.data, member.slot)
             for entry in entries
+            for member in [Member.parsed(entry[_WORKER + _TOKEN :])]
         ]
         names = [name.decode(errors="backslashreplace") for name in expired[::2]]
         return Reply(

@@ -27,6 +27,7 @@ from scrapy_bloom.queues.batch import Batch, Found, Taken
 
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # processes that died with a request in flight; then it is a suspect
+CLOSED = 2**31  # in place of a number of downloads: no request of this slot is to be taken
 _LARGEST = 2**63 - 1  # an integer of SQLite
 _PATIENCE_MS = 5000  # with others that have the file open
 _LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
@@ -247,7 +248,10 @@ class RequestDatabase:
             pass
 
     def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Store a batch, and take the next request, if any; raises sqlite3.Error."""
+        """Store a batch, and take the next request, if any; raises sqlite3.Error.
+
+        `active` returns how many downloads a slot has, or `CLOSED`.
+        """
         if not self.pending and not batch.found:
             if batch or self._checkpointed > self.applied:
                 self.apply(batch)
@@ -332,10 +336,14 @@ class RequestDatabase:
             return self._db.execute(_NEXT).fetchone()
         best = row = first = self._first_after(self._last_slot)
         # Mostly, the next slot has no downloads; if it is the last one again, there is no other.
-        fewest = 0 if first[0] == self._last_slot else active(first[0])
+        fewest = active(first[0])
+        if first[0] == self._last_slot and fewest < CLOSED:
+            fewest = 0
         while fewest > 0 and (row := self._first_after(row[0])) != first:
             if (number := active(row[0])) < fewest:
                 best, fewest = row, number
+        if fewest >= CLOSED:
+            return None
         self._last_slot, chosen = best
         return self._db.execute(_REQUEST, (chosen,)).fetchone()
 

@@ -108,8 +108,11 @@ return {'ok', table.concat(answers), forgets, count}
 # id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
 # requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
 # fingerprint, or '' for both of its words; fingerprints that are recorded without a request, those
-# to forget, tokens done, tokens set aside: how many, and these; how many to take, 1 by slots, slots
-# and downloads: how many, and these; 1 to take a suspect although the worker has other requests,
+# to forget, tokens done, tokens set aside: how many, and these; requests that are downloaded: how
+# many, and of each its token, its slot, and for how many ms no other worker may have one of the
+# slot; how many to take, 1 by slots, slots and downloads: how many, and these; the limit of a slot
+# (0: any number of downloads), and 1 if it has a delay; slots with limits of their own: how many,
+# and of each its name, and these two; 1 to take a suspect although the worker has other requests,
 # 1 to take none; 1 to run start(), 1 if start() is through, 1 if the crawl is over.
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
@@ -118,7 +121,7 @@ return {'ok', table.concat(answers), forgets, count}
 _BATCH = r"""
 local id, version, me, batch, lease, count_field =
   arg(), arg(), arg(), number(), number(), arg()
-local forgotten = KEYS[8]
+local forgotten = KEYS[9]
 local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(call('HGET', workers, me .. ':number'))
@@ -196,6 +199,17 @@ for _ = 1, number() do
   if entry then move(leased, entry, aside, string.sub(entry, 25)) end
 end
 
+for _ = 1, number() do
+  local token, slot, pause = arg(), arg(), number()
+  local prefix = slot .. '\0' .. me
+  if pause > 0 then
+    local marks = prefix .. '\255'
+    call('ZREMRANGEBYLEX', downloading, '[' .. marks, '[' .. marks .. '\255')
+    call('ZADD', downloading, 0, marks .. struct.pack('>I7', now + pause))
+  end
+  call('ZREM', downloading, prefix .. token)
+end
+
 -- Returns what is leased to nobody: the worker has left, or joined again, or was lost.
 local function return_orphans(known)
   table.sort(known)
@@ -233,6 +247,7 @@ local function return_expired()
     end
   end
   return_orphans(known)
+  call('HSET', filter, 'crew', #known)
   return may_move() and now + math.min(1000, lease / 4) or now
 end
 
@@ -252,6 +267,11 @@ for _ = 1, number() do
   local slot = arg()
   busy[slot] = number()
 end
+local usual, special = {number(), arg() == '1'}, {}
+for _ = 1, number() do
+  local slot = arg()
+  special[slot] = {number(), arg() == '1'}
+end
 local stands_still, has_others, may_start, start_ended, is_over =
   arg() == '1', arg() == '1', arg() == '1', arg() == '1', arg() == '1'
 
@@ -265,8 +285,48 @@ local function take(from, member)
   if from == suspects then
     call('ZADD', leased, 0, entry)
     call('HSET', workers, me .. ':suspect', token)
+  elseif by_slot then
+    local slot = string.sub(member, 1, string.find(member, '\0', 1, true) - 1)
+    local limit = special[slot] or usual
+    if limit[1] > 0 or limit[2] then
+      call('ZADD', downloading, 0, slot .. '\0' .. me .. token)
+    end
   end
   move(from, member, leased, entry)
+end
+
+-- How many requests of each slot this worker may take, as far as that was asked for.
+local rooms, crew = {}, tonumber(call('HGET', filter, 'crew')) or 1
+
+-- A slot with a delay is served by one worker at a time, which keeps to the delay. Of others, each
+-- worker may have its share.
+local function room_of(slot)
+  if rooms[slot] then return rooms[slot] end
+  local most, has_delay = unpack(special[slot] or usual)
+  local room, ours, others = want, 0, 0
+  if most > 0 or has_delay then
+    if most == 0 then most = want end
+    local from, to = '[' .. slot .. '\0', '(' .. slot .. '\1'
+    for _, entry in ipairs(call('ZRANGEBYLEX', downloading, from, to)) do
+      local worker, token = string.sub(entry, #slot + 2, #slot + 17), string.sub(entry, #slot + 18)
+      local ends = string.byte(token) == 255 and struct.unpack('>I7', token, 2)
+      if ends and (ends <= now or ends > now + 86400000)
+          or not ends and call('HEXISTS', workers, worker) == 0 then
+        call('ZREM', downloading, entry)
+      elseif worker ~= me then
+        others = others + 1
+      elseif not ends then
+        ours = ours + 1
+      end
+    end
+    if not has_delay then
+      room = math.min(most - others, math.ceil(most / crew)) - ours
+    else
+      room = others == 0 and most - ours or 0
+    end
+  end
+  rooms[slot] = room
+  return room
 end
 
 local slots_to_read, bytes_to_read = 64, 262144  -- whole requests, to know their slots
@@ -278,27 +338,33 @@ local function slot_after(slot)
   return string.sub(member, 1, string.find(member, '\0', 1, true) - 1), member
 end
 
--- The places of the slots in turn, from the one after that which was served last, by the number of
--- their downloads; not more of them than may be served. Also the first request of each.
+-- The slots that may be served, in turn, from the one after that which was served last, and their
+-- places by the number of their downloads; not more of them than may be taken. Also the first
+-- request of each, and the slot that was looked at last.
 local function slots_in_turn()
   local slots, firsts, levels, highest, idle = {}, {}, {}, 0, want - taken
   local slot, member = slot_after(call('HGET', filter, 'last') or '')
-  while slot and slot ~= slots[1] do
-    slots[#slots + 1], firsts[#slots + 1] = slot, member
-    local level = busy[slot] or 0
-    levels[level] = levels[level] or {}
-    table.insert(levels[level], #slots)
-    highest = math.max(highest, level)
-    if level == 0 then idle = idle - 1 end
+  local first, looked_at = slot, slot
+  while slot do
+    if room_of(slot) > 0 then
+      slots[#slots + 1], firsts[#slots + 1] = slot, member
+      local level = busy[slot] or 0
+      levels[level] = levels[level] or {}
+      table.insert(levels[level], #slots)
+      highest = math.max(highest, level)
+      if level == 0 then idle = idle - 1 end
+    end
+    looked_at = slot
     if idle <= 0 or slots_to_read <= 0 or bytes_to_read <= 0 then break end
     slot, member = slot_after(slot)
+    if slot == first then break end
   end
-  return slots, firsts, levels, highest
+  return slots, firsts, levels, highest, looked_at
 end
 
 -- Of the slots with the fewest downloads, always the one after that which was served last.
 local function take_by_slot()
-  local slots, firsts, levels, highest = slots_in_turn()
+  local slots, firsts, levels, highest, looked_at = slots_in_turn()
   local level, last = 0, 0
   while level <= highest do
     local places = levels[level] or {}
@@ -308,21 +374,26 @@ local function take_by_slot()
     end)
     for _, place in ipairs(places) do
       if taken >= want or not may_move() then break end
+      local slot = slots[place]
       -- A priority may begin with bytes of 255, which `first_of` takes for the end.
-      local from, to = '[' .. slots[place] .. '\0', '(' .. slots[place] .. '\1'
+      local from, to = '[' .. slot .. '\0', '(' .. slot .. '\1'
       local member = firsts[place] or call('ZRANGEBYLEX', pending, from, to, 'LIMIT', 0, 1)[1]
       if member then
         take(pending, member)
         firsts[place] = nil
-        last, highest = place, math.max(highest, level + 1)
-        levels[level + 1] = levels[level + 1] or {}
-        table.insert(levels[level + 1], place)
+        last = place
+        rooms[slot] = rooms[slot] - 1
+        if rooms[slot] > 0 then
+          highest = math.max(highest, level + 1)
+          levels[level + 1] = levels[level + 1] or {}
+          table.insert(levels[level + 1], place)
+        end
       end
     end
     if taken >= want or not may_move() then break end
     level = level + 1
   end
-  if last > 0 then call('HSET', filter, 'last', slots[last]) end
+  if looked_at then call('HSET', filter, 'last', slots[last] or looked_at) end
 end
 
 if want > taken and not call('HGET', workers, me .. ':suspect') then

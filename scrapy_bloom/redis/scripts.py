@@ -20,6 +20,7 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                                 what is recorded from there on does not expire until the crawl ends
       ended                     when nothing was left of the crawl, in ms since 1970
       last                      the slot that was served last
+      crew                      how many workers there are, about
       look                      when to look for expired leases next, in ms
     {<key>}:blocks:<id>:<c>   the blocks of a generation, 127 to a key, as they are in a file
     {<key>}:forgotten         a sorted set: fingerprints, by the time of forgetting in seconds
@@ -30,6 +31,10 @@ All keys of a filter `<key>` are in one slot of a Cluster:
     {<key>}:dead              likewise: so did the worker that had it alone
     {<key>}:aside             likewise: what no worker of this run can make a request of
     {<key>}:leased            likewise: worker (16), token (8), the member as it was pending
+    {<key>}:downloading       a sorted set whose scores are all 0: slot, NUL, worker, token of each
+                              leased request of a slot with a limit until it is downloaded; or slot,
+                              NUL, worker, 255, and until when no other worker may have a request
+                              of the slot (7 bytes), in ms
     {<key>}:workers           a hash
       <worker>                  until when its lease lasts, in ms since 1970; without it, what the
                                 worker still has is leased to nobody
@@ -73,7 +78,7 @@ end
 
 MOVES = r"""
 local pending, leased, workers = KEYS[2], KEYS[3], KEYS[4]
-local suspects, dead, aside = KEYS[5], KEYS[6], KEYS[7]
+local suspects, dead, aside, downloading = KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local MOST_DEATHS = 3
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -345,7 +350,8 @@ return {'ok'}
 
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue, as the scripts take them; not those of blocks."""
-    names = ["pending", "leased", "workers", "suspects", "dead", "aside", "forgotten"]
+    names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
+    names.append("forgotten")
     tagged = key if key.startswith("{") else f"{{{key}}}"
     return [key, *(f"{tagged}:{name}" for name in names)]
 

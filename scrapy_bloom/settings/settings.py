@@ -64,6 +64,7 @@ class BloomSettings:
     redis_flush: bool = _setting(False, checks.flag)
     shares_queue: bool = False
     queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
+    shared_limits: bool = _setting(True, checks.flag)
     queue_when_empty: str = _setting("close", checks.choice("close", "wait"))
 
     @classmethod

@@ -64,6 +64,7 @@ class TestMembers:
             "{shop}:suspects",
             "{shop}:dead",
             "{shop}:aside",
+            "{shop}:downloading",
             "{shop}:forgotten",
         ]
 

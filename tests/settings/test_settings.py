@@ -116,6 +116,7 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
         ),
+        ("BLOOM_SHARED_LIMITS", "yes", "True or False"),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
         *(
             ("BLOOM_REDIS_ON_OUTAGE", value, 'one of "close", "pass"')

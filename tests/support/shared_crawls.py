@@ -71,6 +71,7 @@ class SharedCrawl:
             # A server that is only slow is not away.
             "BLOOM_REDIS_URL": f"{self.server.url}?socket_timeout=10",
             "BLOOM_REDIS_KEY": self.key,
+            "BLOOM_SHARED_LIMITS": False,  # each worker gets as much as if it were alone
             **settings,
         }
         self.workers: list[Crawl] = []

@@ -24,12 +24,14 @@ class _Flight:
     Attributes:
         request: kept, so that its id() stays its own.
         done: called when it is done.
+        downloaded: called when its download has ended, or was not begun.
         waits_for: how many requests in memory have to be done before.
         held_up: the requests that wait for this one, which is in memory.
     """
 
     request: Request
     done: Callable[[], None]
+    downloaded: Callable[[], object] = lambda: None
     waits_for: int = 0
     has_ended: bool = False
     held_up: list["_Flight"] = field(default_factory=list)
@@ -65,10 +67,15 @@ class InFlight:
             each.waits_for += 1
         self._in_memory[id(request)] = _Flight(request, done, held_up=held_up)
 
-    def add(self, request: Request, done: Callable[[], None] = lambda: None) -> None:
+    def add(
+        self,
+        request: Request,
+        done: Callable[[], None] = lambda: None,
+        downloaded: Callable[[], object] = lambda: None,
+    ) -> None:
         """Note that a request was taken; for one from memory, `done` is known."""
         self.end_replaced()  # it may be one that was replaced by itself
-        flight = self._in_memory.pop(id(request), None) or _Flight(request, done)
+        flight = self._in_memory.pop(id(request), None) or _Flight(request, done, downloaded)
         self._flights[id(request)] = flight
         self._not_fetched.add(id(request))
 
@@ -85,6 +92,8 @@ class InFlight:
         return lambda result: self._fetched(request, result) if is_first else None
 
     def _fetched(self, request: Request, result: Any) -> None:
+        if (flight := self._flights.get(id(request))) is not None:
+            _end_download(flight)
         if isinstance(result, Request):
             # Not yet: the engine schedules the other one right after this.
             self._replaced.append(request)
@@ -92,7 +101,8 @@ class InFlight:
 
     def leave(self, request: Request) -> None:
         """Note that a request is never done: not all that it leads to is stored."""
-        self._flights.pop(id(request), None)
+        if (flight := self._flights.pop(id(request), None)) is not None:
+            _end_download(flight)
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -107,6 +117,7 @@ class InFlight:
         self._not_fetched.discard(id(request))
         if (flight := self._flights.pop(id(request), None)) is None:
             return
+        _end_download(flight)
         flight.has_ended = True
         ended = [flight]
         while ended:
@@ -118,3 +129,8 @@ class InFlight:
                 each.waits_for -= 1
                 if each.has_ended:
                     ended.append(each)
+
+
+def _end_download(flight: _Flight) -> None:
+    downloaded, flight.downloaded = flight.downloaded, lambda: None
+    downloaded()

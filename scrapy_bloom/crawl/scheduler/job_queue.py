@@ -18,7 +18,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
 from scrapy_bloom.queues.batch import Batch, Found, Taken
-from scrapy_bloom.queues.sqlite import RequestDatabase
+from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
 
 _MOST_FOUND = 1000  # requests in a batch
 
@@ -155,7 +155,7 @@ class JobQueue(SafeQueue):
 
     def take(self) -> Request | None:  # noqa: D102 - as in the base class
         while not self.has_failed:
-            taken = self._attempt(self._database.take, self._collected(), self._downloads)
+            taken = self._attempt(self._database.take, self._collected(), self._activity)
             self._stored()
             taken = taken or self._take_suspect()
             if taken is None:
@@ -166,9 +166,12 @@ class JobQueue(SafeQueue):
                 self._log_unreadable(error)
                 self._attempt(self._database.set_aside, taken.id)
                 continue
-            self._in_flight.add(request, partial(self._done, taken.id))
-            return request
+            slot = str(self._downloader.get_slot_key(request)) if self._downloader else ""
+            return self._hand_out(request, slot, taken)
         return None
+
+    def _activity(self, slot: str) -> int:
+        return CLOSED if self._is_closed(slot) else self._downloads(slot)
 
     def _take_suspect(self) -> Taken | None:
         """Take a suspect if it is alone: what the process dies of then is known."""

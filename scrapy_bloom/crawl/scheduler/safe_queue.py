@@ -2,7 +2,9 @@
 
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from queuelib.queue import FifoDiskQueue, LifoDiskQueue
@@ -20,7 +22,7 @@ from scrapy_bloom.crawl.engine import taking_turns
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
-from scrapy_bloom.queues.batch import Found, deserialized, serialized, url_of
+from scrapy_bloom.queues.batch import Found, Limit, Limits, Taken, deserialized, serialized, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS
 
 STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
@@ -71,6 +73,24 @@ def serves_least_busy_slot(crawler: Crawler) -> bool:
     )
 
 
+def limits_of(crawler: Crawler) -> Limits:
+    """Return the limits that Scrapy's settings and the spider set for each slot."""
+    settings, spider = crawler.settings, crawler.spider
+    usual = settings.getint("CONCURRENT_REQUESTS_PER_IP") or settings.getint(
+        "CONCURRENT_REQUESTS_PER_DOMAIN"
+    )
+    usual = getattr(spider, "max_concurrent_requests", usual)
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # the delay, within a worker
+    delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))
+    return Limits(
+        Limit(int(usual), bool(delay) or adapts),
+        {
+            slot: Limit(each.get("concurrency", usual), bool(each.get("delay", delay)) or adapts)
+            for slot, each in settings.getdict("DOWNLOAD_SLOTS").items()
+        },
+    )
+
+
 class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
@@ -102,6 +122,8 @@ class SafeQueue(ABC):
         self._warns_unserializable = True
         by_slot = serves_least_busy_slot(crawler)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
+        self._limits = limits_of(crawler) if by_slot else Limits()
+        self._downloading: Counter[str] = Counter()  # by slot, from when they are taken
         self._engine: Any = crawler.engine
         self._in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
@@ -188,6 +210,35 @@ class SafeQueue(ABC):
 
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
+
+    def _is_closed(self, slot: str) -> bool:
+        """Return whether a request of a slot would only wait in the downloader.
+
+        Scrapy itself counts a download when it has begun, and so begins too many with asyncio.
+        """
+        if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
+            return True
+        return self._waits_for_delay(slot)
+
+    def _waits_for_delay(self, slot: str) -> bool:
+        found = self._engine.downloader.slots.get(slot)
+        return bool(found and found.delay and found.queue)
+
+    def _hand_out(self, request: Request, slot: str, taken: Taken) -> Request:
+        """Note that a request is handed out, to be downloaded."""
+        self._downloading[slot] += 1
+        downloaded = partial(self._downloaded, slot, taken)
+        self._in_flight.add(request, partial(self._done, taken.id), downloaded)
+        return request
+
+    def _downloaded(self, slot: str, taken: Taken) -> None:  # noqa: ARG002 - for a shared queue
+        self._downloading[slot] -= 1
+        if not self._downloading[slot]:
+            del self._downloading[slot]
+
+    @abstractmethod
+    def _done(self, row: Any) -> None:
+        """Remove a request with the next batch."""
 
     def deserialized(self, data: bytes) -> Request:
         """Return a request that was stored; raises anything, as when its callback is gone."""

@@ -18,12 +18,18 @@ from twisted.internet.defer import Deferred
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, pace
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
-from scrapy_bloom.crawl.scheduler.safe_queue import SafeQueue, order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.scheduler.safe_queue import (
+    SafeQueue,
+    limits_of,
+    order_of,
+    serves_least_busy_slot,
+)
 from scrapy_bloom.crawl.startup import fail_at_the_start
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
+from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
 
@@ -164,11 +170,14 @@ class CrashSafeScheduler(BaseScheduler):
         from scrapy_bloom.redis.filter import OtherFilterError  # noqa: PLC0415 - likewise
 
         backend, settings = cast("RedisBackend", df.backend), df.settings
+        is_limited = settings.shared_limits and self._by_slot and len(backend.parts) == 1
+        limits = limits_of(self.crawler) if is_limited else Limits()
         store = store_of(
             [each.filter for each in backend.parts],
             self.spider.name,
             by_slot=self._by_slot,
             lease_secs=settings.queue_lease_secs,
+            limits=limits,
         )
         try:
             store.join()
@@ -181,6 +190,8 @@ class CrashSafeScheduler(BaseScheduler):
             join_anew(store, backend, error)
         waits = settings.queue_when_empty == "wait"
         self._log_joined(store, waits=waits)
+        if settings.shared_limits:
+            self._log_limits(store, is_limited=is_limited)
         self._queue = SharedQueue(
             self.crawler,
             store,
@@ -188,6 +199,7 @@ class CrashSafeScheduler(BaseScheduler):
             backend=backend,
             lease_secs=settings.queue_lease_secs,
             flush=settings.redis_flush,
+            limits=limits,
             waits=waits,
         )
 
@@ -216,6 +228,33 @@ class CrashSafeScheduler(BaseScheduler):
                 "Joining the crawl of the queue in %s: pending requests: %s",
                 store.name,
                 f"{store.pending:,}",
+                extra=extra,
+            )
+
+    def _log_limits(self, store: "SharedStore | ShardedStore", *, is_limited: bool) -> None:
+        extra = {"spider": self.spider}
+        if is_limited:
+            logger.info(
+                "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
+                "DOWNLOAD_SLOTS) hold for all workers of the queue in %s together "
+                "(BLOOM_SHARED_LIMITS)",
+                store.name,
+                extra=extra,
+            )
+        else:
+            why = (
+                f"it has {store.shards} shards"
+                if store.shards > 1
+                else "SCHEDULER_PRIORITY_QUEUE is not "
+                '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
+            )
+            logger.warning(
+                "The limits of downloads per host hold for each worker alone, and so a host gets "
+                "more with each further worker of the queue in %s: %s. Set "
+                "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
+                "BLOOM_SHARED_LIMITS = False",
+                store.name,
+                why,
                 extra=extra,
             )
 

@@ -35,7 +35,7 @@ from scrapy_bloom.crawl.scheduler.collected import (
 )
 from scrapy_bloom.crawl.scheduler.courier import Courier
 from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
-from scrapy_bloom.queues.batch import Taken
+from scrapy_bloom.queues.batch import Limits, Taken
 from scrapy_bloom.queues.sharded import ShardedStore, join_anew
 from scrapy_bloom.queues.shared import Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
@@ -46,7 +46,10 @@ from scrapy_bloom.text import counted, escaped
 
 _MOST_PREFETCHED = 16
 _SOON_SECS = 0.03  # until less than a whole batch is sent
+_HUNGRY_SECS = 0.003  # likewise, while nothing is left to be handed out
 _LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
+_LIMITED_SECS = 0.1  # when something was, but for limits
+_MOST_WAITING = 4  # times what is prefetched, of slots that wait
 _LAST_LOOK_SECS = 0.05  # when nothing seems to be left
 _POLL_SECS = 0.5
 _RENEWALS = 4  # in the time that a lease lasts
@@ -64,6 +67,7 @@ class SharedQueue(SafeQueue):
         backend: its filter.
         lease_secs: BLOOM_QUEUE_LEASE_SECS.
         flush: BLOOM_REDIS_FLUSH: the last worker removes a queue that is over, and its filter.
+        limits: of all workers together; without them, each worker keeps to its own.
         waits: BLOOM_QUEUE_WHEN_EMPTY is "wait": the crawl is not over when nothing is left.
     """
 
@@ -78,6 +82,7 @@ class SharedQueue(SafeQueue):
         backend: RedisBackend | ShardedBackend,
         lease_secs: float,
         flush: bool,
+        limits: Limits,
         waits: bool,
     ) -> None:
         super().__init__(crawler, store.name, df.failures)
@@ -86,6 +91,7 @@ class SharedQueue(SafeQueue):
         self._backend = backend
         self._lease_secs = lease_secs
         self._flush = flush
+        self._shared_limits = limits
         self._waits = waits
         most = crawler.settings.getint("CONCURRENT_REQUESTS")
         self._prefetch = min(_MOST_PREFETCHED, max(most, 1))
@@ -207,9 +213,9 @@ class SharedQueue(SafeQueue):
         if self._sent is not None or self.has_failed:
             return
         now, changes = time.monotonic(), self._changes
-        is_low = 2 * len(self._ready) <= self._prefetch
+        is_low = 2 * self._startable() <= self._prefetch
         if changes and not self._send_at:
-            self._send_at = now + _SOON_SECS
+            self._send_at = now + (_SOON_SECS if self._ready else _HUNGRY_SECS)
         if (
             changes.fills_a_batch
             or (changes and now >= self._send_at)
@@ -238,7 +244,8 @@ class SharedQueue(SafeQueue):
         self._send_at = time.monotonic() if self._changes else 0.0
         batch.era = self._era
         if not self._is_closing:
-            batch.want = self._prefetch - len(self._ready)
+            room = _MOST_WAITING * self._prefetch - len(self._ready)
+            batch.want = max(0, min(room, self._prefetch - self._startable()))
             batch.may_start = self._may_start
             batch.stands_still = (
                 not self._engine.downloader.active
@@ -305,7 +312,9 @@ class SharedQueue(SafeQueue):
             self._note_answers(batch, outcome)
             self._note_state(outcome)
             if len(outcome.taken) < batch.want and not (outcome.taken and outcome.pending):
-                self._look_at = time.monotonic() + _LOOK_AGAIN_SECS
+                self._look_at = time.monotonic() + (
+                    _LIMITED_SECS if outcome.pending else _LOOK_AGAIN_SECS
+                )
             self._ready += outcome.taken
         self._changed.ring()
         if self._is_closing and was_sent:
@@ -398,17 +407,39 @@ class SharedQueue(SafeQueue):
         while request is None and self._ready and not self.has_failed and not self._is_closing:
             if time.monotonic() >= self._leased_until:
                 break  # another worker may have it by now
-            taken = self._ready.popleft()
+            taken = self._next_ready()
+            if taken is None:
+                break
             try:
                 request = self.deserialized(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 self._log_unreadable(error)
                 self._note("set_aside", taken.id)
-        if request is not None:
-            self._progress_at = time.monotonic()
-            self._in_flight.add(request, partial(self._done, taken.id))
+                self._release(taken, 0.0)
+            else:
+                self._progress_at = time.monotonic()
+                self._hand_out(request, taken.slot, taken)
         self._flush_soon.schedule()
         return request
+
+    def _next_ready(self) -> Taken | None:
+        for index, each in enumerate(self._ready):
+            if not self._is_closed(each.slot):
+                del self._ready[index]
+                return each
+        return None
+
+    def _startable(self) -> int:
+        return sum(not self._waits_for_delay(each.slot) for each in self._ready)
+
+    def _downloaded(self, slot: str, taken: Taken) -> None:
+        super()._downloaded(slot, taken)
+        found = self._engine.downloader.slots.get(slot)
+        self._release(taken, found.delay if found else 0.0)
+
+    def _release(self, taken: Taken, pause: float) -> None:
+        if any(self._shared_limits.of(taken.slot)):
+            self._note("downloaded", (taken.id, taken.slot, pause))
 
     # The spider's start(), which is one of the items of the queue.
 

@@ -1,0 +1,140 @@
+"""Limits of downloads per host, of one process and of all workers of a queue together."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import servers
+from tests.support.crawls import Crawl
+from tests.support.shared_crawls import SharedCrawl
+from tests.support.sites import ScriptedSite
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+# Hosts differ by their ports here, and Scrapy's slots would not.
+SPIDER = """
+import scrapy
+
+class HostsSpider(scrapy.Spider):
+    name = "hosts"
+
+    async def start(self):
+        for site in self.url.split(","):
+            base, pages = site.rsplit("*")
+            for number in range(int(pages)):
+                yield scrapy.Request(f"{base}{number}", meta={"download_slot": base})
+
+    def parse(self, response):
+        pass
+"""
+
+
+class Host(ScriptedSite):
+    """A site that notes when it was asked, and by how many at a time at most."""
+
+    def __init__(self, delay: float) -> None:
+        super().__init__({})
+        self.delay = delay
+        self.most = 0
+        self.asked: list[float] = []
+
+    def hit(self, path: str) -> None:
+        self.asked.append(time.monotonic())
+        self.most = max(self.most, self.under_way + 1)
+        super().hit(path)
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[Host]]:
+    hosts = [Host(0.05) for _ in range(3)]
+    yield hosts
+    for host in hosts:
+        host.end()
+
+
+def arguments(hosts: list[Host], pages: list[int], directory: Path) -> dict[str, Any]:
+    spider = directory / "hosts.py"
+    spider.write_text(SPIDER)
+    urls = ",".join(f"{host.url}*{number}" for host, number in zip(hosts, pages, strict=True))
+    return {"url": urls, "spider": spider}
+
+
+def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) -> None:
+    delayed, narrow, usual = hosts
+    pages = [12, 40, 160]
+    slots = {
+        delayed.url: {"concurrency": 2, "delay": 0.2, "randomize_delay": False},
+        narrow.url: {"concurrency": 2},
+    }
+    settings = {
+        **SAFE,
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_REDIS_URL": servers.shared("valkey").url,
+        "BLOOM_REDIS_KEY": str(tmp_path),
+        "CONCURRENT_REQUESTS_PER_DOMAIN": 6,
+        "DOWNLOAD_SLOTS": repr(slots).replace("False", "false").replace("'", '"'),
+    }
+    given = arguments(hosts, pages, tmp_path)
+    workers = [Crawl(work_dir=tmp_path / f"{n}", settings=settings, **given) for n in range(4)]
+    for worker in workers:
+        assert worker.finish() == 0, worker.output
+        assert not worker.told("WARNING"), worker.output
+        assert "hold for all workers of the queue in " in worker.output
+    assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
+    assert narrow.most <= 2
+    assert usual.most <= 6
+    assert delayed.most <= 2
+    gaps = [after - before for before, after in zip(delayed.asked, delayed.asked[1:], strict=False)]
+    assert min(gaps) > 0.1  # 0.2, but for the time until the site notes it
+    assert usual.most > 2
+
+
+def test_a_host_without_its_worker_is_served_by_others(hosts: list[Host], tmp_path: Path) -> None:
+    """What a killed worker was downloading counts for as long as its lease lasts."""
+    crawl = SharedCrawl(
+        hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, CONCURRENT_REQUESTS_PER_DOMAIN=3
+    )
+    hosts[0].answers = {"/": [tuple(f"/{n}" for n in range(30))]}
+    (killed,) = crawl.hold(5, 1)
+    servers.wait_for(lambda: hosts[0].under_way == 3, lambda: f"{hosts[0].under_way} downloads")
+    killed.kill()
+    other = crawl.start()
+    servers.wait_for(lambda: len(crawl.state().workers) == 2, lambda: f"{crawl.state()}")
+    (joined,) = (each for each in crawl.state().workers if each.name.endswith(f":{other.pid}"))
+    number = f"{joined.id}:number"
+
+    def batches() -> int:
+        return int(crawl.server.client.hget(crawl.keys[3], number) or 0)
+
+    servers.wait_for(lambda: batches() > 3, lambda: "it does not look for requests")
+    assert sorted(each.in_flight for each in crawl.state().workers) == [0, 3]
+    assert crawl.state().pending > 0
+    crawl.end_leases(killed)
+    crawl.finish(other)
+    assert len(hosts[0].hits) == 31
+
+
+def test_shards_know_only_a_part(hosts: list[Host], tmp_path: Path) -> None:
+    crawl = SharedCrawl(hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, BLOOM_REDIS_SHARDS=2)
+    crawl.finish(crawl.start())
+    (warning,) = crawl.workers[0].told("WARNING")
+    assert "hold for each worker alone" in warning
+    assert "it has 2 shards" in warning
+
+
+@pytest.mark.parametrize("delay", [0, 0.05])
+def test_a_job_keeps_to_the_limits(delay: float, hosts: list[Host], tmp_path: Path) -> None:
+    """Scrapy itself starts more downloads with asyncio."""
+    slots = {hosts[0].url: {"concurrency": 2, "delay": delay}}
+    settings = {
+        **SAFE,
+        "JOBDIR": tmp_path / "job",
+        "CONCURRENT_REQUESTS_PER_DOMAIN": 3,
+        "DOWNLOAD_SLOTS": repr(slots).replace("'", '"'),
+    }
+    pages = [20, 60, 60]
+    Crawl.finished(work_dir=tmp_path, settings=settings, **arguments(hosts, pages, tmp_path))
+    assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
+    assert [host.most <= most for host, most in zip(hosts, (2, 3, 3), strict=True)] == [True] * 3
