@@ -24,6 +24,7 @@ from scrapy.exceptions import UsageError
 SUBCOMMANDS = (
     "plan",
     "info",
+    "queue",
     "stop",
     "import_",
     "check",

@@ -5,9 +5,6 @@ paused job, and none while a crawl runs. In Redis, the queue that workers share 
 filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
 one.
 
-With --dead, nothing is deleted: requests that are dead, since they have killed one process after
-the other, are crawled once more, by the next run of the job or by the workers.
-
 With --queue, the queue in Redis is deleted, and the filter stays: what was pending is not crawled,
 and the next crawl begins with the filter as it is.
 
@@ -16,13 +13,11 @@ their crawl over: with an empty filter, or with --queue with the filter as it is
 
 Examples:
   scrapy bloom reset jobs/shop --yes
-  scrapy bloom reset jobs/news --dead --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --queue --yes
   scrapy bloom reset redis://localhost:6379/0 --key shop:bloom --yes
 """
 
 import argparse
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -30,31 +25,26 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
-from scrapy_bloom.commands.shared.output import note, say
+from scrapy_bloom.commands.shared.output import confirm, note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.drafts import drafts_of, remove_drafts
-from scrapy_bloom.exceptions import BloomError, RefusedError, StorageError
+from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.files.directory import draft_directory, filter_directory, parts_beside
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.locks import lock_directory, lock_job
-from scrapy_bloom.queues.sharded import store_of
+from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
-from scrapy_bloom.queues.sqlite import read_dead, requeue_dead
 from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
-from scrapy_bloom.text import counted, escaped, size_text
+from scrapy_bloom.text import counted, size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--dead] [--queue] [--force] [--yes]"
+SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
 HELP = "delete a filter, so that everything is crawled again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
     add_place(parser)
-    parser.add_argument(
-        "--dead", action="store_true", help="crawl the dead requests of a queue again, no more"
-    )
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
     )
@@ -66,57 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
-    if options.dead and (options.queue or options.force):
-        raise UsageError("--dead deletes nothing: leave --queue and --force out")
     if is_redis(options.place):
         filter_ = connect(options, load_project(settings, options.spider, options.place))
         with closing(filter_.server):
-            (_requeue_in_redis if options.dead else _reset_in_redis)(filter_, options)
+            _reset_in_redis(filter_, options)
     elif options.queue or options.force:
         option = "--queue" if options.queue else "--force"
         raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
     else:
         check_filter_name(options, options.place)
-        path = Path(options.place)
-        (_requeue_in_job if options.dead else _reset_files)(path, yes=options.yes)
-
-
-def _requeue_in_job(job_dir: Path, *, yes: bool) -> None:
-    database = job_dir / jobdir.DATABASE
-    if not jobdir.is_database(database):
-        raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
-    lock = lock_job(job_dir.absolute())
-    try:
-        if number := len(read_dead(database)):
-            _confirm_requeue(number, str(job_dir), yes=yes)
-            requeue_dead(database)
-    finally:
-        lock.release()
-    _say_requeued(number, str(job_dir))
-
-
-def _requeue_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
-    name = f"{filter_.key} in {filter_.server.address}"
-    queue = read_state(filter_.server, filter_.key)
-    if queue is None:
-        raise _no_queue(filter_, "changed")
-    number = queue.dead
-    if number:
-        _confirm_requeue(number, name, yes=options.yes)
-        shards = _shards(filter_)
-        for each in shards:
-            each.id = read_any_filter(each).id
-        number = store_of(shards, queue.crawl, by_slot=True, lease_secs=0).requeue("dead")
-    _say_requeued(number, name)
-
-
-def _confirm_requeue(number: int, name: str, *, yes: bool) -> None:
-    question = f"Have {counted(number, 'dead request')} of {name} crawled again?"
-    _confirm(question, yes=yes, done="changed", do="do it")
-
-
-def _say_requeued(number: int, name: str) -> None:
-    say(f"{counted(number, 'dead request')} of {name} will be crawled again")
+        _reset_files(Path(options.place), yes=options.yes)
 
 
 def _reset_files(path: Path, *, yes: bool) -> None:
@@ -130,7 +79,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
-        _confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
+        confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
         for file in [*reversed(files), *parts_beside(directory)]:
             file.unlink()
         if drafts.exists():
@@ -156,15 +105,15 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
     except RefusedError as error:
         if not (options.queue and options.force):
             raise
-        _confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
+        confirm(f"Delete the queue {name} unread? {error}.", yes=options.yes)
         remove_queue(server, key)
         say(f"Deleted the queue {name}")
         return
     if options.queue:
         if queue is None:
-            raise _no_queue(filter_, "deleted")
+            raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
         users = _users(queue, "they start their crawl over, with the filter as it is")
-        _confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
+        confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
         _queue(filter_, options)  # a worker may have come before the answer
         remove_queue(server, key)
         say(f"Deleted the queue {name}")
@@ -172,7 +121,7 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
     shards = _shards(filter_)
     drafts = [drafts_of(each) for each in shards]
     if filter_.read() is None and any(drafts):
-        _confirm(f"Delete what is left of the filter {name}?", yes=options.yes)
+        confirm(f"Delete what is left of the filter {name}?", yes=options.yes)
     else:
         read_any_filter(filter_)
         stored = [each.read() for each in shards]
@@ -184,7 +133,7 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
         if queue:
             what += f", and its queue{_waiting(queue)}"
             users = _users(queue, "they start their crawl over, with an empty filter")
-        _confirm(f"Delete {what}?{users}", yes=options.yes)
+        confirm(f"Delete {what}?{users}", yes=options.yes)
         _queue(filter_, options)
         for each, known in zip(shards, stored, strict=True):
             each.id = known.id if known else ""
@@ -196,12 +145,6 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
 
 def _shards(filter_: SharedFilter) -> list[SharedFilter]:
     return [unjoined(filter_.server, each) for each in shard_keys(filter_.server, filter_.key)]
-
-
-def _no_queue(filter_: SharedFilter, what: str) -> StorageError:
-    return StorageError(
-        f"{filter_.server.address} has no queue {filter_.key!r}; nothing was {what}"
-    )
 
 
 def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | None:
@@ -231,14 +174,3 @@ def _users(queue: QueueState, fate: str) -> str:
 
 def _names(queue: QueueState) -> str:
     return ", ".join(each.name for each in queue.live)
-
-
-def _confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise BloomError(f"{question} Nobody can be asked here: add --yes to {do}")
-    sys.stderr.write(f"{escaped(question)} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise BloomError(f"nothing was {done}")

@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -101,10 +101,29 @@ def deserialized(data: bytes) -> Mapping[str, Any]:
 
 def url_of(data: bytes) -> str:
     """Return the URL of a serialized request, without running any code that is in it."""
+    found = plain(data)
+    return str(found["url"]) if found and "url" in found else "a request that cannot be read"
+
+
+def turns_of(pending: Iterable[int], most: int) -> int:
+    """Return how often slots with so many requests take turns until they have given `most`.
+
+    >>> turns_of([20, 3, 1], 10)
+    6
+    """
+    numbers, turns = list(pending), 1
+    while turns < max(numbers, default=0) and sum(min(each, turns) for each in numbers) < most:
+        turns += 1
+    return turns
+
+
+def plain(data: bytes) -> Mapping[str, Any] | None:
+    """Return a serialized request of plain values; None if it has others, which might run code."""
     try:
-        return str(_PlainUnpickler(io.BytesIO(data)).load()["url"])
-    except Exception as error:  # noqa: BLE001 - whatever is in it
-        return f"a request that cannot be read ({type(error).__name__})"
+        found = _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception:  # noqa: BLE001 - whatever is in it
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -6,11 +6,13 @@ refused.
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from scrapy_bloom.exceptions import RefusedError
-from scrapy_bloom.queues.shared import Member
+from scrapy_bloom.queues.batch import turns_of
+from scrapy_bloom.queues.shared import Member, slot_name
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.shards import shard_keys
@@ -36,6 +38,21 @@ for index = 1, #fields, 2 do
   local worker = string.match(fields[index], '^(.+):name$')
   if worker and names[fields[index + 1]] then redis.call('HSET', KEYS[4], worker .. ':stop', 1) end
 end
+"""
+
+# Keys: as all scripts have them; between which members of pending to look, as ZRANGEBYLEX has it.
+# Slots, each with its number of requests, at most 100.
+_HOSTS = r"""
+local found, from = {}, ARGV[1]
+for _ = 1, 100 do
+  local member = redis.call('ZRANGEBYLEX', KEYS[2], from, ARGV[2], 'LIMIT', 0, 1)[1]
+  if not member then break end
+  local slot = string.sub(member, 1, string.find(member, '\0', 1, true) - 1)
+  from = '(' .. slot .. '\1'
+  found[#found + 1] = slot
+  found[#found + 1] = redis.call('ZLEXCOUNT', KEYS[2], '[' .. slot .. '\0', from)
+end
+return found
 """
 
 
@@ -168,6 +185,36 @@ def _members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
                 error = ValueError(f"{member[:60]!r} is no request of CrashSafeScheduler")
                 raise _damaged(server, key, error) from None
         start = b"(" + some[-1]
+
+
+def read_hosts(server: RedisServer, key: str) -> dict[str, int]:
+    """Return how many requests of each slot are pending, in the order in which they are served."""
+    found: dict[bytes, int] = {}
+    for each in shard_keys(server, key):
+        last = server.send("HGET", each, "last") or b""
+        for first, end in ((b"(" + last + b"\1", b"+"), (b"-", b"(" + last + b"\1")):
+            start = first
+            while some := server.script(_HOSTS, keys_of(each), start, end):
+                for slot, number in zip(some[::2], some[1::2], strict=True):
+                    found[slot] = found.get(slot, 0) + number
+                start = b"(" + some[-2] + b"\1"
+    return {slot.decode(errors="surrogatepass"): number for slot, number in found.items()}
+
+
+def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int) -> list[bytes]:
+    """Return the requests that are taken next, serialized: in turn the first ones of each slot."""
+    names = [slot_name(slot) for slot in slots][:most]
+    turns = turns_of(list(slots.values())[:most], most)
+    rows: list[list[bytes]] = []
+    for name in names:
+        words = (b"[" + name + b"\0", b"(" + name + b"\1", "LIMIT", 0, turns)
+        members = [
+            member
+            for shard in shard_keys(server, key)
+            for member in server.send("ZRANGEBYLEX", _keys(shard)["pending"], *words)
+        ]
+        rows.append([Member.parsed(member).data for member in members])
+    return [data for turn in zip_longest(*rows) for data in turn if data is not None][:most]
 
 
 def remove_queue(server: RedisServer, key: str) -> None:

@@ -8,7 +8,8 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +24,7 @@ from scrapy_bloom.job.disk import (
     read_anew,
 )
 from scrapy_bloom.job.paths import DATABASE_ID, set_aside
-from scrapy_bloom.queues.batch import Batch, Found, Taken
+from scrapy_bloom.queues.batch import Batch, Found, Taken, turns_of
 
 FORMAT_VERSION = 1
 MOST_DEATHS = 3  # processes that died with a request in flight; then it is a suspect
@@ -493,6 +494,24 @@ def read_dead(path: Path) -> list[bytes]:
     """Return the dead requests, serialized; raises as `read_counts`."""
     query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
     return [data for (data,) in _read(path, query, DEAD)]
+
+
+def read_slots(path: Path) -> dict[str, int]:
+    """Return how many requests of each slot are pending; raises as `read_counts`."""
+    query = "SELECT slot, count(*) FROM requests WHERE state = ? GROUP BY slot ORDER BY slot"
+    return dict(_read(path, query, PENDING))
+
+
+def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
+    """Return pending requests, serialized: in turn the first ones of each slot."""
+    names = list(slots)[:most]
+    turns = turns_of(list(slots.values())[:most], most)
+    query = """
+        SELECT request FROM requests WHERE state = 0 AND slot = ?
+        ORDER BY priority DESC, is_start, position LIMIT ?
+    """
+    rows = [_read(path, query, slot, turns) for slot in names]
+    return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
 
 
 def requeue_dead(path: Path) -> int:

@@ -46,7 +46,7 @@ def test_a_damaged_queue_is_told_of_and_can_be_deleted(
         ("pull", *place[:1], "copy", *place[1:]),
         ("reset", *place, "--yes"),
         ("reset", *place, "--queue", "--yes"),
-        ("reset", *place, "--dead", "--yes"),
+        ("queue", *place, "--requeue", "--yes"),
     ):
         error = bloom(*command, cwd=tmp_path).error
         assert "damaged" in error, command
@@ -84,9 +84,9 @@ def test_dead_requests_are_shown_and_crawled_again(
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
     assert (queue["pending"], queue["dead"]) == (0, ["https://shop.example/dead"])
     assert "1 dead: https://shop.example/dead" in bloom("info", *place, cwd=tmp_path).out
-    assert "Nobody can be asked" in bloom("reset", *place, "--dead", cwd=tmp_path).error
-    ran = bloom("reset", *place, "--dead", "--yes", cwd=tmp_path)
-    assert "1 dead request of " in ran.out
+    assert "Nobody can be asked" in bloom("queue", *place, "--requeue", cwd=tmp_path).error
+    ran = bloom("queue", *place, "--requeue", "--yes", cwd=tmp_path)
+    assert "1 dead letter of " in ran.out
     assert (shared.state().dead, shared.state().pending) == (0, 1)
-    assert bloom("reset", *place, "--dead", "--queue", cwd=tmp_path).status == 2
+    assert bloom("queue", *place, "--dead", "--requeue", cwd=tmp_path).status == 2
     shared.end()

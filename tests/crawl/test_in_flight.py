@@ -113,14 +113,14 @@ def test_a_page_that_kills_its_process(tree: Site, tmp_path: Path) -> None:
     assert "1 dead: http" in bloom("info", "job", cwd=tmp_path).out
     Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert (
-        "Have 1 dead request of job crawled again?"
-        in bloom("reset", "job", "--dead", cwd=tmp_path).error
+        "Have 1 dead letter of job crawled again?"
+        in bloom("queue", "job", "--requeue", cwd=tmp_path).error
     )
-    ran = bloom("reset", "job", "--dead", "--yes", cwd=tmp_path)
-    assert ran.out == "1 dead request of job will be crawled again\n"
+    ran = bloom("queue", "job", "--requeue", "--yes", cwd=tmp_path)
+    assert ran.out == "1 dead letter of job will be crawled again\n"
     assert read_counts(tmp_path / "job" / DATABASE) == (1, 0)
     Crawl.finished(tree.url, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
     assert read_dead(tmp_path / "job" / DATABASE) == []
-    assert "0 dead requests of job" in bloom("reset", "job", "--dead", "--yes", cwd=tmp_path).out
-    assert "holds no queue" in bloom("reset", ".", "--dead", "--yes", cwd=tmp_path).error
+    assert "0 dead letters of job" in bloom("queue", "job", "--requeue", "--yes", cwd=tmp_path).out
+    assert "holds no queue" in bloom("queue", ".", "--requeue", "--yes", cwd=tmp_path).error

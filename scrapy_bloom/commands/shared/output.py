@@ -47,6 +47,18 @@ def note(text: str) -> None:
     sys.stderr.write(f"{escaped(masked(text))}\n")
 
 
+def confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:
+    """Ask a question, unless `yes`; raises a BloomError if the answer is no, or nobody is there."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BloomError(f"{question} Nobody can be asked here: add --yes to {do}")
+    sys.stderr.write(f"{escaped(question)} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise BloomError(f"nothing was {done}")
+
+
 def print_table(
     columns: Sequence[tuple[str, str, Callable[[Any], str]]],
     rows: Sequence[Mapping[str, Any]],

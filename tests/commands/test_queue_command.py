@@ -1,0 +1,94 @@
+"""`scrapy bloom queue`: what is pending, what comes next, and dead letters."""
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scrapy_bloom.job.paths import DATABASE
+from scrapy_bloom.queues.batch import Found, serialized
+from tests.support.cli import bloom
+from tests.support.request_queues import InFile, InRedis, find
+
+HOSTILE = "a.example\x1b[2J"
+
+
+class Trap:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def found(host: str, number: int, priority: int = 0) -> Found:
+    request = {"url": f"https://{host}/{number}", "priority": priority, "meta": {"depth": 2}}
+    data = serialized(request)
+    return Found(data, slot=host, priority=priority, rank=0, newest_first=False)
+
+
+@pytest.fixture(params=["a job", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """A queue that no process uses: many requests of b.example, few of two others, and a trap."""
+    trap = pickle.dumps({"url": Trap(tmp_path / "sprung")})
+    requests = [found("b.example", number, priority=number) for number in range(20)]
+    requests += [found(HOSTILE, number) for number in range(3)]
+    requests += [Found(trap, slot="trap.example", priority=0, rank=0, newest_first=False)]
+    if request.param == "a job":
+        there = InFile(tmp_path)
+        arguments: tuple[str, ...] = (str(there.path.parent),)
+    else:
+        there = InRedis("valkey", str(tmp_path))
+        arguments = (there.url, "--key", str(tmp_path))
+    store = there.open(by_slot=True)
+    find(store, *requests)
+    there.leave(store)
+    yield arguments
+    there.end()
+
+
+def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: Path) -> None:
+    queue = bloom("queue", *place, "--next", "4", "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["in_flight"], queue["dead"], queue["hosts"]) == (24, 0, 0, 3)
+    assert [each["pending"] for each in queue["most_pending"]] == [20, 3, 1]
+    assert queue["most_pending"][0]["host"] == "b.example"
+    urls = [each["url"] for each in queue["next"]]
+    assert urls == [
+        f"https://{HOSTILE}/0",
+        "https://b.example/19",
+        "a request that cannot be read",
+        f"https://{HOSTILE}/1",
+    ]
+    assert (queue["next"][1]["priority"], queue["next"][1]["depth"]) == (19, 2)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
+    ran = bloom("queue", *place, cwd=tmp_path)
+    assert ran.status == 0
+    assert "24 pending, 0 in flight, 0 dead" in ran.out
+    assert r"a.example\x1b[2J" in ran.out
+    assert "\x1b" not in ran.out
+    assert ran.out.count("https://b.example/") == 10 - 3 - 1
+    assert not (tmp_path / "sprung").exists()
+    assert "0 dead letters of " in bloom("queue", *place, "--dead", cwd=tmp_path).out
+
+
+def test_more_hosts_than_are_shown(tmp_path: Path) -> None:
+    there = InFile(tmp_path)
+    store = there.open(by_slot=True)
+    find(store, *(found(f"{number:02}.example", 1) for number in range(15)))
+    there.leave(store)
+    assert "5 further hosts: 5 pending" in bloom("queue", there.path.parent, cwd=tmp_path).out
+    there.end()
+
+
+def test_a_place_without_a_queue(tmp_path: Path) -> None:
+    ran = bloom("queue", tmp_path, cwd=tmp_path)
+    assert ran.status == 1
+    assert "holds no queue of CrashSafeScheduler; give its JOBDIR" in ran.error
+    assert not (tmp_path / DATABASE).exists()
