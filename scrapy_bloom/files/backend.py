@@ -192,10 +192,11 @@ class LocalBackend(MemoryBackend):
             self._try_to_sync(self._job.begin)
             self._try_to_sync(self.live[-1].sync_header)
         if self._sync_secs or self.overlay is not None:
-            self._syncer = threading.Thread(
+            syncer = threading.Thread(
                 target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
             )
-            self._syncer.start()
+            syncer.start()
+            self._syncer = syncer  # not before: Ctrl-C may come now, and join() would raise
 
     # Its generations.
 

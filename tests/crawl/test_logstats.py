@@ -197,7 +197,7 @@ def test_requests_that_are_recorded_or_forgotten_at_their_end(tmp_path: Path) ->
     assert lines[-1].recorded == 20
     lines = checked(crawled.output)
     assert all(line.in_all == line.recorded <= 10 for line in lines)
-    assert len({line.recorded for line in lines}) >= 3
+    assert any(0 < line.recorded < lines[-1].recorded for line in lines)
     for site in sites:
         site.end()
 
