@@ -1,5 +1,6 @@
 """Limits of downloads per host, of one process and of all workers of a queue together."""
 
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,9 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     assert usual.most <= 6
     assert delayed.most <= 2
     gaps = [after - before for before, after in zip(delayed.asked, delayed.asked[1:], strict=False)]
-    assert min(gaps) > 0.1  # 0.2, but for the time until the site notes it
+    # The queue hands these out 0.2 s apart; one that is slow to reach the site changes two gaps.
+    assert statistics.median(gaps) > 0.18
+    assert delayed.asked[-1] - delayed.asked[0] > 0.18 * len(gaps)
     assert usual.most > 2
 
 
