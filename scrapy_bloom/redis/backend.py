@@ -333,6 +333,9 @@ class RedisBackend:
         """Disconnect, and remove the filter if that is wanted; raises StorageError."""
         self.server.hurry()
         try:
+            if self.filter.live:
+                with suppress(StorageError):  # what others have recorded since the last batch
+                    self.filter.refresh()
             self._last_status = self.status()
             if self.flush:
                 self.filter.remove()
