@@ -71,7 +71,7 @@ class Job:
         if self.path is not None:
             # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
             sync_tree(self.path / jobdir.QUEUE)
-            jobdir.mark_as_ended(self.path)
+            (self.path / jobdir.IN_USE).unlink(missing_ok=True)
 
     def was_killed(self, *, has_filter: bool) -> bool:
         """Return whether the last run with this job, or with its filter, did not end well."""
@@ -79,9 +79,9 @@ class Job:
             return False
         if (self.path / jobdir.IN_USE).exists():
             return True
-        # The first run after one with Scrapy's own filter: was that one closed?
-        if has_filter and not jobdir.scrapys_filter_ran_last(self.path):
+        if has_filter:  # no mark: the last run with it was closed
             return False
+        # The first run after one with Scrapy's own filter: was that one closed?
         self._judged_by_times = not jobdir.was_closed_by_scrapy(self.path)
         return self._judged_by_times
 

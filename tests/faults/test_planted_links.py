@@ -58,9 +58,8 @@ def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path)
     job = {"JOBDIR": "job"}  # with Scrapy's scheduler: CrashSafeScheduler's has no such note
     crawl = Crawl.held(tree, 10, tmp_path, job)
     crawl.kill()
-    (tmp_path / "job/requests.seen").touch()
     (tmp_path / "job/bloom.in-use").unlink()
-    for name in ("bloom.in-use", "bloom.in-use.tmp", "bloom.ended", "bloom.ended.tmp"):
+    for name in ("bloom.in-use", "bloom.in-use.tmp"):
         plant(tmp_path / "job" / name, victim, kind)
     crawl = Crawl.held(tree, 10, tmp_path, job)
     note = tmp_path / "job/bloom.in-use"
@@ -69,7 +68,6 @@ def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path)
     tree.release()
     assert crawl.finish() == 0, crawl.output
     assert not crawl.told("ERROR")
-    assert (tmp_path / "job/bloom.ended").read_text().startswith("0\nbytes were in")
     assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
 
 
