@@ -13,7 +13,7 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.job.paths import SET_ASIDE, filter_files
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
@@ -141,17 +141,20 @@ class RedisBackend:
         if not job.was_killed(has_filter=stored is not None):
             return importable
         if stored is None:
-            if (moved := job.recover(None, None)) is None:
-                return importable
-            job.start_over(None, moved)
+            end = job.unclean_end(None, None)
         elif job.used(stored.id):
             count = sum(each.count for each in stored.generations)
-            what = f"the job with the filter {self.key!r}"
-            if (moved := job.recover(what, count)) is None:
-                return importable
-            job.start_over(what, [*moved, self._set_aside(stored)])
+            end = job.unclean_end(f"the job with the filter {self.key!r}", count)
         else:
-            job.drop_queue()
+            end = job.unclean_end(None, None, Damage.LOST_UNRECORDED)
+        starts_over = job.starts_over(end)
+        moved = job.set_queue_aside()
+        if starts_over and stored is not None:
+            moved.append(self._set_aside(stored))
+        job.log_recovery(end, moved, starts_over=starts_over)
+        if not starts_over and end.damage is Damage.LOST_QUEUE:
+            return importable
+        job.end()
         return None
 
     def _set_aside(self, stored: Stored) -> str:
