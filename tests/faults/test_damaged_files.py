@@ -22,9 +22,6 @@ from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.backends import local_backend
-from tests.support.cli import bloom
-from tests.support.crawls import Crawl
-from tests.support.sites import Site
 
 SEED = 2026
 NEXT_STEPS = "it was left as it is: restore it from a backup, or move it away"
@@ -208,15 +205,6 @@ def test_files_that_were_mixed_up_are_told_of(tmp_path: Path) -> None:
     assert mixed.read_bytes() == first["grown"]
 
 
-def test_the_command_line_tells_of_it_in_one_line(tmp_path: Path) -> None:
-    recorded(tmp_path / "job/bloom").close()
-    path = tmp_path / "job/bloom/generation-0002.bloom"
-    os.truncate(path, path.stat().st_size - 1)
-    ran = bloom("info", "job", cwd=tmp_path)
-    assert "job/bloom/generation-0002.bloom has " in ran.error
-    assert NEXT_STEPS in ran.error
-
-
 # What else is in a job directory.
 
 
@@ -297,20 +285,3 @@ def test_a_job_with_a_damaged_mark_is_still_one_that_was_killed(tmp_path: Path) 
         with pytest.raises(BloomError, match="did not close"):
             backend.open()
         assert (job / "bloom.in-use").read_bytes() == content
-
-
-@pytest.mark.parametrize("length", [0, 1])
-def test_an_emptied_queue_of_a_paused_job_is_told_of(
-    length: int, tree: Site, tmp_path: Path
-) -> None:
-    """What waited there looks seen: a run that only said "finished" would lose it silently."""
-    settings = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-    crawl = Crawl.held(tree, 30, tmp_path, settings)
-    assert crawl.interrupt() == 0
-    os.truncate(tmp_path / "job/requests.sqlite", length)
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0
-    (warning,) = crawl.told("WARNING")
-    assert "job/requests.sqlite is not the queue that the filter was used with" in warning
-    assert "The crawl starts over with an empty filter" in warning
-    assert len(tree.hits) == 150

@@ -191,21 +191,6 @@ def test_a_full_disk_ends_no_process_by_a_signal(disk: SmallDisk, tmp_path: Path
     assert FileGeneration.at(disk.inside / "generation-0001.bloom").count == 20_000
 
 
-@needs_a_mount
-def test_no_room_for_the_filter_is_told_at_the_start(
-    disk: SmallDisk, tree: Site, tmp_path: Path
-) -> None:
-    """The crawl does not begin, and leaves nothing behind that takes up room."""
-    settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 10_000_000}
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=disk.prefix)
-    assert crawl.finish() != 0
-    assert not tree.hits
-    (error,) = crawl.told("ERROR")
-    assert "cannot be created: No space left on device; the filter takes 56,111,104 b" in error
-    assert "make room, set BLOOM_DIR to a larger disk, or lower BLOOM_EXPECTED_REQUESTS" in error
-    assert not list(disk.inside.glob("*.bloom*"))
-
-
 def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:
     """A crawl that has only just begun."""
     settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 40, **settings}

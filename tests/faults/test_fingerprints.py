@@ -5,34 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.directory import FilterReader
-from tests.support.backends import local_backend
 from tests.support.crawls import Crawl, with_modules
 from tests.support.sites import ScriptedSite, Site, tree_site
 
-LENGTHS = (0, 1, 20, 65_535)
 PAGES = 40
-
-
-def test_fingerprints_of_all_lengths_live_in_one_filter(tmp_path: Path) -> None:
-    """None is taken for another, however alike; through growth, and a reopened filter."""
-    alike = [bytes(length) for length in LENGTHS] + [bytes(65_534), b"\0\0", b"\1", b"\0" * 19]
-    alike += [b"\xff" * length for length in LENGTHS[1:]]
-    alike += [b"\xff" * 65_534 + b"\xfe", b"\xfe" + b"\xff" * 65_534]
-    options = {"capacity": 4, "error_rate": 1e-9, "sync_secs": 0}
-    for run in range(2):
-        backend = local_backend(tmp_path, **options)
-        backend.open()
-        backend.begin()
-        assert [backend.add(each) for each in alike] == [run == 0] * len(alike)
-        assert backend.status().count == len(alike)
-        assert len(backend.status().generations) > 1
-        backend.close()
-    reader = FilterReader(tmp_path)
-    assert all(reader.are_seen(alike))
-    assert not any(reader.are_seen([bytes(65_533), b"\xfe", b"\1" * 20, b"\xff" * 19]))
-    reader.close()
-
 
 FINGERPRINTERS = """
 import itertools
@@ -117,12 +93,11 @@ def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("Broken", {}),
         ("Broken", {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
         ("Broken", {"BLOOM_FORGET_FAILED": True}),
         ("Sometimes", {}),
     ],
-    ids=["always", "always, a queue that survives", "always, forgetting", "sometimes"],
+    ids=["always, in a crash-safe queue", "always, forgetting", "sometimes"],
 )
 def test_a_broken_fingerprinter_costs_no_page(
     name: str, settings: dict[str, object], tmp_path: Path

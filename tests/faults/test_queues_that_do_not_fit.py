@@ -146,23 +146,6 @@ def test_the_log_is_removed_after_a_kill(
         assert (tmp_path / "job" / DATABASE).read_bytes() == before
 
 
-def test_a_link_is_refused(tree: Site, tmp_path: Path) -> None:
-    paused(tree, tmp_path, SAFE)
-    before = dict(tree.hits)
-    (tmp_path / "job" / DATABASE).rename(tmp_path / "elsewhere")
-    (tmp_path / "job" / DATABASE).symlink_to(tmp_path / "elsewhere")
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() != 0
-    (line,) = crawl.told("ERROR")
-    assert DATABASE in line
-    assert "link" in line
-    assert tree.hits == before
-    (tmp_path / "elsewhere").replace(tmp_path / "job" / DATABASE)
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == PAGES
-
-
 @places
 def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path) -> None:
     """That is no reason to say anything."""
@@ -174,15 +157,6 @@ def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path
     assert not crawl.told("WARNING") + crawl.told("ERROR")
     assert len(tree.hits) == PAGES
     assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
-
-
-def test_a_job_is_moved_after_a_kill(tree: Site, tmp_path: Path) -> None:
-    killed(tree, tmp_path, SAFE)
-    (tmp_path / "job").rename(tmp_path / "moved")
-    crawl = Crawl(tree.url, tmp_path, {**SAFE, "JOBDIR": "moved"})
-    assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == PAGES
-    assert len(crawl.told("WARNING")) <= 1
 
 
 def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path: Path) -> None:
