@@ -16,9 +16,9 @@ from tests.support.server_losses import (
     SCRAPY_REDIS,
     WAYS,
     Outcome,
-    Site,
     Way,
     crawl,
+    linked_site,
 )
 
 AT_ONCE = 4
@@ -44,7 +44,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 way,
                 name,
                 directory / f"{way.name}-{name}-{number}".replace(" ", "-"),
-                site=Site(pages),
+                site=linked_site(pages),
                 workers=workers,
                 seed=f"{way.name} {number}",
             )

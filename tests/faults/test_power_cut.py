@@ -16,7 +16,7 @@ from tests.support.workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-CUTS = 3  # of each kind
+CUTS = 2  # one while the crawl runs, one while it opens what a kill has left
 MANY_CUTS = 30
 
 
@@ -55,25 +55,18 @@ def cut_at_random(
     disk.restart()
 
 
+@pytest.mark.parametrize("number", [CUTS, pytest.param(MANY_CUTS, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cuts_at_random_instants(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
-    check_cuts(CUTS, variant, disk, tree, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_many_cuts(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
-    check_cuts(MANY_CUTS, variant, disk, tree, tmp_path)
-
-
-def check_cuts(number: int, variant: str, disk: Disk, tree: Site, path: Path) -> None:
+def test_cuts_at_random_instants(
+    variant: str, number: int, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
     for cut in range(number):
         tree.forget()
         settings = {
             name: value.format(disk.path) if isinstance(value, str) else value
             for name, value in {**SAFE, **VARIANTS[variant], "JOBDIR": f"{{}}/job-{cut}"}.items()
         }
-        work = path / str(cut)
+        work = tmp_path / str(cut)
         cut_at_random(disk, tree, work, settings, kill_first=bool(cut % 2))
         if "BLOOM_DIR" in settings:  # another job, which finds nothing new in the end
             other = {**settings, "JOBDIR": f"{disk.path}/other-{cut}"}

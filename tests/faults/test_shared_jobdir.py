@@ -65,21 +65,17 @@ SCRAPYS_FILTER = {"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}
     ("one", "other"),
     [
         ({}, ELSEWHERE),
-        (HERE, ELSEWHERE),
         ({"SCHEDULER": SAFE, **HERE}, {"SCHEDULER": SAFE, **ELSEWHERE}),
         (HERE, "redis"),
         ("redis", {"BLOOM_DIR": "job/bloom"}),
         (SCRAPYS_FILTER, ELSEWHERE),
-        (ELSEWHERE, SCRAPYS_FILTER),
     ],
     ids=[
         "a BLOOM_DIR",
-        "two",
-        "a queue that survives",
+        "a crash-safe queue",
         "to Redis",
         "from Redis",
         "from Scrapys",
-        "to Scrapys",
     ],
 )
 def test_a_job_is_one_crawls_wherever_its_filter_is(
@@ -141,24 +137,6 @@ def test_commands_see_that_a_job_is_in_use_whose_filter_is_elsewhere(
     crawl.send(signal.SIGCONT)
     tree.release()
     assert crawl.finish() == 0, crawl.output
-
-
-def test_a_crawl_that_is_stopped_keeps_its_job_and_one_that_is_killed_does_not(
-    tree: Site, tmp_path: Path
-) -> None:
-    """The lock is the kernel's: no file has to be removed by hand, and none is trusted."""
-    settings = {"JOBDIR": "job", "SCHEDULER": SAFE}
-    first = Crawl.held(tree, 10, tmp_path, settings)
-    first.stop()
-    check_refused(Crawl(tree.url, tmp_path, settings))
-    first.send(signal.SIGCONT)
-    tree.hold_after(30)
-    first.wait_until(lambda: tree.total() >= 40 and tree.is_holding())
-    first.kill()
-    crawl = Crawl(tree.url, tmp_path, settings)
-    assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == PAGES
-    assert not crawl.lines("ERROR")
 
 
 TWO_CRAWLERS = """

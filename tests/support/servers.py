@@ -326,8 +326,10 @@ def _is_complete(node: Server, number: int) -> bool:
     return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(number)
 
 
-def wait_for(condition: Callable[[], bool], failure: Callable[[], str]) -> None:
-    end = time.monotonic() + LIMIT
+def wait_for(
+    condition: Callable[[], bool], failure: Callable[[], str], secs: float = LIMIT
+) -> None:
+    end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, failure()
         time.sleep(0.05)
