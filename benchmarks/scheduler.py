@@ -21,8 +21,16 @@ from benchmarks.shared.machine import in_fresh_process, resident_bytes
 from benchmarks.shared.paused import in_paused_crawl
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import CrashSafeScheduler
-from tests.support.example_crawls import crawl_command, crawl_environment
-from tests.support.example_sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
+from tests.support.crawls import ROOT, with_modules
+from tests.support.example_crawls import (
+    EXAMPLE,
+    TINY,
+    WHOLE,
+    ExampleSite,
+    Size,
+    crawl_command,
+    served,
+)
 
 SPEED = 1.0
 ENQUEUE_US = 70.0
@@ -184,7 +192,7 @@ def _crawl(directory: Path, site: ExampleSite, scheduler: str) -> _Crawl:
     ran = subprocess.run(
         crawl_command(site.url, settings),
         cwd=EXAMPLE,
-        env=crawl_environment(),
+        env=with_modules(ROOT),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
