@@ -20,7 +20,7 @@ FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
 LIVE = f"{PYBLOOM_LIVE}, memory"
 LIVE_SCALABLE = f"{PYBLOOM_LIVE}, scalable, memory"
-SET, SQLITE = "set of bytes, memory", "SQLite, file"
+SQLITE = "SQLite, file"
 SEEN = "RFPDupeFilter, requests.seen"
 
 SQLITE_COMMIT = 1_000
@@ -90,7 +90,13 @@ def _rbloom(place: Path, capacity: int, error_rate: float) -> Contender:
         place.mkdir(parents=True, exist_ok=True)
         seen.save(str(place / "filter.rbloom"))
 
-    return _asked_first(seen, end)
+    def record(fingerprint: bytes) -> bool:
+        if fingerprint in seen:
+            return False
+        seen.add(fingerprint)
+        return True
+
+    return Contender(record, True, seen.__contains__, end)
 
 
 def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
@@ -102,22 +108,6 @@ def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
             seen.tofile(file)
 
     return Contender(seen.add, False, seen.__contains__, end)
-
-
-def _set(_place: Path, _capacity: int, _error_rate: float) -> Contender:
-    return _asked_first(set())
-
-
-def _asked_first(seen: Any, end: Callable[[], object] = lambda: None) -> Contender:
-    add = seen.add
-
-    def record(fingerprint: bytes) -> bool:
-        if fingerprint in seen:
-            return False
-        add(fingerprint)
-        return True
-
-    return Contender(record, True, seen.__contains__, end)
 
 
 def _pybloom_live_scalable(_place: Path, capacity: int, error_rate: float) -> Contender:
@@ -187,7 +177,6 @@ _ALL: Mapping[str, tuple[str, Make]] = {
     RUST: (RBLOOM, _rbloom),
     LIVE: (PYBLOOM_LIVE, _pybloom_live),
     LIVE_SCALABLE: (PYBLOOM_LIVE, _pybloom_live_scalable),
-    SET: ("", _set),
     SQLITE: ("", _sqlite),
     SEEN: ("", _requests_seen),
 }
