@@ -23,17 +23,11 @@ TIMEOUT_SECS = 600
 
 @dataclass(frozen=True)
 class Grown:
-    """A contender with n fingerprints.
+    """A contender with n fingerprints."""
 
-    Attributes:
-        resident: bytes by which the process grew.
-        stored: bytes on the disk after it was closed.
-        micros: for each of the last new ones.
-    """
-
-    resident: float
-    stored: float
-    micros: float
+    resident: float  # bytes by which the process grew
+    stored: float  # bytes on the disk after it was closed
+    micros: float  # for each of the last new ones
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this

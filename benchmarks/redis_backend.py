@@ -66,25 +66,15 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        recorded: fingerprints that are there before anything is timed.
-        many: fingerprints recorded before the last share.
-        rounds: of each share of duplicates.
-        per_round: requests.
-        per_round_peer: requests, of the slow one.
-        in_memory: fingerprints for the memory of the server.
-        added: of those, recorded one by one in our filter.
-    """
-
-    recorded: int
-    many: int
-    rounds: int
-    per_round: int
-    per_round_peer: int
-    in_memory: int
-    added: int
+    recorded: int  # fingerprints that are there before anything is timed
+    many: int  # fingerprints recorded before the last share
+    rounds: int  # of each share of duplicates
+    per_round: int  # requests
+    per_round_peer: int  # requests, of the slow one
+    in_memory: int  # fingerprints for the memory of the server
+    added: int  # of those, recorded one by one in our filter
 
 
 FULL = Sizes(

@@ -55,29 +55,17 @@ class _Crawl:
 
 @dataclass
 class Frontier:
-    """What was measured with many pending requests.
+    """What was measured with many pending requests."""
 
-    Attributes:
-        count: requests to add.
-        hosts: for how many hosts.
-        taken: how many of them are taken and done afterwards.
-        open_secs: until the scheduler was open.
-        pending: how many there were then.
-        growth_mb: of the process, while the requests were added.
-        enqueue_us: for one request that is new.
-        next_us: for one request.
-        done_us: for one request.
-    """
-
-    count: int
-    hosts: int
-    taken: int
-    open_secs: float = 0.0
-    pending: int = 0
-    growth_mb: float = 0.0
-    enqueue_us: float = 0.0
-    next_us: float = 0.0
-    done_us: float = 0.0
+    count: int  # requests to add
+    hosts: int  # for how many hosts
+    taken: int  # how many of them are taken and done afterwards
+    open_secs: float = 0.0  # until the scheduler was open
+    pending: int = 0  # how many there were then
+    growth_mb: float = 0.0  # of the process, while the requests were added
+    enqueue_us: float = 0.0  # for one request that is new
+    next_us: float = 0.0  # for one request
+    done_us: float = 0.0  # for one request
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this

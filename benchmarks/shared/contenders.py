@@ -37,18 +37,13 @@ RBLOOM_TEXT = (
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that remembers fingerprints, ready for use.
+    """Something that remembers fingerprints, ready for use."""
 
-    Attributes:
-        record: remembers one, and tells whether it was new.
-        new: what `record` returns for a new one.
-        has: whether one is there, if it can be asked without recording.
-        end: leaves what there is to the next run, where that is possible.
-    """
-
-    record: Callable[[Any], bool]
-    new: bool
+    record: Callable[[Any], bool]  # remembers one, and tells whether it was new
+    new: bool  # what `record` returns for a new one
+    # whether one is there, if it can be asked without recording
     has: Callable[[bytes], bool] | None = None
+    # leaves what there is to the next run, where that is possible
     end: Callable[[], object] = lambda: None
 
     def count_new(self, answers: int, asked: int) -> int:

@@ -1,4 +1,4 @@
-"""Files that a disk, a copy or a hand has damaged: told of by name, and never touched.
+"""Files that a disk, a copy or a hand has damaged: refused by name, and never changed.
 
 What the crawl then says and its exit status are in test_bad_input.py, for some damages of each
 kind. Here are all of them, over the files of each kind of filter.
@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import BloomError, BloomFilter, FilterFileError, SeenFileError, StorageError
+from scrapy_bloom import BloomError, FilterFileError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.files.file import HEADER_BYTES, FileGeneration, FilterFile
 from scrapy_bloom.job.recovery import Job
-from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.queues.batch import Batch, Found, deserialized, serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.backends import local_backend
@@ -112,27 +111,6 @@ def test_every_flipped_bit_and_byte_of_every_header_is_told_of(directory: Path) 
         assert path.read_bytes() == good
 
 
-def test_a_flipped_byte_of_a_header_stops_all_that_uses_the_filter(
-    directory: Path, options: dict[str, object]
-) -> None:
-    """The crawl, whichever of its files it is, and who only looks at it; the lock is let go."""
-    rng = random.Random(SEED)
-    before = contents(directory)
-    for path in sorted(directory.glob("*.bloom")):
-        good = path.read_bytes()
-        fields = [*range(72), 1094, 1096, *range(4068, 4096), *rng.sample(range(4096), 20)]
-        for offset in fields:
-            spoilt = bytearray(good)
-            spoilt[offset] ^= rng.randrange(1, 256)
-            path.write_bytes(spoilt)
-            what = f"seed {SEED}, byte {offset}"
-            check_refused(lambda: make(directory, **options), path, what)
-            check_refused(lambda: FilterReader(directory), path, what)
-        path.write_bytes(good)
-    assert contents(directory) == before
-    make(directory, **options).close()
-
-
 def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
     directory: Path, options: dict[str, object]
 ) -> None:
@@ -206,29 +184,6 @@ def test_files_that_were_mixed_up_are_told_of(tmp_path: Path) -> None:
 
 
 # What else is in a job directory.
-
-
-def test_every_truncation_of_requests_seen_imports_what_is_whole(tmp_path: Path) -> None:
-    """And says that the rest was ignored; or it is refused. The file is left as it is."""
-    records = [b"\x00\x14" + number.to_bytes(20, "big") for number in range(1, 12)]
-    for whole in (
-        b"".join(records),
-        b"".join(record[2:].hex().encode() + b"\n" for record in records),
-    ):
-        size = len(whole) // len(records)
-        path = tmp_path / "requests.seen"
-        for length in range(len(whole) + 1):
-            path.write_bytes(whole[:length])
-            try:
-                imported = import_seen(SeenFile(path), BloomFilter(20, 1e-9).add)
-            except SeenFileError as error:
-                # Too short to tell in which format it was begun.
-                assert length < size, (length, error)
-                assert str(path) in str(error)
-            else:
-                # Only the line end of a line of text may be missing.
-                assert imported in {length // size, (length + 1) // size}, length
-            assert path.read_bytes() == whole[:length]
 
 
 def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:

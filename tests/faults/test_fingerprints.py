@@ -1,4 +1,4 @@
-"""Fingerprints of any length are filtered; what is no fingerprint is crawled, with one error."""
+"""A fingerprinter that fails costs no page: the page is crawled, and one error says so."""
 
 import re
 from pathlib import Path
@@ -12,14 +12,6 @@ PAGES = 40
 
 FINGERPRINTERS = """
 import itertools
-
-class OfAnyLength:
-    "Of the number in the URL: so long, and different for each page, as far as that is possible."
-
-    def fingerprint(self, request):
-        number = int(request.url.partition("?")[0].rpartition("/")[2] or 0)
-        length = (0, 1, 20, 65_535)[number % 4] if number else 0
-        return bytes([number]) * length if number % 4 else b"%d" % number * min(number, 1)
 
 class Broken:
     "Each time something else that is no fingerprint."
@@ -50,9 +42,7 @@ class Sometimes(Broken):
 """
 
 
-def crawl_with(
-    name: str, site: Site, path: Path, *, held_after: int | None = None, **settings: object
-) -> Crawl:
+def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
     modules = path / "modules"
     modules.mkdir(exist_ok=True)
     (modules / "fingerprinters.py").write_text(FINGERPRINTERS)
@@ -64,8 +54,6 @@ def crawl_with(
     }
     paths = with_modules(modules)["PYTHONPATH"]
     prefix = ["env", f"PYTHONPATH={paths}"]
-    if held_after is not None:
-        return Crawl.held(site, held_after, path, settings, prefix=prefix)
     return Crawl(site.url, path, settings, prefix=prefix)
 
 
@@ -74,20 +62,6 @@ def small() -> Site:
     site = tree_site(PAGES)
     yield site
     site.end()
-
-
-def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
-    small: Site, tmp_path: Path
-) -> None:
-    """Every page is crawled, none twice, and nothing is told of."""
-    crawl = crawl_with("OfAnyLength", small, tmp_path, held_after=10)
-    assert crawl.interrupt() == 0
-    assert small.total() < PAGES
-    crawl = crawl_with("OfAnyLength", small, tmp_path)
-    assert crawl.finish() == 0, crawl.output
-    assert set(small.hits) == {f"/p/{number}" for number in range(PAGES)}
-    assert all(count == 1 for path, count in small.hits.items() if path != "/p/0")
-    assert not crawl.lines("ERROR") + crawl.told("WARNING")
 
 
 @pytest.mark.parametrize(

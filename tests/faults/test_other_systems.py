@@ -2,22 +2,15 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom.commands import is_broken_pipe
-from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import holders
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import LIMIT, Site
 
@@ -183,46 +176,3 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("windows")
 def test_nobody_tells_of_a_lock_where_there_is_no_list_of_them(tmp_path: Path) -> None:
     assert holders(tmp_path / "lock") is None
-
-
-@pytest.mark.parametrize(("platform", "synced"), [("linux", 0), ("darwin", 0), ("win32", 1)])
-def test_a_header_is_on_the_disk(
-    platform: str, synced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """msync waits for the disk; what Windows has in its place does not."""
-    synced_files = []
-    size = Policy(expected=100, error_rate=0.01).first()
-    new = FileGeneration.of(
-        size, 1, 0.0, path=tmp_path / "a.bloom", origin=Origin(salt=bytes(16), fingerprinter="")
-    )
-    with closing(FilterFile.create(new)) as file:
-        monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(os, "fsync", synced_files.append)
-        file.sync_header()
-        assert len(synced_files) == synced
-        file.sync()
-        assert len(synced_files) == synced + 1
-
-
-def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows removes no file that is open."""
-    database = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
-    database.begin()
-    database.apply(Batch(found=[Found(b"")]))
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("requests.sqlite", "requests.sqlite-wal"):
-        shutil.copy(tmp_path / name, copy)
-    database.close()
-    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError
-
-    with monkeypatch.context() as patch:
-        for name in ("unlink", "rmdir"):
-            patch.setattr(os, name, refuse)
-        assert read_counts(copy / "requests.sqlite") == (1, 0)
-    assert list(tmp_path.glob("tmp*"))

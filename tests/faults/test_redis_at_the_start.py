@@ -80,21 +80,6 @@ def test_something_else_at_our_key_is_refused_and_left_as_it_is(
     assert contents(server) == before
 
 
-def test_a_filter_of_a_newer_format_is_refused_and_left_as_it_is(
-    site: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    """The line says which filter it is, too: a crawl may have been pointed at the wrong one."""
-    ended(start(site, url_of(server), tmp_path))
-    site.forget()
-    admin(server).hset(KEY, "filter", '{"format": 2, "layers": 3}')
-    before = contents(server)
-    line = refusal(start(site, url_of(server), tmp_path), site)
-    assert "format version 2, and this scrapy_bloom knows versions up to 1; upgrade" in line
-    assert f"'{KEY}'" in line
-    assert "SERVER" in line
-    assert contents(server) == before
-
-
 def test_a_read_only_replica_is_refused_after_the_deadline(
     site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
@@ -138,18 +123,6 @@ def test_a_wrong_login_is_refused_at_once(
     assert "waited" not in line  # for any deadline
     assert line.startswith("SERVER: AuthenticationError: ")
     assert line.endswith(f"; {LOGIN}")
-
-
-def test_no_room_for_the_filter_is_reported_with_its_size(
-    site: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    memory = admin(server).info("memory")["used_memory"]
-    admin(server).config_set("maxmemory", memory + 500_000)
-    crawl = start(site, url_of(server), tmp_path, BLOOM_EXPECTED_REQUESTS=5_000_000)
-    assert refusal(crawl, site) == (
-        "SERVER: the server's memory is full (maxmemory), and a generation takes 28,057,600 bytes; "
-        "give it more, or lower BLOOM_EXPECTED_REQUESTS"
-    )
 
 
 def test_a_web_server_at_the_port_is_refused_at_once(site: Site, tmp_path: Path) -> None:

@@ -30,19 +30,12 @@ NOT_COUNTED = ("/", "/robots.txt")
 
 @dataclass(frozen=True)
 class Usual:
-    """An undisturbed crawl.
+    """An undisturbed crawl."""
 
-    Attributes:
-        hits: requests for each address.
-        journal: what it noted.
-        start_secs: from its start to the first request.
-        close_secs: from the last request to its end.
-    """
-
-    hits: Mapping[str, int]
-    journal: frozenset[str]
-    start_secs: float
-    close_secs: float
+    hits: Mapping[str, int]  # requests for each address
+    journal: frozenset[str]  # what it noted
+    start_secs: float  # from its start to the first request
+    close_secs: float  # from the last request to its end
 
     @property
     def total(self) -> int:

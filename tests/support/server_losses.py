@@ -49,23 +49,15 @@ def linked_site(pages: int, *, links_to_all: bool = False) -> ScriptedSite:
 
 @dataclass(frozen=True)
 class Way:
-    """How the server loses something.
+    """How the server loses something."""
 
-    Attributes:
-        name: for people.
-        keep: what will be left of the server's state, some time before.
-        lose: kills the server, and brings it back with what was kept.
-        secs: between the two, at least and at most; else it is a part of the crawl.
-        options: of the server.
-        has_replica: whether it has one.
-    """
-
-    name: str
-    keep: Callable[[Server], None]
-    lose: Callable[[Server, float], None]
+    name: str  # for people
+    keep: Callable[[Server], None]  # what will be left of the server's state, some time before
+    lose: Callable[[Server, float], None]  # kills the server, and brings it back with what was kept
+    # between the two, at least and at most; else it is a part of the crawl
     secs: tuple[float, float] | None = None
-    options: Sequence[str] = ()
-    has_replica: bool = False
+    options: Sequence[str] = ()  # of the server
+    has_replica: bool = False  # whether it has one
 
 
 def _keep_nothing(_: Server) -> None:

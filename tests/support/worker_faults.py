@@ -166,20 +166,15 @@ class Crowd:
 
 @dataclass(frozen=True)
 class Kind:
-    """What is done in mid-crawl.
+    """What is done in mid-crawl."""
 
-    Attributes:
-        name: for people.
-        do: does it, to a place; the workers that it killed.
-        is_kill: whether it is one of the kills at random.
-        place: what the workers' server is: "server", "replicated", "cluster" or "proxy".
-        settings: of the workers, which only ours have.
-    """
-
-    name: str
+    name: str  # for people
+    # does it, to a place; the workers that it killed
     do: Callable[["Place", random.Random], Sequence[Job]]
-    is_kill: bool = True
+    is_kill: bool = True  # whether it is one of the kills at random
+    # what the workers' server is: "server", "replicated", "cluster" or "proxy"
     place: str = "server"
+    # of the workers, which only ours have
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
