@@ -91,7 +91,7 @@ def check_refused(open_it: Callable[[], object], path: Path, what: str) -> str:
 
 
 @pytest.mark.parametrize("directory", ["closed"], indirect=True)
-def test_every_flipped_bit_and_byte_of_every_header_is_told_of(directory: Path) -> None:
+def test_every_flipped_bit_and_byte_of_a_header_is_noticed(directory: Path) -> None:
     """Also of bytes that mean nothing yet: who would rely on such a disk?"""
     for path in sorted(directory.glob("*.bloom")):
         good = path.read_bytes()
@@ -135,7 +135,7 @@ def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
 
 
 @pytest.mark.parametrize("directory", ["closed"], indirect=True)
-def test_a_thousand_truncations_are_told_of(directory: Path, options: dict[str, object]) -> None:
+def test_truncated_files_are_refused(directory: Path, options: dict[str, object]) -> None:
     """At no length is a file taken for a smaller filter, or made whole with zeros."""
     rng = random.Random(SEED)
     before = contents(directory)
@@ -163,7 +163,7 @@ def test_a_thousand_truncations_are_told_of(directory: Path, options: dict[str, 
     backend.close()
 
 
-def test_files_that_were_mixed_up_are_told_of(tmp_path: Path) -> None:
+def test_mixed_up_files_are_refused(tmp_path: Path) -> None:
     """A header from one file and bits from another: their sizes differ, or their salts do."""
     for name, options in KINDS.items():
         recorded(tmp_path / name, **options).close()
@@ -195,7 +195,7 @@ def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
     return database
 
 
-def test_no_truncation_of_the_queue_is_taken_for_a_shorter_queue(tmp_path: Path) -> None:
+def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
     """It is refused at once, or the crawl is closed when it comes there."""
     rng = random.Random(SEED)
     path = tmp_path / "requests.sqlite"

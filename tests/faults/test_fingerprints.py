@@ -102,7 +102,7 @@ def test_a_broken_fingerprinter_costs_no_page(
     [{}, {"JOBDIR": None, "BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"}],
     ids=["scheduled", "crawled"],
 )
-def test_a_crawl_in_which_nothing_can_be_fingerprinted_is_ended(
+def test_a_crawl_without_any_fingerprint_is_closed(
     settings: dict[str, object], small: Site, tmp_path: Path
 ) -> None:
     """Its pages link to each other: unfiltered, it would have no end."""

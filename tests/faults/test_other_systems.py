@@ -36,7 +36,7 @@ CUT_OFF = """
 """
 
 
-def test_a_crawl_where_names_are_missing_is_killed_and_paused_and_goes_on(
+def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
     tree: Site, tmp_path: Path
 ) -> None:
     """It grows meanwhile, and no file that is open is renamed or removed."""
@@ -162,7 +162,7 @@ def test_a_command_whose_output_nobody_reads_ends_in_silence(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("windows")
-def test_a_file_whose_name_cannot_be_is_told_of() -> None:
+def test_an_invalid_file_name_is_no_broken_pipe() -> None:
     told = OSError(errno.EINVAL, os.strerror(errno.EINVAL), "report?.html")
     cut_off = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     assert [is_broken_pipe(each) for each in (told, cut_off)] == [False, True]
@@ -174,5 +174,5 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("windows")
-def test_nobody_tells_of_a_lock_where_there_is_no_list_of_them(tmp_path: Path) -> None:
+def test_lock_holders_are_unknown_where_the_system_lists_none(tmp_path: Path) -> None:
     assert holders(tmp_path / "lock") is None

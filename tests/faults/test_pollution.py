@@ -115,7 +115,7 @@ def crafted() -> list[int]:
     return numbers
 
 
-def test_who_knows_the_salt_makes_most_pages_of_a_block_look_seen(crafted: list[int]) -> None:
+def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[int]) -> None:
     """That is why BLOOM_SALT is to be kept secret."""
     shop = fingerprints("shop", ASKED)
     in_block = [

@@ -102,7 +102,7 @@ def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
     ids=lambda happens: happens.__name__,
 )
 @places
-def test_one_warning_tells(
+def test_one_warning_says_that_queue_and_filter_do_not_fit(
     settings: dict, happens: Callable[[Site, Path, dict], None], tree: Site, tmp_path: Path
 ) -> None:
     happens(tree, tmp_path, settings)

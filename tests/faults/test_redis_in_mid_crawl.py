@@ -24,7 +24,6 @@ from tests.support.redis_faults import (
     KEY,
     PASSWORD,
     SHORT,
-    SLOW_TO_LOAD,
     WAITED,
     WatchedProxy,
     admin,
@@ -33,7 +32,6 @@ from tests.support.redis_faults import (
     patient_url_of,
     problems,
     reports_one_outage,
-    restarted_and_loading,
     start,
     url_of,
 )
@@ -139,32 +137,6 @@ def test_a_fault_shorter_than_the_deadline_costs_retries_only(
     assert len(site.hits) == PAGES
     # What was under way may be new twice, as its first answer never came.
     assert repeats(site) <= stats["bloom/redis/retries"]
-
-
-def test_a_restarted_server_that_loads_for_long_costs_retries_only(
-    site: Site, tmp_path: Path
-) -> None:
-    """It is there, and answers -LOADING to each command."""
-    server = locked_server(*SLOW_TO_LOAD)
-    proxy = WatchedProxy(server)
-    try:
-        crawl = start(site, url_of(proxy), tmp_path, held_after=GATE)
-        with restarted_and_loading(server) as load:
-            tries = proxy.tries
-            site.release()
-            crawl.wait_until(lambda: proxy.tries >= tries + 8)
-            load()
-            stats = ended(crawl)
-    finally:
-        proxy.end()
-        server.end()
-    assert stats["bloom/redis/retries"] >= 3
-    outage, *more = problems(crawl)
-    assert outage.startswith("SERVER does not answer: ")
-    # What the crawl still recorded while the server's data was saved.
-    assert all("has lost its latest changes" in line for line in more)
-    assert len(site.hits) == PAGES
-    assert repeats(site) == 0 or more
 
 
 @faults
@@ -367,19 +339,3 @@ def test_a_refusal_closes_the_spider_and_the_job_resumes_when_it_is_put_right(
     ended(crawl)
     assert not problems(crawl, "ERROR", "CRITICAL")
     assert len(site.hits) == PAGES
-
-
-def test_after_a_refusal_a_crawl_that_is_told_to_pass_continues_unfiltered(
-    cascade: Site, server: servers.Server, crawlers_url: str, tmp_path: Path
-) -> None:
-    settings = {"BLOOM_REDIS_ON_OUTAGE": "pass"}
-    crawl = start(cascade, crawlers_url, tmp_path, held_after=GATE, **settings)
-    withdraw_bitfield(server)
-    cascade.release()
-    stats = ended(crawl)
-    (line,) = problems(crawl)
-    assert line.startswith(NO_PERMISSION)
-    assert PASSED in line
-    assert stats["bloom/errors"] > 1
-    assert len(cascade.hits) == PAGES
-    assert cascade.total() > PAGES

@@ -33,7 +33,7 @@ def check_refused(crawl: Crawl) -> None:
 
 
 @pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
-def test_of_crawls_that_start_at_once_on_a_new_job_one_crawls(
+def test_of_crawls_that_start_at_once_on_a_new_job_one_runs(
     scheduler: str | None, tree: Site, tmp_path: Path
 ) -> None:
     """It crawls every page once; each of the others has one error, and another exit status."""
@@ -78,7 +78,7 @@ SCRAPYS_FILTER = {"SCHEDULER": SAFE, "DUPEFILTER_CLASS": None}
         "from Scrapys",
     ],
 )
-def test_a_job_is_one_crawls_wherever_its_filter_is(
+def test_one_crawl_at_a_time_uses_a_job_wherever_its_filter_is(
     one: dict[str, str | None] | str,
     other: dict[str, str | None] | str,
     tree: Site,

@@ -88,7 +88,7 @@ def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
     assert twice <= {*asked, "/p/0"}
 
 
-def test_a_worker_that_stood_still_goes_on_without_harm(tree: Site, tmp_path: Path) -> None:
+def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> None:
     # Others look for expired leases every quarter of a lease, here every two seconds.
     crawl = SharedCrawl(tree, tmp_path, BLOOM_QUEUE_LEASE_SECS=8)
     victim, other = crawl.hold(20)
