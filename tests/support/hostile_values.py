@@ -39,8 +39,11 @@ NAMES = [
     *(b"", b":", b"a", b"a:b:c:d", b"\xff", b"other", b"abcd0123:", b"abcd0123:0"),
     *(b"abcd0123:-1", b"abcd0123:1.5", b"abcd0123:1_0", b"abcd0123:x", b"abcd0123:" + b"9" * 5000),
     *(b"draft", b"draft:", b"draft:a:b", b"draft:../../x", b"draft:\xff", b"*:1", b"\r\n:1"),
+    *(b"unlink", b"unlink:", b"unlink:a:b", b"persist:../../x", b"unlink:\xff"),
 ]
-DRAFTS = ["[1, 2, 3]", '["1", 0]', "[-1, 0]", "[1, null]", "[1, -1e999]", "[1000000000000, 0]"]
+UNFINISHED = [b"draft:0123abcd", b"unlink:0123456789abcdef"]  # keys that are made or removed
+KEYS = [b"-1", b"1.5", b"x", b"1000000000000", b"1" * 30]
+KEYS += [b"[1, 2, 3]", b'["1", 0]', b"[-1, 0]", b"[1, null]", b"[1, -1e999]", b"[1000000000000, 0]"]
 # Figures of a generation, each of which could be, but not with the others.
 MISFITS: list[dict[str, Any]] = [
     *({"num_blocks": 10**9}, {"num_blocks": 10**9, "capacity": 10**12}, {"num_blocks": 10**30}),
@@ -60,7 +63,7 @@ def mutations(fields: Mapping[bytes, bytes]) -> Iterator[tuple[str, Fields]]:
     replaced += [(newest, fields[generations[0]])]  # two with the same keys
     replaced += [(newest.replace(b"gen", b"count"), count) for count in COUNTS]
     replaced += [(name, b"{}") for name in NAMES]
-    replaced += [(b"draft:0123abcd", each) for each in [*TEXTS, *map(str.encode, DRAFTS)]]
+    replaced += [(name, each) for name in UNFINISHED for each in [*TEXTS, *KEYS]]
     for number, (name, text) in enumerate(replaced):
         yield f"{number} {name[:30]!r}: {text[:60]!r}", {**fields, name: text}
 
@@ -131,7 +134,7 @@ def look(url: str) -> None:
 
 
 def good_fields(url: str) -> Fields:
-    """Make a filter of two generations, and a draft; return its fields."""
+    """Make a filter of two generations; return its fields."""
     client = redis.Redis.from_url(url)
     client.flushdb()
     backend = _backend(url)
@@ -141,7 +144,7 @@ def good_fields(url: str) -> Fields:
         backend.add(b"page %d" % number)
     backend.close()
     fields: Fields = client.hgetall(KEY)
-    return {**fields, b"draft:89abcdef": b"[1, 0]"}
+    return fields
 
 
 def main(url: str) -> None:
