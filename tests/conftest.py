@@ -48,13 +48,13 @@ def _no_crawl_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reactor() -> None:
-    """Scrapy 2.13 makes no crawler without one."""
+    """Install a reactor, which Scrapy 2.13 needs for a crawler."""
     install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
 
 
 @pytest.fixture
 def server() -> Iterator[servers.Server]:
-    """A server of one test alone."""
+    """Start a server for one test alone."""
     server = servers.Server()
     yield server
     server.end()
@@ -69,7 +69,7 @@ def tree() -> Iterator[sites.Site]:
 
 @pytest.fixture
 def durable() -> Iterator[servers.Server]:
-    """A server that forgets nothing."""
+    """Start a server that syncs each command to the disk."""
     server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
     yield server
     server.end()

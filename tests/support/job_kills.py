@@ -110,7 +110,7 @@ class Outcome:
 
 
 def undisturbed(directory: Path, size: Size) -> tuple[Usual, int]:
-    """What a crawl is like that nobody kills; and the pages of the site."""
+    """Crawl without a kill; return its figures, and the number of pages of the site."""
     with served(size) as site:
         job = Job(directory, site.url, OURS)
         with job_that_ends(job):
@@ -156,7 +156,7 @@ def disturbed(directory: Path, size: Size, usual: Usual, seed: int, case: Case) 
 def _asked_again(
     kills: Sequence[Kill], hits: Mapping[str, int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """What was asked for in the run that was killed and again later, for each kill.
+    """Count, for each kill, the requests of the killed run that were sent again later.
 
     And how much of that was without a response. What is asked for twice in one run, which nothing
     should be, is counted with the last kill.
@@ -221,7 +221,7 @@ def _wait_for(
 
 
 def _copied(job: Job, number: int) -> Path:
-    """A copy of what a kill left, also to look into if a page is missing in the end."""
+    """Copy what a kill left, which is kept if a page is missing in the end."""
     copy = job.job_dir.with_name(f"killed-{number}")
     if job.job_dir.exists():
         shutil.copytree(job.job_dir, copy)
@@ -229,7 +229,7 @@ def _copied(job: Job, number: int) -> Path:
 
 
 def _is_ready(database: Path) -> bool:
-    """Whether its table was there when the crawl was killed."""
+    """Return whether the database had its table when the crawl was killed."""
     if not database.exists():
         return False
     with closing(sqlite3.connect(database)) as db:

@@ -260,7 +260,7 @@ class Outcome:
 
     @property
     def told(self) -> str:
-        """In a line."""
+        """A line for people."""
         return (
             f"{self.case.site}, after {self.at} requests: "
             f"{'ended' if self.has_ended else 'not ended'}, {len(self.missing)} missing "
@@ -270,7 +270,7 @@ class Outcome:
 
     @property
     def tracebacks(self) -> int:
-        """How many there were."""
+        """The number of tracebacks."""
         return sum(line.startswith("Traceback") for line in self.errors)
 
 
@@ -329,7 +329,7 @@ def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
-    """A node has no append-only file."""
+    """Restart a node, which has no append-only file, from a snapshot."""
     server = _master(place)
     server.client.save()
     time.sleep(rng.uniform(0, BACK_SECS))
@@ -339,7 +339,7 @@ def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _replace(place: Place, rng: random.Random) -> Sequence[Job]:
-    """The replica lacks what came last."""
+    """Kill the server, and have its replica take over without the latest changes."""
     server = place.server
     assert isinstance(server, Master)
     server.promote()
@@ -355,7 +355,7 @@ def _kill_master(place: Place, _: random.Random) -> Sequence[Job]:
 
 
 def _master(place: Place) -> Server:
-    """The server, or the node of a Cluster, which has filter and queue."""
+    """Return the server, or the node of a Cluster, that has filter and queue."""
     return place.server.master_of(QUEUE) if isinstance(place.server, Cluster) else place.server
 
 
@@ -478,7 +478,7 @@ def _disturbed(
 
 @contextmanager
 def _served(place: str, rng: random.Random) -> Iterator[tuple[Server | Cluster, str]]:
-    """A server, and the URL of what is in front of it."""
+    """Start a server; yield it, and the URL for the workers."""
     server: Server | Cluster
     with ExitStack() as stack:
         if place == "cluster":
