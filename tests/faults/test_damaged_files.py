@@ -1,4 +1,4 @@
-"""Files that a disk, a copy or a hand has damaged: refused by name, and never changed.
+"""Damaged files: the error names the file, and nothing changes it.
 
 What the crawl then says and its exit status are in test_bad_input.py, for some damages of each
 kind. Here are all of them, over the files of each kind of filter.
@@ -73,7 +73,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def check_refused(open_it: Callable[[], object], path: Path, what: str) -> str:
-    """That opening a file is refused with the one line that a user needs, and changes nothing."""
+    """Check that opening a file fails with the line that a user needs, and changes nothing."""
     before = contents(path.parent)
     try:
         opened = open_it()
@@ -92,7 +92,7 @@ def check_refused(open_it: Callable[[], object], path: Path, what: str) -> str:
 
 @pytest.mark.parametrize("directory", ["closed"], indirect=True)
 def test_every_flipped_bit_and_byte_of_a_header_is_noticed(directory: Path) -> None:
-    """Also of bytes that mean nothing yet: who would rely on such a disk?"""
+    """Bytes without a meaning count, too: a disk that flips them is not to be trusted."""
     for path in sorted(directory.glob("*.bloom")):
         good = path.read_bytes()
         number = 0
@@ -114,7 +114,7 @@ def test_every_flipped_bit_and_byte_of_a_header_is_noticed(directory: Path) -> N
 def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
     directory: Path, options: dict[str, object]
 ) -> None:
-    """The bits have no checksum: it would have to change with each. What remains is as it was."""
+    """The bits have no checksum, which would change with each request. Other answers stay right."""
     rng = random.Random(SEED)
     path = max(directory.glob("*.bloom"))
     good, header = path.read_bytes(), vars(FileGeneration.at(path))
@@ -136,7 +136,7 @@ def test_a_flipped_byte_of_the_bits_changes_no_other_answer(
 
 @pytest.mark.parametrize("directory", ["closed"], indirect=True)
 def test_truncated_files_are_refused(directory: Path, options: dict[str, object]) -> None:
-    """At no length is a file taken for a smaller filter, or made whole with zeros."""
+    """At no length is a file read as a smaller filter, or extended with zeros."""
     rng = random.Random(SEED)
     before = contents(directory)
     paths = sorted(directory.glob("*.bloom"))
@@ -196,7 +196,7 @@ def queue_of(path: Path, urls: Sequence[str]) -> RequestDatabase:
 
 
 def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
-    """It is refused at once, or the crawl is closed when it comes there."""
+    """The database is refused at once, or reading fails at the damaged page."""
     rng = random.Random(SEED)
     path = tmp_path / "requests.sqlite"
     urls = {f"https://shop.example/{number}" for number in range(300)}
@@ -231,7 +231,7 @@ def test_a_truncated_queue_is_not_read_as_a_shorter_one(tmp_path: Path) -> None:
 
 
 def test_a_job_with_a_damaged_mark_is_still_one_that_was_killed(tmp_path: Path) -> None:
-    """The mark counts by being there: an empty or spoilt one, too."""
+    """Its presence counts, whatever the content of the file."""
     for content in (b"", b"\0" * 100, b"\xff\xfe\n\xff", b"one line"):
         job = tmp_path / content.hex()
         (job / "requests.queue").mkdir(parents=True)

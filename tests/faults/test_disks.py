@@ -1,4 +1,4 @@
-"""Disks that fill up or lose files in mid-crawl: no page is lost, and one line tells what to do."""
+"""Disks that fill up or lose files during a crawl: no page is lost, one line says what to do."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def all_pages(site: Site) -> bool:
 def test_a_disk_that_fills_up_in_mid_crawl_costs_no_page(
     disk: Disk, tree: Site, tmp_path: Path
 ) -> None:
-    """One error with what is missing; what was reserved goes on; later the filter grows again."""
+    """One error names the missing room; the existing file works on; a later run grows again."""
     kept = disk.path / "kept"
     settings = {"BLOOM_DIR": kept, "BLOOM_EXPECTED_REQUESTS": 30, "CONCURRENT_REQUESTS": 4}
     crawl = Crawl.held(tree, 5, tmp_path, settings)
@@ -94,13 +94,13 @@ def test_a_full_disk_ends_no_crawl_by_a_signal(disk: Disk, tree: Site, tmp_path:
 
 
 def start(tree: Site, tmp_path: Path, **settings: object) -> Crawl:
-    """A crawl that has only just begun."""
+    """Start a crawl that has got two pages."""
     settings = {"BLOOM_DIR": "kept", "BLOOM_EXPECTED_REQUESTS": 40, **settings}
     return Crawl.held(tree, 2, tmp_path, {**settings, "CONCURRENT_REQUESTS": 2})
 
 
 def test_a_directory_removed_under_a_crawl_costs_no_page(tree: Site, tmp_path: Path) -> None:
-    """The open file is still filtered with; that it can't grow, and that it is gone, are told."""
+    """The crawl still uses the open file. Errors say that it cannot grow, and that it is gone."""
     crawl = start(tree, tmp_path)
     shutil.rmtree(tmp_path / "kept")
     tree.release()
@@ -121,7 +121,7 @@ def test_a_directory_removed_under_a_crawl_costs_no_page(tree: Site, tmp_path: P
 def test_the_next_run_refuses_a_file_that_was_truncated_under_a_crawl(
     length: int, tree: Site, tmp_path: Path
 ) -> None:
-    """The kernel ends a process that writes to a mapping without a file: it can't tell why.
+    """The kernel ends a process that writes to a mapping without a file, before it can log that.
 
     The next run does: nothing is taken for a smaller or emptier filter.
     """
@@ -141,7 +141,7 @@ def test_the_next_run_refuses_a_file_that_was_truncated_under_a_crawl(
 
 
 def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: Path) -> None:
-    """A restored backup, for example: the crawl goes on with the file that it has opened."""
+    """For example, a restored backup: the crawl still uses the file that it opened."""
     crawl = start(tree, tmp_path, BLOOM_EXPECTED_REQUESTS=1000)
     other = tmp_path / "other"
     other.write_bytes(b"a backup")
@@ -157,7 +157,7 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
 
 @pytest.mark.parametrize("pages", [0, 1, 3])
 def test_forget_on_a_full_disk_harms_nothing(pages: int, disk: Disk, tmp_path: Path) -> None:
-    """With that many pages left: SQLite needs several for its file, its log and the index of it."""
+    """SQLite needs several free pages for its file, its log and the index of the log."""
     (tmp_path / "urls.txt").write_text("https://shop.example/1\nhttps://shop.example/2\n")
     run = partial(bloom, cwd=tmp_path)
     filter_ = disk.path / "f"

@@ -76,7 +76,7 @@ def small() -> Site:
 def test_a_broken_fingerprinter_costs_no_page(
     name: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
-    """One error tells of the first failure, a stat counts all, and the crawl ends well."""
+    """One error reports the first failure, a stat counts all, and the crawl finishes."""
     pages = [f"/p/{number}" for number in range(1, 31)]
     links = [f"{page}?{query}" for page in pages for query in ("a=1&b=2", "b=2&a=1")]
     site = ScriptedSite({"/": [tuple(links)]})
@@ -105,7 +105,7 @@ def test_a_broken_fingerprinter_costs_no_page(
 def test_a_crawl_without_any_fingerprint_is_closed(
     settings: dict[str, object], small: Site, tmp_path: Path
 ) -> None:
-    """Its pages link to each other: unfiltered, it would have no end."""
+    """Its pages link to each other: unfiltered, the crawl would never end."""
     limited = {**settings, "CLOSESPIDER_PAGECOUNT": 2000}
     crawl = crawl_with("Text", small, tmp_path, **limited)
     assert crawl.finish() == 0, crawl.output[-3000:]

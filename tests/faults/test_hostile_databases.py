@@ -1,4 +1,4 @@
-"""A copied `bloom` directory, or queue, whose databases and notes were made to harm who looks."""
+"""Untrusted job directories, whose databases and records were made to harm their reader."""
 
 import sqlite3
 from contextlib import closing

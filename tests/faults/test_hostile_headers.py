@@ -1,4 +1,4 @@
-"""The header of a file with figures that cannot be, under a right checksum.
+"""Headers with impossible figures and a valid checksum.
 
 A program that is broken, or hostile, writes the checksum too.
 """
@@ -60,7 +60,7 @@ def with_state(good: bytes, found: FileGeneration, state: dict[str, float]) -> b
 
 
 def spoilt(good: bytes, found: FileGeneration) -> Iterator[tuple[str, bytes]]:
-    """A name for each, and the whole file."""
+    """Yield a name for each, and the whole file."""
     for name, (offset, kind, values) in FIGURES.items():
         for value in values:
             raw = with_figure(good, offset, kind, value)

@@ -1,4 +1,4 @@
-"""The hash of a filter in Redis, damaged or hostile: one line at most, and it is left as it is."""
+"""Damaged or hostile filters in Redis: one line refuses them, and nothing changes them."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def server() -> Iterator[servers.Server]:
 
 
 def test_no_value_hangs_or_breaks_a_crawl_or_a_reader(server: servers.Server) -> None:
-    """Either it is harmless, or one line refuses it, and nothing is changed."""
+    """A value is harmless, or one line refuses it and nothing is changed."""
     ran = subprocess.run(
         [sys.executable, "-m", hostile_values.__name__, server.url],
         cwd=ROOT,

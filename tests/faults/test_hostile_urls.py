@@ -60,7 +60,7 @@ Outcomes = tuple[Counter[str], Counter[str]]
 
 
 def outcomes(directory: Path, **settings: object) -> Outcomes:
-    """What the spider got, and what the site was asked for, of a crawl that ended well."""
+    """Crawl; return what the spider got, and what the site was asked for."""
     site = Site(Anything)
     root = site.url.removesuffix("/")
     user = root.replace("//", "//user:p%40ss@")
@@ -84,7 +84,7 @@ def outcomes(directory: Path, **settings: object) -> Outcomes:
 def test_a_crawl_of_hostile_links_ends_with_the_same_pages(
     tmp_path: Path,
 ) -> None:
-    """The spider gets the same answers and failures, and the crawl is finished, exit status 0."""
+    """The spider gets the same answers and failures as with Scrapy's filter."""
     (tmp_path / "theirs").mkdir()
     their_pages, their_hits = outcomes(tmp_path / "theirs", DUPEFILTER_CLASS=SCRAPYS)
     our_pages, our_hits = outcomes(tmp_path, SCHEDULER=SAFE)

@@ -110,7 +110,7 @@ KILLED_AGAIN_AND_AGAIN = """
 
 @pytest.mark.parametrize("forgetting", [0, 1], ids=["growing", "growing and forgetting"])
 def test_what_was_recorded_is_found_after_every_kill(forgetting: int, tmp_path: Path) -> None:
-    """While it is recording, growing, forgetting, being opened and being closed."""
+    """Kills come while a filter records, grows, forgets, opens and closes."""
     seed = secrets.randbelow(10**6)
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED_AGAIN_AND_AGAIN), os.fspath(tmp_path)]

@@ -1,4 +1,4 @@
-"""What Windows and macOS have not is taken away: each branch for them is run here, on Linux."""
+"""The branches for Windows and macOS, run on Linux in a process without what those systems lack."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ CUT_OFF = """
 def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
     tree: Site, tmp_path: Path
 ) -> None:
-    """It grows meanwhile, and no file that is open is renamed or removed."""
+    """The filter grows meanwhile, and no open file is renamed or removed."""
     settings = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "JOBDIR": "job",
@@ -72,7 +72,7 @@ def test_a_killed_job_under_scrapys_scheduler_starts_over(tree: Site, tmp_path: 
 
 
 def run(script: str, directory: Path) -> None:
-    """Run a script in a process that is like one on Windows."""
+    """Run a script in a process without what Windows lacks."""
     ended = run_script(PRETENDS + textwrap.dedent(script), cwd=directory)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr

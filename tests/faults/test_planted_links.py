@@ -1,4 +1,4 @@
-"""Files that are made where somebody else has put a symbolic link: what it leads to is not touched.
+"""Symbolic links planted where files are made: what they lead to is not touched.
 
 What a killed process left under that name stops nobody, either.
 """
@@ -123,7 +123,7 @@ def test_a_report_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
 @pytest.mark.parametrize("part", ["", "-wal", "-shm"])
 def test_forget_refuses_a_link(kind: str, part: str, victim: Path, tmp_path: Path) -> None:
-    """A database is a file that lasts: what is in its place is not removed."""
+    """A database is kept for long, so nothing in its place is removed."""
     make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
     plant(tmp_path / f"filter/forgotten.sqlite{part}", victim, kind)
     ran = bloom("forget", "filter", *urls([7]), cwd=tmp_path)

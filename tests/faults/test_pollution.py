@@ -1,4 +1,4 @@
-"""A site that knows the hash scheme and crafts URLs: without the salt, it gains nothing.
+"""A site that knows the hash scheme and crafts URLs gains nothing without the salt.
 
 The attacker knows all that is published: the scheme, Scrapy's fingerprints, the settings, so the
 number of blocks and hashes. With the salt as well, URLs that all fall into one block give the pages
@@ -39,7 +39,7 @@ Filter = BloomDupeFilter
 
 @lru_cache
 def fingerprints(site: str, number: int) -> list[bytes]:
-    """Of a site's pages, by Scrapy's own fingerprinter."""
+    """Return the fingerprints of a site's pages."""
     fingerprinter = RequestFingerprinter()
     return [fingerprinter.fingerprint(Request(url)) for url in urls(site, number)]
 
@@ -49,7 +49,7 @@ def urls(site: str, number: int) -> list[str]:
 
 
 def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
-    """Block and bits of each fingerprint: what the attacker computes, or believes to."""
+    """Yield block and bits of each fingerprint, as the attacker computes them with a salt."""
     locate = make_hasher(salt, GEOMETRY.num_hashes)
     for fingerprint in of:
         block_hash, bits = locate(fingerprint)
@@ -57,7 +57,7 @@ def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
 
 
 def crafted_into(block: int, salt: bytes) -> list[int]:
-    """Numbers of the attacker's URLs that fall into a block under that salt.
+    """Return the numbers of the attacker's URLs that fall into a block under a salt.
 
     Of all that do, those that set the most new bits come first.
     """
@@ -73,7 +73,7 @@ def crafted_into(block: int, salt: bytes) -> list[int]:
 
 @contextmanager
 def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
-    """A filter that has seen honest pages, and the attacker's URLs of these numbers."""
+    """Record honest pages, and the attacker's URLs of these numbers."""
     settings = SETTINGS | ({"BLOOM_SALT": salt.hex()} if salt else {})
     crawler = get_crawler(Spider, settings)
     crawler.stats = DummyStatsCollector(crawler)
@@ -92,7 +92,7 @@ def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
 
 
 def false_drops(dupefilter: Filter, of: Sequence[bytes]) -> int:
-    """How many pages that were never recorded look seen."""
+    """Return how many pages are reported as duplicates that were never recorded."""
     return sum(fingerprint in dupefilter.backend for fingerprint in of)
 
 
@@ -102,7 +102,7 @@ def salt_of(dupefilter: Filter) -> bytes:
 
 
 def at_most(rate: float, asked: int) -> float:
-    """More than that many of so many has a chance below one in a million, at that rate."""
+    """Return a number of false positives that chance exceeds once in a million times."""
     expected = rate * asked
     return expected + 5 * expected**0.5 + 5
 
@@ -116,7 +116,7 @@ def crafted() -> list[int]:
 
 
 def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[int]) -> None:
-    """That is why BLOOM_SALT is to be kept secret."""
+    """This is why BLOOM_SALT must be kept secret."""
     shop = fingerprints("shop", ASKED)
     in_block = [
         page for page, (block, _) in zip(shop, places(LEAKED_SALT, shop), strict=True) if block == 0
@@ -132,7 +132,7 @@ def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[int
 
 
 def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
-    """The same URLs, and those chosen for the salt of the job before, are URLs like any other."""
+    """With a new salt, crafted URLs are like any other URLs."""
     shop = fingerprints("shop", ASKED)
     with crawled(None, crafted) as first:
         assert false_drops(first, shop) <= at_most(RATE, ASKED)

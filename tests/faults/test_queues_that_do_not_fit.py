@@ -1,4 +1,4 @@
-"""A job whose queue does not fit its filter any more: every page is crawled, or a line tells."""
+"""A queue and a filter of different ages: every page is crawled, or one line warns."""
 
 import shutil
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def restored_from_a_pause(site: Site, path: Path, settings: dict) -> None:
 
 
 def restored_from_a_running_crawl(site: Site, path: Path, settings: dict) -> None:
-    """With its log, so that it is whole."""
+    """Restore it with its write-ahead log, so that it is complete."""
     crawl = Crawl.held(site, 30, path, settings)
     crawl.stop()
     (path / "backup").mkdir()
@@ -67,7 +67,7 @@ def emptied(site: Site, path: Path, settings: dict) -> None:
 
 
 def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
-    """All of it, file by file; the crawl goes on meanwhile, and the copy is used then."""
+    """Copy the job file by file while the crawl runs, and use the copy."""
     crawl = Crawl.held(site, 30, path, settings)
     shutil.copytree(path / "job", path / "copy", ignore=shutil.ignore_patterns(f"{DATABASE}*"))
     site.hold_after(30)
@@ -81,7 +81,7 @@ def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
 
 
 def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
-    """To another disk, as far as anybody can tell."""
+    """Copy the job, as to another disk, and remove the original."""
     killed(site, path, settings)
     shutil.copytree(path / "job", path / "copy")
     shutil.rmtree(path / "job")
@@ -129,7 +129,7 @@ def test_one_warning_says_that_queue_and_filter_do_not_fit(
 def test_the_log_is_removed_after_a_kill(
     settings: dict, sync_secs: float, tree: Site, tmp_path: Path
 ) -> None:
-    """What was in it is gone: the queue is that of the last checkpoint of SQLite."""
+    """Then the queue is that of SQLite's last checkpoint."""
     tree.delay = 0.02
     killed(tree, tmp_path, {**settings, "BLOOM_SYNC_SECS": sync_secs}, 60)
     tree.delay = 0
@@ -148,7 +148,7 @@ def test_the_log_is_removed_after_a_kill(
 
 @places
 def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path) -> None:
-    """That is no reason to say anything."""
+    """A move after a clean end needs no warning."""
     paused(tree, tmp_path, settings)
     shutil.copytree(tmp_path / "job", tmp_path / "moved")
     shutil.rmtree(tmp_path / "job")
@@ -160,7 +160,7 @@ def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path
 
 
 def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path: Path) -> None:
-    """The other one runs in between: what waits in the first one is not lost, nor is its own."""
+    """The other job runs in between; neither loses pending requests."""
     other = {**SHARED, "JOBDIR": "other"}
     killed(tree, tmp_path, SHARED, 20)
     killed(tree, tmp_path, other, 20)

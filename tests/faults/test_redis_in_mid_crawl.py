@@ -208,7 +208,7 @@ def test_dropped_replies_cost_retries_only(
 def test_killed_connections_are_opened_again_without_a_word(
     site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    """CLIENT KILL, each time the crawl gets a page."""
+    """The server kills the connection each time the crawl gets a page."""
     client = admin(server)
     one_at_a_time = threading.Lock()  # or the site's threads would kill each other's connections
     killed = 0
