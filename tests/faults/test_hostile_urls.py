@@ -9,7 +9,7 @@ from socketserver import StreamRequestHandler
 from tests.support.crawls import SUPPORT, Crawl
 from tests.support.sites import Site
 
-SPIDER = SUPPORT / "crawl_hostile.py"
+SPIDER = SUPPORT / "hostile_spider.py"
 SCRAPYS = "scrapy.dupefilters.RFPDupeFilter"
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 MEGABYTE = 1_000_000

@@ -2,8 +2,8 @@
 
 Crawls and commands, each in a process of its own:
 
-- `crawls`: start, hold, pause, stop and kill a crawl; run a script. `*_spider.py` and
-  `crawl_hostile`: their spiders. `components`: what their settings name.
+- `crawls`: start, hold, pause, stop and kill a crawl; run a script. `*_spider`: their spiders.
+  `components`: what their settings name.
 - `cli`: run a command of `scrapy bloom`; `workspace`: the files, filters and queues that commands
   use; `shell`: run commands of the documents in bash.
 - `processes`, `preloaded`, `forked`: fork crawls and commands from a process that has imported
