@@ -60,7 +60,7 @@ def test_every_value_that_cannot_be_is_refused_and_left_as_it_is(server: servers
 # What was worst: no end, all memory, a traceback; and a filter that would take all for seen.
 WORST = {
     "deep": {b"filter": b"[" * 50_000},
-    "keys": {b"draft:0123abcd": b"[1000000000000, 0]"},
+    "keys": {b"unlink:0123456789abcdef": b"1000000000000"},
     "shape": {"num_blocks": 10**30},
     "rate": {"error_rate": float("nan")},
 }

@@ -87,6 +87,12 @@ def is_passing(error: Exception) -> bool:
     return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Check whether a server refused a write because its memory is full."""
+    name = type(reason(error)).__name__
+    return name == "OutOfMemoryError" or "OOM command not allowed" in str(error)
+
+
 def short_text(error: Exception) -> str:
     """Return what an error says, in one line, without the command that it concerns."""
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
