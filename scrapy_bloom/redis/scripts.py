@@ -262,8 +262,8 @@ return {'ok'}
 
 # Keys: as all scripts have them; then temporary sets, and the names that they get. Arguments: id of
 # a new filter; how many members each set must have; the filter's fields: how many, and these.
-# Nothing is changed if there is a filter. The fields come first: if the server's memory is full,
-# the script fails there. The id comes last: without it, there is no filter.
+# Nothing is changed if there is a filter. Before the hash is there, the sets still expire, and those
+# of an earlier filter belong to none.
 CREATE = (
     BASE
     + r"""
@@ -275,17 +275,14 @@ for index = 1, sets do
   numbers[index] = number()
   if call('ZCARD', KEYS[9 + index]) ~= numbers[index] then return {'lost'} end
 end
-local fields = {}
-for index = 1, 2 * number() do fields[index] = arg() end
-call('HSET', filter, unpack(fields))
+local fields = {'id', id}
+for index = 3, 2 * number() + 2 do fields[index] = arg() end
 call('UNLINK', unpack(KEYS, 2, 9))
 for index = 1, sets do
-  if numbers[index] > 0 then
-    call('RENAME', KEYS[9 + index], KEYS[9 + sets + index])
-    call('PERSIST', KEYS[9 + sets + index])
-  end
+  if numbers[index] > 0 then call('RENAME', KEYS[9 + index], KEYS[9 + sets + index]) end
 end
-call('HSET', filter, 'id', id)
+call('HSET', filter, unpack(fields))
+for index = 1, sets do call('PERSIST', KEYS[9 + sets + index]) end
 return {'ok'}
 """
 )
@@ -293,13 +290,17 @@ return {'ok'}
 # Keys of blocks. Arguments: seconds until they expire; the length of each in bytes. A key that is
 # there is not changed, since a copy of this call may arrive late; but the write to it fails if the
 # server's memory is full.
-MAKE = r"""
-for index, key in ipairs(KEYS) do
-  local is_new = redis.call('EXISTS', key) == 0
-  redis.call('BITFIELD', key, 'INCRBY', 'u1', 8 * ARGV[index + 1] - 1, 0)
-  if is_new then redis.call('EXPIRE', key, ARGV[1]) end
+MAKE = (
+    BASE
+    + r"""
+local secs = arg()
+for _, key in ipairs(KEYS) do
+  local is_new = call('EXISTS', key) == 0
+  call('BITFIELD', key, 'INCRBY', 'u1', 8 * number() - 1, 0)
+  if is_new then call('EXPIRE', key, secs) end
 end
 """
+)
 
 # id. Removes a filter, and its queue, at once; its blocks are left to the caller.
 REMOVE = (

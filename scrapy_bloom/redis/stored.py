@@ -46,7 +46,7 @@ class FilterInfo:
     fingerprinter: str  # import path of what makes the fingerprints
     spider: str  # for information
     created_at: float  # seconds since 1970
-    error_rate: float = 0.0  # as asked for, for information; 0: not said
+    error_rate: float  # as asked for when the filter was made
     shards: int = 1  # that filter and queue are split into
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME

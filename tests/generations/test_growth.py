@@ -11,7 +11,6 @@ from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry
 from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.job.recovery import Job
 from tests.support.clock import Clock
 from tests.support.local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 
@@ -149,29 +148,6 @@ class TestGrowth:
             assert [each.capacity for each in backend.status().generations] == capacities
             backend.close()
 
-    def test_so_does_one_that_is_not_full_yet(self, place: Path | None) -> None:
-        backend = make(place, on_full="close")
-        for fingerprint in fps(90):
-            backend.add(fingerprint)
-        if place:
-            backend.close()
-            backend = make(place, on_full="close", capacity=1000)
-            for fingerprint in fps(500):
-                backend.add(fingerprint)
-            assert [each.capacity for each in backend.status().generations] == [100, 900]
-        backend.close()
-
-    def test_so_does_a_quarter_of_a_window(self, tmp_path: Path, clock: Clock) -> None:
-        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW)
-        for fingerprint in fps(100):
-            backend.add(fingerprint)
-        backend.close()
-        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW, capacity=1000)
-        for fingerprint in fps(300):
-            backend.add(fingerprint)
-        assert [each.capacity for each in backend.status().generations] == [100, 900]
-        backend.close()
-
     def test_a_missing_generation_is_noticed(self, tmp_path: Path) -> None:
         backend = make(tmp_path)
         for fingerprint in fps(1000):
@@ -212,16 +188,6 @@ class TestGrowth:
         with pytest.raises(FilterFileError, match="belong to different filters"):
             make(tmp_path / "a", clock, window_secs=WINDOW)
         assert foreign.exists()
-
-    def test_an_unclean_shutdown_sets_all_generations_aside(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        backend.unlock()
-        backend = make(tmp_path, job=Job(None, "reset"))
-        assert backend.status().count == 0
-        assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4
-        backend.close()
 
 
 class TestNoRoom:

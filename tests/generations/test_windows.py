@@ -62,19 +62,6 @@ class TestWindow:
         assert backend.status().count <= 2
         backend.close()
 
-    def test_a_long_pause_expires_all(self, tmp_path: Path, clock: Clock) -> None:
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        backend.close()
-        clock.now += 100 * WINDOW
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        backend.begin()
-        assert not any(fingerprint in backend for fingerprint in fps(1000))
-        assert backend.status().count == 0
-        assert len(files(tmp_path)) == 1
-        backend.close()
-
     def test_the_error_rate_holds_with_all_quarters_full(self, clock: Clock) -> None:
         backend = make(None, clock, capacity=8000, error_rate=1e-2, window_secs=WINDOW)
         for quarter in range(6):

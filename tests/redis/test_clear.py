@@ -24,17 +24,6 @@ class TestClear:
         first.close()
         second.close()
 
-    def test_what_one_has_flushed_the_end_of_another_does_not_bring_back(
-        self, key: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first, second = opened("valkey", key), opened("valkey", key, flush=True)
-        for fingerprint in fps(100):
-            assert first.add(fingerprint)
-        second.close()
-        first.close()
-        assert not left(key)
-        assert messages(caplog, WARNING) == []
-
     def test_what_one_has_flushed_a_slow_one_does_not_bring_back(
         self, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -111,31 +100,4 @@ class TestClear:
         first.clear()
         first.close()
         second.close()
-        assert not left(key)
-
-    def test_all_forget(self, key: str) -> None:
-        first, second = opened("valkey", key), opened("valkey", key)
-        assert first.add(b"page")
-        assert not second.add(b"page")
-        second.clear()
-        assert second.add(b"page")
-        assert first.add(b"other")
-        assert not first.add(b"page")
-        first.close()
-        second.close()
-        assert opened("valkey", key).status().count == 2
-
-    def test_nothing_stays_after_a_flush_at_the_close(self, key: str) -> None:
-        backend = opened("valkey", key, flush=True)
-        backend.add(b"page")
-        assert left(key)
-        backend.close()
-        assert not left(key)
-
-    def test_clearing_and_closing_leaves_nothing(self, key: str) -> None:
-        backend = opened("valkey", key)
-        backend.add(b"page")
-        backend.clear()
-        assert backend.status().count == 0
-        backend.close()
         assert not left(key)

@@ -138,23 +138,6 @@ class TestAllIsLost:
         first.close()
         late.close()
 
-    @LOSSES
-    def test_it_happens_again(
-        self,
-        lose: Callable[[servers.Server], None],
-        server: servers.Server,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        backend = opened(server.url)
-        for number in range(1, 4):
-            assert all(backend.add(fingerprint) for fingerprint in fps(100))
-            assert not any(backend.add(fingerprint) for fingerprint in fps(100))
-            lose(server)
-            backend.confirm()
-            assert fps(1)[0] not in backend
-            assert len(messages(caplog, WARNING)) == number
-        backend.close()
-
     def test_the_server_is_away_again_before_another_filter_is_begun(
         self,
         server: servers.Server,
@@ -257,22 +240,6 @@ class TestSomeIsLost:
         first.close()
         late.close()
 
-    def test_who_has_seen_nothing_of_what_is_lost_goes_on(self, server: servers.Server) -> None:
-        """The last reply may be that of before the snapshot."""
-        first, late = opened(server.url), opened(server.url)
-        assert all(first.add(fingerprint) for fingerprint in fps(100))
-        assert not any(late.add(fingerprint) for fingerprint in fps(100))
-        server.client.save()
-        assert first.add(b"lost")
-        server.client.shutdown(nosave=True)
-        server.start()
-        for each in (first, late):
-            each.confirm()
-        assert (first.voided, late.voided) == (1, 0)
-        assert late.add(b"lost")
-        first.close()
-        late.close()
-
     def test_a_master_of_a_cluster_that_is_back_empty(self) -> None:
         cluster = servers.Cluster()
         backend = opened(cluster.url, cluster=True)
@@ -341,15 +308,4 @@ class TestUnconfirmed:
         backend.confirm()
         assert (backend.unconfirmed, backend.voided) == (0, 1)
         assert fps(1)[0] not in backend
-        backend.close()
-
-    def test_there_are_never_many(self, server: servers.Server) -> None:
-        backend = opened(server.url, trust_secs=3600)
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        for _ in range(15):
-            assert not any(backend.add(fingerprint) for fingerprint in fps(100))
-            assert backend.unconfirmed <= 1000
-        restart_empty(server)
-        answers = [backend.add(fingerprint) for _ in range(12) for fingerprint in fps(100)]
-        assert any(answers[:1001])
         backend.close()

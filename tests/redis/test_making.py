@@ -15,6 +15,7 @@ from scrapy_bloom.redis.making import Maker
 from scrapy_bloom.redis.scripts import MAKE, maker_key
 from scrapy_bloom.redis.stored import RedisGeneration
 from tests.support import servers
+from tests.support.clock import Clock
 from tests.support.redis_filters import fps, opened
 
 POLICY = Policy(expected=1_000_000, error_rate=1e-3)  # in 2 keys
@@ -124,13 +125,35 @@ def test_of_two_generations_that_are_made_at_once_one_counts(
 
 
 def test_while_another_crawl_makes_a_generation_the_full_one_stays(
-    crawl: SharedFilter, server: servers.Server
+    server: servers.Server,
 ) -> None:
+    backend = opened("valkey", "k", url=server.url, capacity=1000)
     with closing(Maker(RedisServer(server.url), "k")) as maker:
-        assert maker.begin(crawl.id, crawl.version)
-        assert not crawl.append(POLICY.first(), 1.0, 0.0)
-        assert len(crawl.live) == 1
-    assert crawl.append(POLICY.first(), 1.0, 0.0)
+        assert maker.begin(backend.filter.id, backend.filter.version)
+        assert all(backend.add(fingerprint) for fingerprint in fps(1005))
+        assert len(backend.status().generations) == 1
+    # It tries again after a hundredth of the capacity.
+    assert all(backend.add(fingerprint) for fingerprint in fps(1005, 1015))
+    assert [each.count for each in backend.status().generations] == [1010, 5]
+    backend.close()
+
+
+def test_while_another_crawl_makes_the_next_quarter_the_last_one_stays_open(
+    server: servers.Server,
+) -> None:
+    clock = Clock()
+    options = {"url": server.url, "window_secs": 1000, "clock": clock}
+    backend = opened("valkey", "k", **options)
+    with closing(Maker(RedisServer(server.url), "k")) as maker:
+        assert maker.begin(backend.filter.id, backend.filter.version)
+        clock.now += 251
+        assert backend.add(b"page")
+        (only,) = backend.status().generations
+        assert (only.count, only.open_until) == (1, clock.now + 10)
+    clock.now += 6
+    assert backend.add(b"other")
+    assert [each.count for each in backend.status().generations] == [1, 1]
+    backend.close()
 
 
 @pytest.mark.parametrize("change", ["create", "append"])
