@@ -64,7 +64,7 @@ class Copied(NamedTuple):
 
 
 def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
-    """Copy the filter of a closed crawl into Redis, and the queue of CrashSafeScheduler beside it.
+    """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
     The spider's start() is run again by the first worker, as by each run of a job.
 
@@ -88,7 +88,7 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)  # that of the job, see `lock_job`
+        stack.callback(lock_directory(directory).release)  # which is also that of the job
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)

@@ -112,7 +112,7 @@ class Size:
 
     @property
     def geometry(self) -> Geometry:
-        """Return the smallest that will do."""
+        """Return the smallest geometry that keeps the error rate."""
         return choose_geometry(self.capacity, self.error_rate)
 
     def filter(self, salt: bytes | None) -> BloomFilter:

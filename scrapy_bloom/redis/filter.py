@@ -1,7 +1,7 @@
 """A filter in Redis or Valkey, as one crawl takes part in it: its generations and their mirrors.
 
 Each change of the generations gives the filter another version, and each script names the version
-that it is for. So no bit is ever set in a generation that is over.
+that it is for. So no bit is ever set in a generation that has ended.
 """
 
 import logging
@@ -56,7 +56,7 @@ class _Lookup(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the bits of a fingerprint are, as scripts are told it."""
+    """Where the bits of a fingerprint are, in the words of a script."""
 
     fields: Sequence[Any]  # of the newest generation's count, and the hashes of all, oldest first
     pack: Callable[..., bytes]  # of the positions in a block
@@ -64,12 +64,13 @@ class _Layout(NamedTuple):
 
 
 class SharedFilter:
-    """A filter's hash and blocks, and the mirrors of its bits; see `Generations`.
+    """A filter's hash and blocks, and the mirrors of its bits: a store of `Generations`.
 
     Args:
         server: the connection.
         key: the name of the hash.
-        policy, origin: as in `LocalBackend`.
+        policy: how large the filter is, and when it grows and expires.
+        origin: what the filter holds, and whose.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         changed: called when the list of generations has changed.
         clock: seconds since 1970, for tests; None: the server's.
@@ -78,7 +79,8 @@ class SharedFilter:
     Attributes:
         id: of the filter; another one if it was lost, or removed.
         live: generations, oldest first.
-        held_from: see `Generations`: a shared queue is there, and its crawl has not ended.
+        held_from: number of the first generation that must not end, because the crawl of a shared
+            queue has recorded in it; infinite once that crawl has ended.
         forgets: how often fingerprints were forgotten, as far as is known.
     """
 
@@ -321,7 +323,7 @@ class SharedFilter:
         return answers
 
     def note_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
-        """Note what a batch has told of the filter: it was forgotten how often, and its count."""
+        """Keep the figures of the filter that a batch has returned."""
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
 
@@ -341,7 +343,7 @@ class SharedFilter:
         self._know_nothing()
 
     def drop_mirrors(self) -> None:
-        """Begin the mirrors anew: the server may have lost bits."""
+        """Start with empty mirrors, because the server may have lost bits."""
         for each in self.live:
             each.mirror = None
         self._begin_mirrors()
@@ -357,7 +359,7 @@ class SharedFilter:
         if self._number:
             self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
 
-    # The generations: see `Generations`.
+    # The methods of `Generations`.
 
     def now(self) -> float:
         """Return the time for all crawlers; never before the newest generation's."""
@@ -365,7 +367,7 @@ class SharedFilter:
         return max(now, self.live[-1].created_at if self.live else 0.0)
 
     def ends(self, newest: Generation) -> float:
-        """Return when the newest is over; the window may have been changed since it was made."""
+        """Return when the newest generation ends; the window may have changed since it was made."""
         own = self._policy.open_until(newest.created_at)
         if newest.open_until and newest.number >= self.held_from:
             return newest.open_until
@@ -422,7 +424,7 @@ class SharedFilter:
     # Blocks.
 
     def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """Return the name of the key of some blocks: see `CHUNK_BLOCKS`."""
+        """Return the name of one of the keys of a generation's blocks."""
         return block_key(self.key, generation.id, chunk)
 
 

@@ -122,7 +122,7 @@ class Maker:
     def renew(self) -> None:
         """Keep the lock, if it is time to."""
         if time.monotonic() > self._renewed_at + _RENEW_SECS:
-            self._server.send("PEXPIRE", self._lock, _LOCK_MS)
+            self._server.send("EXPIRE", self._lock, _LOCK_MS // 1000)
             self._renewed_at = time.monotonic()
 
     def check(self) -> None:
@@ -169,7 +169,7 @@ class Maker:
 
 
 def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> None:
-    """Do what is left to do with the keys of generations that were published or removed.
+    """Make the keys of published generations permanent, and remove those of expired generations.
 
     It may be done any number of times, by any number of crawls.
     """

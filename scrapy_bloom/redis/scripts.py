@@ -262,8 +262,8 @@ return {'ok'}
 
 # Keys: as all scripts have them; then temporary sets, and the names that they get. Arguments: id of
 # a new filter; how many members each set must have; the filter's fields: how many, and these.
-# Nothing is changed if there is a filter. Before the hash is there, the sets still expire, and those
-# of an earlier filter belong to none.
+# Nothing is changed if there is a filter. Until the hash is there, the sets expire, and those of an
+# earlier filter belong to none.
 CREATE = (
     BASE
     + r"""

@@ -148,7 +148,7 @@ class Stored:
     version: str
     info: FilterInfo
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    held_from: float  # see `Generations`
+    held_from: float  # number of the first generation that must not end; infinite: all may
     unfinished: Sequence[Unfinished]
 
 

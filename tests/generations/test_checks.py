@@ -91,14 +91,6 @@ def test_a_filter_of_two_blocks_may_be_half_empty() -> None:
                 check_generation(found)
 
 
-def test_half_the_size_is_not_enough() -> None:
-    shape = Geometry(8, 10)
-    half = classic_error_rate(shape.num_bits // 2, 10, 20_000)
-    check_generation(generation(geometry=shape, error_rate=half))
-    with pytest.raises(ValueError, match="does not fit"):
-        check_generation(generation(geometry=shape, error_rate=half * 1.0001))
-
-
 def test_times() -> None:
     for value in (0, LAST):
         check_time("it", value)

@@ -9,8 +9,7 @@ import pytest
 
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
-from scrapy_bloom.filters.sizing import Geometry, choose_geometry
-from scrapy_bloom.generations.policy import Generation, Policy
+from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.clock import Clock
 from tests.support.local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 
@@ -78,35 +77,6 @@ class TestGrowth:
         for fingerprint in fps(1000, 1600):
             assert backend.add(fingerprint)
         assert len(backend.status().generations) == 5
-        backend.close()
-
-    def test_the_sum_of_the_rates_stays_below_what_was_asked(self) -> None:
-        policy, live = Policy(expected=10, error_rate=1e-12), []
-        for number in range(1, 25):
-            size = policy.next(live) if live else policy.first()
-            live.append(
-                Generation(
-                    number=number,
-                    geometry=Geometry(1, 1),
-                    capacity=size.capacity,
-                    error_rate=size.error_rate,
-                    created_at=0.0,
-                )
-            )
-        assert sum(each.error_rate for each in live) <= 1e-12
-        assert [each.capacity for each in live[:4]] == [10, 20, 40, 80]
-
-    def test_changed_settings_count_for_the_next_generation(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        for fingerprint in fps(100):
-            backend.add(fingerprint)
-        backend.close()
-        backend = make(tmp_path, capacity=5000, error_rate=1e-3)
-        backend.add(b"one more")
-        one, two = backend.status().generations
-        assert (one.capacity, one.error_rate) == (100, 5e-10)
-        assert two.capacity == 4900
-        assert two.error_rate == pytest.approx(5e-4)
         backend.close()
 
     def test_stricter_settings_than_before(self, tmp_path: Path) -> None:

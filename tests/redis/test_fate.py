@@ -225,21 +225,6 @@ class TestSomeIsLost:
         backend.close()
         service.end()
 
-    def test_an_answer_that_only_the_lost_changes_had(self, server: servers.Server) -> None:
-        """Another crawl has recorded what this one was told of, and only it is asked again."""
-        first, late = opened(server.url), opened(server.url, trust_secs=3600)
-        server.client.save()
-        assert first.add(b"page")
-        assert not late.add(b"page")
-        server.client.shutdown(nosave=True)
-        server.start()
-        late.confirm()
-        assert late.voided == 1
-        assert late.add(b"page")
-        assert not first.add(b"page")
-        first.close()
-        late.close()
-
     def test_a_master_of_a_cluster_that_is_back_empty(self) -> None:
         cluster = servers.Cluster()
         backend = opened(cluster.url, cluster=True)
@@ -256,18 +241,6 @@ class TestSomeIsLost:
         assert backend.add(b"new")
         assert all(backend.add(fingerprint) for fingerprint in fps(1000))
         assert backend.voided == 1
-        backend.close()
-        cluster.end()
-
-    def test_a_promoted_replica_in_a_cluster(self) -> None:
-        """It has all that its master had: nothing is lost, and nothing said."""
-        cluster = servers.Cluster(with_replicas=True)
-        backend = opened(cluster.url, cluster=True)
-        assert all(backend.add(fingerprint) for fingerprint in fps(1000))
-        cluster.replace(cluster.master_of("k"))
-        assert all(backend.add(fingerprint) for fingerprint in fps(1000, 1100))
-        assert not any(backend.add(fingerprint) for fingerprint in fps(1100))
-        assert backend.voided == 0
         backend.close()
         cluster.end()
 

@@ -1,4 +1,4 @@
-"""Errors of a Redis server: whether they may pass, and what to do about them."""
+"""Judge errors of a Redis server: whether they may pass, and what to do about them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server: asking it, and waiting out its outages."""
+"""Call a Redis or Valkey server, and wait out its outages."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
-_SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
+_SILENT_SECS = 2.0  # a shorter wait is not logged
 _BATCH = 64  # commands sent at once
 _CLOSING_SECS = 5.0  # for an outage that begins at the close
 
@@ -125,7 +125,7 @@ class RedisServer:
                 result = function(self._connected())
             except BloomError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
+            except Exception as error:  # noqa: BLE001 - it is reported below
                 failure = reason(error)
             else:
                 self._log_return()
@@ -150,7 +150,7 @@ class RedisServer:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def send(self, *words: Any, patient: bool = True) -> Any:
-        """Send one command, and return its answer; see `call`."""
+        """Send one command, and return its answer; raises what `call` raises."""
         return self.call(lambda client: client.execute_command(*words), patient=patient)
 
     def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:

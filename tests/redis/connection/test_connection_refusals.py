@@ -45,18 +45,6 @@ class TestRefusals:
         assert message.endswith(LOGIN_HINT)
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_login_of_the_master_behind_a_sentinel(self, program: str) -> None:
-        own = servers.Service(program)
-        own.servers[0].client.config_set("requirepass", PASSWORD)
-        url = f"redis://{{}}127.0.0.1:{own.sentinel.port}"
-        for login in ("", f":wrong{SECRET}@"):
-            message = refusal(url.format(login), sentinel="mymaster")
-            assert message.endswith(LOGIN_HINT)
-        login = f":{quote(PASSWORD, safe='')}@"
-        assert RedisServer(url.format(login), sentinel="mymaster").now() > 0
-        own.end()
-
-    @pytest.mark.parametrize("program", PROGRAMS)
     def test_login_of_the_sentinel(self, program: str) -> None:
         own = servers.Service(program)
         admin = own.sentinel.client
@@ -68,10 +56,6 @@ class TestRefusals:
         params = {"sentinel_kwargs": {"password": PASSWORD}}
         assert RedisServer(own.url, sentinel="mymaster", params=params).now() > 0
         own.end()
-
-    def test_certificate_of_a_cluster(self, tls_cluster: servers.Cluster) -> None:
-        url = f"rediss://:{SECRET}@127.0.0.1:{tls_cluster.nodes[0].tls_port}"
-        assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, cluster=True)
 
     @pytest.mark.parametrize("place", [*PROGRAMS, "cluster"])
     def test_permissions_and_what_the_message_says_is_enough(self, place: str, key: str) -> None:

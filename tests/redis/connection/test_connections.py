@@ -43,12 +43,6 @@ class TestConnections:
         assert client["db"] == "2"
         server.close()
 
-    def test_user_and_password_percent_encoded(self, program: str, key: str) -> None:
-        server = RedisServer(f"redis://{LOGIN}127.0.0.1:{locked(program).port}")
-        use(server, key)
-        assert server.call(lambda client: str_of(client.acl_whoami())) == USER
-        assert server.address == f"redis://127.0.0.1:{locked(program).port}"
-
     def test_login_in_the_parameters(self, program: str, key: str) -> None:
         # What scrapy-redis's REDIS_PARAMS may hold; what would make redis-py repeat is left out.
         params = {"username": USER, "password": PASSWORD, "db": 1, "socket_timeout": 3}
@@ -125,10 +119,6 @@ def test_all_commands_share_one_connection() -> None:
     own.end()
 
 
-def str_of(answer: str | bytes) -> str:
-    return answer if isinstance(answer, str) else answer.decode()
-
-
 def clients(admin: redis.Redis) -> int:
     """Normal connections to a server, but for those of a Sentinel."""
     listed = admin.client_list(_type="normal")
@@ -136,10 +126,6 @@ def clients(admin: redis.Redis) -> int:
 
 
 class TestCluster:
-    def test_any_node_will_do(self, key: str) -> None:
-        for node in servers.shared_cluster().nodes:
-            use(RedisServer(node.url, cluster=True), key)
-
     def test_tls_and_password(
         self, key: str, tls_cluster: servers.Cluster, certificate: Path
     ) -> None:
