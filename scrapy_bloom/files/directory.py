@@ -315,7 +315,7 @@ class FilterReader:
         newest = self.files[-1]
         self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
-        self.error_rate = newest.origin.error_rate  # as asked for; 0: not said
+        self.error_rate = newest.origin.error_rate  # as asked for
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]

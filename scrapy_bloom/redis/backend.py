@@ -42,18 +42,19 @@ class RedisBackend:
     Args:
         server: the connection.
         key: the name of the filter's hash, and part of the names of its other keys.
-        policy, origin: see `LocalBackend`; the policy is for all crawlers together.
+        policy: how large the filter is, and when it grows and expires; for all crawlers together.
+        origin: what the filter holds, and whose.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
-        shards: see `SharedFilter`.
+        shards: how many filters there are of this kind, of which this is one.
 
     Attributes:
-        parts: this one; see `ShardedBackend`.
+        parts: this backend alone; a `ShardedBackend` has several.
         filter: its generations and mirrors.
-        collect: what `add` calls in place of the server, if a queue records; see `SharedQueue`.
+        collect: what `add` calls in place of the server, if a shared queue records fingerprints.
         unconfirmed: how many answers came from the mirrors since the server's last word.
         voided: how often the server turned out to have lost the filter.
     """
@@ -186,7 +187,7 @@ class RedisBackend:
             )
 
     def begin(self) -> None:
-        """Begin the crawl: note that the job is in use."""
+        """Begin the crawl: mark the job as in use."""
         self._job.begin(self.filter.id)
         newest = self.filter.live[-1]
         if newest.open_until and not self.life.has_window:
@@ -198,7 +199,7 @@ class RedisBackend:
                 self.life.log_cannot_turn(error)
 
     def _changed(self) -> None:
-        """Note that the list of generations has changed."""
+        """Plan for a list of generations that has changed."""
         try:
             self._job.goes_on_with(self.filter.id)
         finally:  # also if the disk is full
