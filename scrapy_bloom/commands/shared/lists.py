@@ -46,6 +46,19 @@ def begins_with_scheme(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
+def checked_urls(
+    urls: Iterable[str], fingerprint: Callable[[str], bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield URLs of the command line and their fingerprints; raises a BloomError if one is none."""
+    for url in urls:
+        if not begins_with_scheme(url):
+            raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
+        try:
+            yield url, fingerprint(url)
+        except ValueError as error:
+            raise BloomError(f"{url!r} is not a URL: {error}") from None
+
+
 @dataclass
 class UrlList:
     """The URLs in a list, and their fingerprints.

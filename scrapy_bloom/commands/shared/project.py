@@ -48,6 +48,7 @@ class Project:
     """The settings and the fingerprinter of a crawl."""
 
     settings: Settings  # as the command got them
+    crawler: Crawler  # not started
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str  # import path of what makes it
@@ -109,6 +110,7 @@ def load_project(
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
         settings=settings,
+        crawler=crawler,
         bloom=bloom,
         fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
