@@ -125,7 +125,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     urls = url_list(options.file, project, options) if options.file is not None else None
     counts = _Counts()
     if is_moving:
-        with closing(answering_server(_source(options, settings))) as server:
+        source = load_project(settings, options.spider, options.from_scrapy_redis)
+        with closing(answering_server(source)) as server:
             keys = _scrapy_redis_keys(project, options, server)
             _add_to_shared(project, options, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
@@ -190,10 +191,6 @@ def _requests(options: argparse.Namespace, urls: UrlList | None, project: Projec
         yield [made(url.decode()) for url, _ in batch]
 
 
-def _source(options: argparse.Namespace, settings: Settings) -> Project:
-    return load_project(settings, options.spider, options.from_scrapy_redis)
-
-
 def _scrapy_redis_keys(
     project: Project, options: argparse.Namespace, server: Any
 ) -> list[RedisKey]:
@@ -202,10 +199,17 @@ def _scrapy_redis_keys(
     queue = settings.get("SCHEDULER_QUEUE_KEY") or "%(spider)s:requests"
     starts = getattr(project.crawler.spidercls, "redis_key", None)
     starts = starts or settings.get("REDIS_START_URLS_KEY") or "%(name)s:start_urls"
-    return [
+    keys = [
         RedisKey(server, queue % {"spider": spider}, is_queue=True, drains=options.drain),
         RedisKey(server, starts % {"name": spider}, is_queue=False, drains=options.drain),
     ]
+    if not any(server.batches([("EXISTS", each.key) for each in keys])):
+        raise StorageError(
+            f"{server.address} has neither the queue {keys[0].key!r} nor the start URLs "
+            f"{keys[1].key!r} of scrapy-redis; set SCHEDULER_QUEUE_KEY or REDIS_START_URLS_KEY, if "
+            "they have other names"
+        )
+    return keys
 
 
 def _moved(keys: list[RedisKey]) -> _Requests:

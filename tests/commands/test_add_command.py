@@ -1,5 +1,6 @@
 """`scrapy bloom add`: requests for a running or paused crawl, and what scrapy-redis has left."""
 
+import json
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ from scrapy import Request
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with
+from tests.support.documents import BLOCK, section
 from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.shell import run_in_shell
 from tests.support.sites import Site
 from tests.support.workspace import start_project
 
@@ -222,3 +225,129 @@ def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:
     ran = bloom("add", *arguments, "parse_item", cwd=project)
     assert "--callback parse_item: the spider 'shop' has no such method" in ran.error
     assert "holds no queue" in bloom("add", *arguments, "parse", cwd=project).error
+
+
+# What scrapy-redis has left.
+
+NO_START = """
+    async def start(self):
+        return
+        yield
+"""
+REDIS_SPIDER = f"""
+from scrapy_redis.spiders import RedisSpider
+
+Links = LinkSpider
+del LinkSpider  # it is not the spider to run
+
+class Shop(RedisSpider, Links):
+    name = "shop"
+    redis_batch_size = 3
+    {NO_START}
+"""
+PLAIN_SPIDER = f"""
+LinkSpider.name = "shop"
+
+class Start:
+    {NO_START}
+
+LinkSpider.start = Start.start
+"""
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("queue", ["PriorityQueue", "FifoQueue"])
+def test_the_recipe_to_move_a_redis_spider(
+    queue: str, tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    client, name = server.client, tmp_path.name
+    starts, requests, seen = (f"{name}:{each}" for each in ("starts", "requests", "seen"))
+    keys = {"SCHEDULER_QUEUE_KEY": requests, "REDIS_START_URLS_KEY": starts}
+    theirs = {
+        **keys,
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "SCHEDULER_PERSIST": True,
+        "SCHEDULER_QUEUE_CLASS": f"scrapy_redis.queue.{queue}",
+        "SCHEDULER_DUPEFILTER_KEY": seen,
+        "DUPEFILTER_CLASS": "scrapy_redis.dupefilter.RFPDupeFilter",
+        "REDIS_URL": server.url,
+    }
+    client.rpush(starts, tree.url, *urls(tree, *range(5)))
+    client.rpush(starts, *(json.dumps({"url": url}) for url in urls(tree, *range(5, 10))))
+    spider = spider_with(tmp_path, REDIS_SPIDER)
+    crawl = Crawl.held(tree, 20, tmp_path, theirs, spider=spider)
+    crawl.interrupt()
+    left, queued = client.llen(starts), client.exists(requests)
+    assert 0 < left < 11
+    assert queued
+    assert 20 < tree.total() < 100
+
+    setting, shell, _ = (code for _, code in BLOCK.findall(section("Move a RedisSpider")))
+    named = {"shop:moved": f"{name}:moved", "shop:dupefilter": seen}
+    for written, real in {"redis://localhost:6379/0": server.url, **named}.items():
+        setting, shell = setting.replace(written, real), shell.replace(written, real)
+    for each, value in keys.items():
+        shell = shell.replace("--from-scrapy-redis", f"-s {each}={value} --from-scrapy-redis")
+    ran = run_in_shell(shell, tmp_path)
+    assert ran.returncode == 0, ran
+    assert client.llen(starts) == left
+    settings: dict[str, object] = {}
+    exec(setting, settings)
+    ours = {each: value for each, value in settings.items() if each.isupper()}
+    spider = spider_with(tmp_path, PLAIN_SPIDER)
+    ours["BLOOM_QUEUE_WHEN_EMPTY"] = "close"
+    Crawl.finished(tree.url, tmp_path, ours, spider=spider)
+    assert added(tree) == paths(*range(10))
+    pages = {path: number for path, number in tree.hits.items() if path.startswith("/p/")}
+    assert len(pages) == 150
+    assert [path for path, number in pages.items() if number > 1] in ([], ["/p/0"])
+
+
+@pytest.mark.parametrize("kind", ["list", "set", "zset"])
+def test_keys_are_drained_but_for_what_cannot_be_read(
+    kind: str, server: servers.Server, tmp_path: Path
+) -> None:
+    requests = [
+        Request(f"https://shop.example/{number}", callback=None, priority=number).to_dict()
+        for number in range(250)
+    ]
+    pickles = [pickle.dumps(each) for each in requests]
+    pickles[7] = pickle.dumps({"url": Trap(tmp_path / "sprung")})
+    pickles[100] = b"no pickle"
+    client, key = server.client, f"{tmp_path.name}:requests"
+    fill = {"list": client.rpush, "set": client.sadd}
+    if kind == "zset":
+        client.zadd(key, {each: -number for number, each in enumerate(pickles)})
+    else:
+        fill[kind](key, *pickles)
+    arguments = ("add", server.url, "--key", tmp_path.name, "--spider", "shop")
+    source = ("--from-scrapy-redis", server.url, "--drain", "--json")
+    names = ("-s", f"SCHEDULER_QUEUE_KEY={key}")
+    ran = bloom(*arguments, *source, *names, cwd=tmp_path)
+    assert (ran.json["new"], ran.json["skipped"]) == (248, 2)
+    assert "2 entries of scrapy-redis could not be read, and stayed there; the first: " in ran.error
+    read = {"list": lambda: client.lrange(key, 0, -1), "set": lambda: client.smembers(key)}
+    there = client.zrange(key, 0, -1) if kind == "zset" else read[kind]()
+    assert set(there) == {pickles[7], pickles[100]}
+    assert not (tmp_path / "sprung").exists()
+    again = bloom(*arguments, *source, *names, cwd=tmp_path)
+    assert (again.json["new"], again.json["skipped"]) == (0, 2)
+    queue = bloom("queue", server.url, "--key", tmp_path.name, "--json", cwd=tmp_path).json
+    assert queue["pending"] == 248
+    assert queue["next"][0]["priority"] == 249
+
+
+def test_scrapy_redis_has_left_nothing(server: servers.Server, tmp_path: Path) -> None:
+    arguments = (server.url, "--key", tmp_path.name, "--spider", tmp_path.name)
+    ran = bloom("add", *arguments, "--from-scrapy-redis", server.url, cwd=tmp_path)
+    assert f"has neither the queue '{tmp_path.name}:requests' nor the start URLs " in ran.error
+    assert not server.client.exists(tmp_path.name)
