@@ -125,7 +125,7 @@ class JobQueue(SafeQueue):
         if requests is None:
             if aside := self._attempt(set_aside, files[0]):
                 self._logger.error(
-                    "The requests that `scrapy bloom add` has handed over in %s cannot be read, "
+                    "The requests that scrapy bloom add has handed over in %s cannot be read, "
                     "and are not crawled. It was renamed to %s: add the requests again",
                     files[0],
                     aside.name,
@@ -143,7 +143,7 @@ class JobQueue(SafeQueue):
         if not self.has_failed:
             self._attempt(files[0].unlink)
             self._logger.info(
-                "Queued %s that `scrapy bloom add` has handed over, but for duplicates",
+                "Queued %s that scrapy bloom add has handed over, but for duplicates",
                 counted(len(requests), "request"),
             )
 
