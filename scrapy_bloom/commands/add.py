@@ -72,7 +72,7 @@ HELP = "add requests to a running or paused crawl"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl")
     parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')

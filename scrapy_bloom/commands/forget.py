@@ -30,6 +30,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.text import counted
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -38,7 +39,7 @@ _BATCH = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
     parser.add_argument("--file", metavar="URLFILE", help='a list of them; "-": the standard input')
@@ -75,8 +76,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             }
         )
     else:
-        what = "request is" if forgotten == 1 else "requests are"
-        say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
+        what = counted(forgotten, "request is", "requests are")
+        say(f"{what} crawled again when a crawl next meets them")
         if unrecorded:
             say(f"Not recorded, and left out: {unrecorded:,}")
     if urls:

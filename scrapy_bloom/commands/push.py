@@ -30,7 +30,7 @@ HELP = "copy a filter, and its queue, from files into Redis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     parser.add_argument("path", type=arguments.path, metavar="PATH", help="the filter's directory")
     arguments.add_server(parser)
     arguments.add_filter_name(parser)

@@ -76,7 +76,7 @@ _REQUEST_COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument(
         "--next", type=requests, default=10, metavar="N", help="how many requests to show (10)"

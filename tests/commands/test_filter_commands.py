@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
+from tests.support.backends import local_backend
 from tests.support.cli import SCRAPY, at_a_terminal, bloom
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
@@ -160,24 +158,6 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
 
 
-def test_a_reader_of_a_filter_in_a_cluster(tmp_path: Path) -> None:
-    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
-    place, options = servers.shared_cluster(), {"cluster": True}
-    backend = redis_backend(
-        RedisServer(place.url, **options),
-        key,
-        capacity=100,
-        error_rate=1e-6,
-    )
-    backend.open()
-    assert backend.add_many(recorded) == 250
-    backend.close()
-    reader = RedisReader(RedisServer(place.url, **options), key)
-    assert reader.are_seen([*recorded, *fingerprints(urls(range(1000, 1100)))]) == (
-        [True] * 250 + [False] * 100
-    )
-
-
 def test_check_when_the_window_is_over(tmp_path: Path) -> None:
     """As a crawl would at this time, though none has removed the old files yet."""
     clock = Clock(time.time() - 24 * 3600)
@@ -283,14 +263,6 @@ def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> No
     assert told in error
     assert "with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE" in error
     assert not list(tmp_path.glob("both/*.bloom"))
-
-
-def test_a_url_where_a_path_is_meant(tmp_path: Path) -> None:
-    ran = bloom("merge", "a", "b", "-o", "redis://me:secret@localhost:6379/0", cwd=tmp_path)
-    assert ran.status == 2
-    assert "give a path" in ran.err
-    assert "secret" not in ran.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_filters_for_one_path(tmp_path: Path) -> None:

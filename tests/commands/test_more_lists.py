@@ -17,7 +17,7 @@ from test_import_trouble import peak_bytes
 from scrapy_bloom.commands.shared.lists import UrlList, _Array
 from scrapy_bloom.exceptions import StorageError
 from tests.support import servers
-from tests.support.cli import SCRAPY, UNMEASURED, at_a_terminal, bloom
+from tests.support.cli import SCRAPY, UNMEASURED, bloom
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 FEED_SPIDER = """
@@ -134,21 +134,6 @@ def test_a_record_over_many_lines_takes_little_memory(
     assert peak < 400_000_000
 
 
-@pytest.mark.parametrize("name", ["x.txt", "x.csv", "x.json"])
-def test_long_urls_take_little_memory(name: str, tmp_path: Path) -> None:
-    """A hundred URLs of 8 MB each."""
-    url = b"https://shop.example/" + 8_000_000 * b"x"
-    begin, line, end = {
-        "x.txt": (b"", url + b"\n", b""),
-        "x.csv": (b"url\n", url + b"\n", b""),
-        "x.json": (b"[\n", b'{"url": "' + url + b'"},\n', b"{}]"),
-    }[name]
-    write_hostile(tmp_path / f"{name}.gz", begin, line, 100, end)
-    make_filter(tmp_path / "filter", [])
-    options = ("check", "filter", f"{name}.gz", "--seen")
-    assert peak_bytes(*options, cwd=tmp_path, status=int(bool(end))) < 400_000_000
-
-
 def test_a_list_that_begins_with_a_comment(tmp_path: Path) -> None:
     for number, begin in enumerate(("# my list\n", "\n  # my list\n#\n", f"#{20_000 * 'x'}\n")):
         (tmp_path / "list").write_text(f"{begin}https://shop.example/1\n")
@@ -262,13 +247,6 @@ def test_a_line_is_answered_when_it_comes(form: str, tmp_path: Path) -> None:
             process.wait(60)
 
 
-def test_the_summary_comes_behind_the_urls_at_a_terminal(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", [])
-    write_urls(tmp_path / "urls.txt", urls(range(3)))
-    ran = at_a_terminal("check", "filter", "urls.txt", cwd=tmp_path)
-    assert ran.out.split("\r\n")[:-1] == [*urls(range(3)), "3 URLs: 3 new, 0 seen"]
-
-
 def test_nothing_to_import_makes_no_filter(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "comments").write_text("# nothing yet\n\n")
@@ -363,29 +341,6 @@ def test_a_long_url_is_not_repeated_in_the_error(tmp_path: Path) -> None:
     ran = bloom("import", "urls.txt", "new", cwd=tmp_path)
     assert "the first: line 2: " in ran.error
     assert len(ran.error) < 500
-
-
-def test_one_and_many(tmp_path: Path) -> None:
-    (tmp_path / "one").write_text("https://shop.example/1\nno url\n")
-    ran = bloom("import", "one", "filter", cwd=tmp_path)
-    assert "Read 1 request in" in ran.out
-    assert "1 line is not a URL and was left out; the first: line 2" in ran.error
-    ran = bloom("check", "filter", "one", cwd=tmp_path)
-    assert "1 URL: 0 new, 1 seen" in ran.err
-    (tmp_path / "two").write_text("https://shop.example/1\nno url\nno url\nhttps://x.example/\n")
-    ran = bloom("check", "filter", "two", cwd=tmp_path)
-    assert "2 URLs: 1 new, 1 seen" in ran.err
-    assert "2 lines are not URLs and were left out; the first: line 2" in ran.error
-
-
-def test_one_shape_of_figures(tmp_path: Path) -> None:
-    (tmp_path / "list").write_text("https://shop.example/1\nno url\nhttps://shop.example/2\n")
-    imported = bloom("import", "list", "filter", "--json", cwd=tmp_path).json
-    assert [imported[name] for name in ("read", "new", "skipped")] == [2, 2, 1]
-    checked = bloom("check", "filter", "list", "--json", cwd=tmp_path).json
-    assert checked == {"read": 2, "new": 0, "seen": 2, "skipped": 1}
-    forgotten = bloom("forget", "filter", "--file", "list", "--json", cwd=tmp_path).json
-    assert forgotten == {"read": 2, "new": 0, "forgotten": 2, "skipped": 1}
 
 
 # Pipes.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.text import counted
 
 FORMATS = ("urls", "jl", "json", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
@@ -125,10 +126,10 @@ class UrlList:
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out, since they are not URLs."""
         if self.skipped:
-            what = (
-                "line is not a URL and was" if self.skipped == 1 else "lines are not URLs and were"
+            lines = counted(
+                self.skipped, "line is not a URL and was", "lines are not URLs and were"
             )
-            raise BloomError(f"{self.skipped:,} {what} left out; the first: {self.first_skipped}")
+            raise BloomError(f"{lines} left out; the first: {self.first_skipped}")
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[_Entries, Callable[[Any], str]]]:
