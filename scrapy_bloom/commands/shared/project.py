@@ -237,7 +237,7 @@ def job_database(path: Path) -> Path | None:
 
 
 def _recent_changes(path: Path) -> dict[bytes, bool | None]:
-    """Return, for each fingerprint in a job's log that its filter lacks, whether it is forgotten."""
+    """Return which fingerprints in the log of a job its filter lacks, and if they are forgotten."""
     database = None if path.is_file() else job_database(path)
     if database is None:
         return {}
