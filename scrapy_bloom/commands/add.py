@@ -16,11 +16,11 @@ them; so run this once, or with --drain.
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article
   scrapy bloom add redis://localhost:6379/0 --key shop:bloom --file urls.txt --priority 10
-  scrapy bloom add redis://localhost:6379/0 --spider shop --from-scrapy-redis redis://localhost:6379/0
+  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --from-scrapy-redis redis://localhost:6379/0
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +61,7 @@ from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted
 
@@ -102,9 +103,6 @@ class _Counts:
     duplicate: int = 0
     skipped: int = 0
 
-    def __str__(self) -> str:
-        return f"{counted(self.new, 'request was', 'requests were')} added before that"
-
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Add requests."""
@@ -115,11 +113,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         )
     if options.drain and not is_moving:
         raise UsageError("--drain is for --from-scrapy-redis")
-    if is_moving and (not is_redis(options.place) or not options.spider):
-        raise UsageError(
-            "--from-scrapy-redis adds to a queue in Redis: give its URL, and the spider with "
-            "--spider"
-        )
+    if is_moving and not is_redis(options.place):
+        raise UsageError("--from-scrapy-redis adds to a queue in Redis: give its URL")
     project = load_project(settings, options.spider, options.place)
     _check_callback(options, project)
     urls = url_list(options.file, project, options) if options.file is not None else None
@@ -127,14 +122,15 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if is_moving:
         source = load_project(settings, options.spider, options.from_scrapy_redis)
         with closing(answering_server(source)) as server:
-            keys = _scrapy_redis_keys(project, options, server)
-            _add_to_shared(project, options, _moved(keys), counts)
+            target = _target(project, options)
+            keys = _scrapy_redis_keys(project, options, target.spider, server)
+            _add_to_shared(project, target, _moved(keys), counts)
         skipped = [each.first_skipped for each in keys if each.skipped]
         counts.skipped = sum(each.skipped for each in keys)
     else:
         requests = _requests(options, urls, project)
         if is_redis(options.place):
-            _add_to_shared(project, options, requests, counts)
+            _add_to_shared(project, _target(project, options), requests, counts)
         else:
             _add_to_job(project, options, requests, counts)
         counts.skipped = urls.skipped if urls else 0
@@ -192,10 +188,10 @@ def _requests(options: argparse.Namespace, urls: UrlList | None, project: Projec
 
 
 def _scrapy_redis_keys(
-    project: Project, options: argparse.Namespace, server: Any
+    project: Project, options: argparse.Namespace, spider: str, server: RedisServer
 ) -> list[RedisKey]:
     """Return the keys of scrapy-redis, by the names that its settings have."""
-    settings, spider = project.crawler.settings, options.spider
+    settings = project.crawler.settings
     queue = settings.get("SCHEDULER_QUEUE_KEY") or "%(spider)s:requests"
     starts = getattr(project.crawler.spidercls, "redis_key", None)
     starts = starts or settings.get("REDIS_START_URLS_KEY") or "%(name)s:start_urls"
@@ -229,55 +225,64 @@ def _add_to_job(
     check_filter_name(options, options.place, spider_counts=True)
     has_filter = bool(jobdir.filter_files(job_dir / "bloom"))  # else it is in a BLOOM_DIR
     with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
-        waiting: list[Mapping[str, Any]] = []
         for batch in requests:
             found = [request for request, _ in batch]
             if reader is not None and not options.dont_filter:
                 seen = reader.are_seen([project.fingerprint(request_of(each)) for each in found])
                 found = [each for each, is_seen in zip(found, seen, strict=True) if not is_seen]
             counts.duplicate += len(batch) - len(found)
-            waiting += found
-            while waiting:
-                some, waiting = waiting[:MOST_IN_A_FILE], waiting[MOST_IN_A_FILE:]
-                hand_over(job_dir, some)
-                counts.new += len(some)
+            for start in range(0, len(found), MOST_IN_A_FILE):
+                hand_over(job_dir, found[start : start + MOST_IN_A_FILE])
+            counts.new += len(found)
 
 
-def _add_to_shared(
-    project: Project, options: argparse.Namespace, requests: _Requests, counts: _Counts
-) -> None:
-    """Add requests to the queue in Redis, as a worker that takes none."""
+@dataclass
+class _Target:
+    key: str
+    spider: str
+    shards: int
+
+
+def _target(project: Project, options: argparse.Namespace) -> _Target:
+    """Return the queue that requests are added to; raises a StorageError if there is none.
+
+    What scrapy-redis has left may begin a new one, whose spider --spider names.
+    """
     filter_ = connect(options, project)
     server, key = filter_.server, filter_.key
     with closing(server):
         state, is_new = read_state(server, key), filter_.read() is None
-        shards = len(shard_keys(server, key))
-    if state is None and not options.from_scrapy_redis:
-        raise StorageError(f"{server.address} has no queue {key!r}; no request was added")
+        shards = project.bloom.redis_shards if is_new else len(shard_keys(server, key))
     spider = options.spider or (state.crawl if state else "")
-    origin = Origin(
-        salt=project.bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider
-    )
+    if state is None and not (options.from_scrapy_redis and spider):
+        hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
+        raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
+    return _Target(key, spider, shards)
+
+
+def _add_to_shared(project: Project, target: _Target, requests: _Requests, counts: _Counts) -> None:
+    """Add requests to the queue in Redis, as a worker that takes none."""
     bloom = replace(
         project.bloom,
-        redis_key=key.replace("%", "%%"),
-        redis_shards=project.bloom.redis_shards if is_new else shards,
+        redis_key=target.key.replace("%", "%%"),
+        redis_shards=target.shards,
         redis_flush=False,
         redis_mirror=False,
     )
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=target.spider)
     backend = redis_backend(bloom, origin, Job())
     order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
     with ExitStack() as stack:
-        stack.callback(_close, backend)
+        stack.callback(_end, backend.close)
         backend.open()
         store = store_of(
             [each.filter for each in backend.parts],
-            spider,
+            target.spider,
             by_slot=by_slot,
             lease_secs=bloom.queue_lease_secs,
         )
         store.join()
-        stack.callback(_leave, store)
+        stack.callback(_end, store.leave)
         try:
             for batch in requests:
                 collected = Collected()
@@ -294,17 +299,15 @@ def _add_to_shared(
                     counts.new += sum(queued)
                     counts.duplicate += len(queued) - sum(queued)
         except StorageError as error:
-            raise BloomError(f"{error} ({counts}; repeat the command to continue)") from error
+            added = counted(counts.new, "request was", "requests were")
+            raise BloomError(
+                f"{error} ({added} added before that; repeat the command to continue)"
+            ) from error
 
 
-def _close(backend: Any) -> None:
-    with suppress(StorageError):
-        backend.close()
-
-
-def _leave(store: Any) -> None:
-    with suppress(StorageError):  # its lease expires
-        store.leave()
+def _end(function: Callable[[], None]) -> None:
+    with suppress(StorageError):  # the lease of this worker expires by itself
+        function()
 
 
 def _found(

@@ -94,9 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Show a queue, or change it."""
     changes = [options.requeue, options.drop, options.drop_host is not None]
-    if any(changes) and (options.json or sum(changes) > 1):
+    if any(changes) and (options.dead or options.json or sum(changes) > 1):
         raise UsageError(
-            "give one of --requeue, --drop and --drop-host; they show nothing: leave --json out"
+            "give one of --requeue, --drop and --drop-host; they show nothing: leave --dead and "
+            "--json out"
         )
     if is_redis(options.place):
         filter_ = connect(options, load_project(settings, options.spider, options.place))

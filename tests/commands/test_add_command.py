@@ -138,7 +138,7 @@ def test_a_place_without_a_queue(server: servers.Server, tmp_path: Path) -> None
         ([], "which requests? Give URLs"),
         (["https://a.example", "--from-scrapy-redis", "redis"], "which requests? Give URLs"),
         (["https://a.example", "--drain"], "--drain is for --from-scrapy-redis"),
-        (["--from-scrapy-redis", "redis"], "adds to a queue in Redis"),
+        (["--from-scrapy-redis", "redis"], "adds to a queue in Redis: give its URL"),
     ],
 )
 def test_what_does_not_go_together(arguments: list[str], why: str, tmp_path: Path) -> None:

@@ -86,12 +86,6 @@ def test_info_of_a_damaged_filter(tmp_path: Path) -> None:
     assert "has a damaged header" in bloom("info", "filter", cwd=tmp_path).error
 
 
-def test_info_of_a_filter_with_a_window(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", [b"x"], window_secs=3600)
-    (row,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
-    assert row["open_until"] == pytest.approx(row["created"] + 900, abs=1)
-
-
 def test_info_of_a_filter_in_redis(server: servers.Server, tmp_path: Path) -> None:
     key = f"{tmp_path.name}:bloom"
     recorded = fingerprints(urls(range(250)))
@@ -186,14 +180,6 @@ def test_check_within_a_window_that_grew_shortly_before_a_quarter_ended(tmp_path
     backend.close()
     write_urls(tmp_path / "urls.txt", urls(range(120)))
     assert bloom("check", ".", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 120
-
-
-def test_check_with_another_fingerprinter(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
-    write_urls(tmp_path / "urls.txt", urls(range(10)))
-    other = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    ran = bloom("check", "filter", "urls.txt", *other, cwd=tmp_path)
-    assert f"-s REQUEST_FINGERPRINTER_CLASS={FINGERPRINTER}" in ran.error
 
 
 def test_check_as_part_of_a_pipe(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
     arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
-        assert "they show nothing: leave --json out" in ran.err
+        assert "they show nothing: leave --dead and --json out" in ran.err
     dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
     assert [each["reason"] for each in dead] == [
         "was in flight in four processes that died, the last time alone"
