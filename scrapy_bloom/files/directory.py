@@ -21,7 +21,7 @@ from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import read_anew
+from scrapy_bloom.job.disk import drop_cached_pages
 from scrapy_bloom.job.locks import LOCK_NAME, holders, lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files, is_job
 from scrapy_bloom.job.recovery import Damage, Job, UncleanEnd
@@ -106,7 +106,7 @@ class _Stored(NamedTuple):
         paths = filter_files(directory)
         records = LogRecords.read(directory) if paths else LogRecords()
         if records.open:
-            read_anew(*paths, *forgotten_file.files(directory))
+            drop_cached_pages(*paths, *forgotten_file.files(directory))
         files = [FileGeneration.at(each) for each in paths]
         for file in files:
             if file.origin.fingerprinter != clip(fingerprinter):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import beside, check_no_links, connect_readonly, has_schema
+from scrapy_bloom.job.disk import check_no_links, connect_readonly, has_schema, log_and_index
 
 if TYPE_CHECKING:
     import sqlite3
@@ -35,7 +35,7 @@ _REMOVE = "DELETE FROM forgotten WHERE fingerprint = ?"
 def files(directory: Path) -> list[Path]:
     """Return the database of a filter's directory, and what SQLite keeps beside it."""
     database = directory / NAME
-    return [path for path in (database, *beside(database)) if path.exists()]
+    return [path for path in (database, *log_and_index(database)) if path.exists()]
 
 
 class ForgottenFile:

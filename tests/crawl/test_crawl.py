@@ -121,7 +121,7 @@ def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path
     crawl = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
     assert crawl.finish() != 0
     (error,) = crawl.told("ERROR")
-    assert "or the files were copied without their times, see docs/faq.md" in error
+    assert "or the files were copied without their modification times, see docs/faq.md" in error
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES
@@ -224,7 +224,7 @@ def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> N
     settings = {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "keep"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.told("WARNING")
-    assert "Scrapy's queue would fail now; it was set aside" in warning
+    assert "Scrapy's queue is unusable; it was set aside" in warning
     assert not crawl.lines("ERROR")
 
 
@@ -277,7 +277,7 @@ def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Pat
     crawl = Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
     assert set(tree.hits) == {"/p/0"}
     (warning,) = crawl.lines("WARNING")
-    assert "What was recorded is kept" in warning
+    assert "The filter keeps the recorded requests" in warning
 
 
 def test_a_crawl_without_directory_keeps_the_filter_in_memory(tree: Site, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
     with lock_job(tmp_path):
         make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
     (told,) = caplog.messages
-    assert "What was recorded is kept, so the filter reports" in told
+    assert "The filter keeps the recorded requests, so it reports" in told
 
 
 def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
     if is_aside:
         assert seen == queued & set(fps(80))
     elif is_log_older:
-        assert "are not crawled, since the filter reports them as duplicates" in text
+        assert "are not crawled, because the filter reports them as duplicates" in text
         assert 'set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset"' in text
     else:
         assert "No page is lost" in text
@@ -269,7 +269,7 @@ def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
     abandon(other)
     crawl = LoggedFilter(tmp_path / "job", kept)
     (told,) = caplog.messages
-    assert "requests that are missing in the queue are not crawled" in told
+    assert "requests that the queue lacks are not crawled" in told
     assert b"page" in crawl.backend
     assert not list(kept.glob("*.set-aside-*"))
     crawl.close()

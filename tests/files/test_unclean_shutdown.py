@@ -44,7 +44,7 @@ class TestUncleanShutdown:
         backend = make(tmp_path)
         assert b"page" in backend
         (record,) = caplog.records
-        assert "What was recorded is kept (at least 1 request)" in record.getMessage()
+        assert "The filter keeps the recorded requests (at least 1 request)" in record.getMessage()
         assert backend.add(b"other")
         backend.close()
         caplog.clear()
