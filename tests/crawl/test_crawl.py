@@ -388,6 +388,6 @@ def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
     assert len(tree.hits) == PAGES
     (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
     kept = sum(rates(tmp_path / "job")[:files])
-    assert f"that its files were made for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is for" in line
+    assert f"that its files were created for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is used" in line
     assert not [line for line in crawl.told("WARNING") if "error rate" in line]
     assert all(each <= 1e-9 for each in rates(tmp_path / "job")[files:])

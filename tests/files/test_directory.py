@@ -137,7 +137,7 @@ def test_what_is_kept_is_told_if_the_settings_ask_for_more(
         ({"salt": None}, None),
         ({"salt": bytes(16)}, "keeps the salt"),
         ({"capacity": 99}, None),
-        ({"capacity": 101}, "made for 100 requests .* BLOOM_EXPECTED_REQUESTS = 101 counts"),
+        ({"capacity": 101}, "created for 100 requests .* BLOOM_EXPECTED_REQUESTS = 101 is used"),
         ({"capacity": 101, "window_secs": WINDOW}, None),
         ({"error_rate": 1e-4}, "the error rate .* 0.0005; BLOOM_ERROR_RATE = 0.0001 is"),
     ):

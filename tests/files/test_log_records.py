@@ -18,7 +18,10 @@ from tests.support.logged_filters import LoggedFilter
 
 ONE = "generation-0001.bloom"
 OLDER, NEWER = "is older than the filter", "the filter is older than"
-LACKS, OTHER = "the filter lacks what", "is not the queue that the filter was used with"
+LACKS, OTHER = (
+    "the filter lacks requests that",
+    "is not the queue that the filter was last used with",
+)
 COPY = f"(was copied or moved while a crawl used it, or after it was killed|{OLDER})"
 
 

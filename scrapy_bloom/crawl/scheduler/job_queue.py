@@ -77,16 +77,16 @@ class JobQueue(SafeQueue):
                 fingerprint = changes.last
         found = self._serialized(request, fingerprint)
         if found is None:
-            record = partial(self._record, changes, changes.hold(before))
+            record = partial(self._record, changes, changes.postpone(before))
             self._in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
         return self.place
 
-    def _record(self, changes: Overlay, held: Sequence[Any]) -> None:
+    def _record(self, changes: Overlay, postponed: Sequence[Any]) -> None:
         """Record a request that is done, and was kept in memory, unless it has failed."""
         if not self.has_failed:
-            changes.release([each for each in held if each.fingerprint not in self._forgotten])
+            changes.collect([each for each in postponed if each.fingerprint not in self._forgotten])
             self._flush_soon.schedule()
 
     def _enqueue_unlogged(self, request: Request) -> str | None:
