@@ -294,7 +294,7 @@ def test_a_full_disk(tree: Site, tmp_path: Path) -> None:
     crawl.finish()
     (line,) = crawl.told("ERROR")
     assert f"The queue in {tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
-    assert "make room" in line
+    assert "free some space" in line
     assert "bloom_queue_failed" in line
     assert len(tree.hits) < PAGES
     finished(tree, tmp_path, {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000})

@@ -71,7 +71,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     (error,) = crawl.told("ERROR")
     assert f"The queue in {disk.path}/kept/requests.sqlite, or its filter, cannot be" in error
-    assert "make room, or repair the disk, and start the crawl again" in error
+    assert "free some space or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()
     crawl = Crawl(tree.url, tmp_path, settings)

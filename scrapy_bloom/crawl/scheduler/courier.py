@@ -1,4 +1,4 @@
-"""A thread that sends a worker's batches, one at a time: the event loop never waits for them."""
+"""Send a worker's batches in a thread, one at a time, so that the event loop never waits."""
 
 import queue
 import threading
@@ -11,14 +11,14 @@ _Out = TypeVar("_Out")
 
 
 class Courier(Generic[_In, _Out]):
-    """Has batches sent by a thread, and their outcomes delivered in the event loop.
+    """A thread that sends batches, and passes the replies to the event loop.
 
     Args:
-        exchange: called in the thread with each batch; it must not raise.
-        deliver: called in the event loop with each batch and what `exchange` has returned.
+        exchange: sends a batch, and returns the reply; called in the thread; it must not raise.
+        deliver: called in the event loop with each batch and its reply.
         call_in_loop: calls a function in the event loop, from any thread.
-        nothing: makes an empty batch, which is sent when there was no other for some time.
-        renew_secs: that time, in seconds.
+        nothing: returns an empty batch.
+        renew_secs: seconds without a batch after which the thread sends an empty one.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Courier(Generic[_In, _Out]):
         self._thread.start()
 
     def send(self, batch: _In) -> None:
-        """Have a batch sent, after those before it."""
+        """Send a batch after the previous ones."""
         self._outbox.put(batch)
 
     def end(self) -> None:
-        """End the thread, once it has sent what it was given."""
+        """End the thread after it has sent all batches."""
         self._outbox.put(None)
 
     def _run(self) -> None:
@@ -54,5 +54,5 @@ class Courier(Generic[_In, _Out]):
                 batch = self._nothing()
             if batch is None:
                 return
-            outcome = self._exchange(batch)
-            self._call_in_loop(partial(self._deliver, batch, outcome))
+            reply = self._exchange(batch)
+            self._call_in_loop(partial(self._deliver, batch, reply))
