@@ -134,7 +134,7 @@ def workers(project: Path) -> Iterator[list[tuple[Scrapy, Path]]]:
     """Each command of the page, run as it stands there: the first serves, the others are these."""
     with (project / "example/site.py").open("a") as source:
         source.write(FOR_BOTH)
-    first, *others = TERMINALS.findall((ROOT / "docs/scaling.md").read_text())
+    first, *others = TERMINALS.findall((ROOT / "docs/distributed.md").read_text())
     known = {**os.environ, "EXAMPLE_PORT": str(free_port())}  # others may run it here now
     python, *arguments = first.split()
     assert python == "python"
