@@ -175,6 +175,26 @@ def other_site() -> Iterator[Site]:
     site.end()
 
 
+def test_the_commands_of_getting_started(project: Path) -> None:
+    text = (ROOT / "docs/getting-started.md").read_text()
+    commands = "".join(code for language, code in BLOCK.findall(text) if language == "sh")
+    ran = run_in_shell(commands, project)
+    assert ran.returncode == 0, ran
+    assert (project / "report.html").exists()
+    shown = [
+        line
+        for page in ("docs/getting-started.md", "README.md")
+        for language, code in BLOCK.findall((ROOT / page).read_text())
+        if language == "text"
+        for line in code.splitlines()
+    ]
+    assert len(shown) == 5
+    for line in shown:
+        if ": Bloom filter: " not in line:  # once a minute
+            of_any_crawl = re.sub(r"[\d,.e-]+\d|practically 0", ".+", re.escape(line).replace("\\", ""))
+            assert re.search(of_any_crawl.replace("job/", ".*/").replace("(", "."), ran.stderr), line
+
+
 def test_another_site(project: Path, other_site: Site) -> None:
     status, output = run(project, "crawl", "docs", "-a", f"url={other_site.url}")
     assert status == 0, output
