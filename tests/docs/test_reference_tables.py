@@ -1,5 +1,6 @@
 """The tables of the documents: their figures are computed again."""
 
+import json
 import re
 
 from scrapy_bloom.filters.sizing import (
@@ -10,7 +11,7 @@ from scrapy_bloom.filters.sizing import (
 )
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import MAX_MIRROR_BYTES
-from tests.support.documents import page, section
+from tests.support.documents import ROOT, page, section
 
 
 def size(nbytes: float) -> str:
@@ -81,3 +82,22 @@ def test_the_bits_in_the_comparison() -> None:
     own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
     (cells,) = re.findall(r"^\| bytes a request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
     assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
+
+
+def test_the_table_of_times_is_that_of_the_benchmark() -> None:
+    kept = json.loads((ROOT / "benchmarks/results/request.json").read_text("utf-8"))
+    ours, other, *_ = (table["rows"] for table in kept["section"]["tables"])
+    parameters = ("1 parameter", "2 parameters", "3 parameters")
+    lines = {
+        "plain URL": (ours, ("plain",)),
+        "URL with 1 to 3 parameters": (ours, parameters),
+        "URL that w3lib has to canonicalize": (ours, ("outside",)),
+        "other fingerprinter": (other, ("plain", *parameters, "outside")),
+    }
+    for name, (rows, kinds) in lines.items():
+        cells = []
+        for request in ("new", "duplicate", "repeated link"):
+            ratios = [row[5] for row in rows if row[0] in kinds and row[1] == request]
+            shown = [f"{float(ratio):.2f}" for ratio in (min(ratios), max(ratios))]
+            cells.append(" to ".join(dict.fromkeys(shown)))
+        assert f"| {name} | {' | '.join(cells)} |" in page("faq.md"), cells
