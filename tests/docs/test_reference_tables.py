@@ -73,14 +73,14 @@ def test_the_table_of_two_lists() -> None:
 
 def test_the_bits_in_the_comparison() -> None:
     text = page("comparison.md")
-    (cells,) = re.findall(r"^\| bits a request, at 1e-6 \| (.*?) \|$", text, re.MULTILINE)
+    (cells,) = re.findall(r"^\| bits per request, at 1e-6 \| (.*?) \|$", text, re.MULTILINE)
     *others, ours = cells.split(" | ")
     classic = optimal_num_bits(10**6, 1e-6) / 1e6  # as measured with each of the three
     assert others == [f"{classic:.1f}"] * 3
     alone, growing = (choose_geometry(10**7, p).num_bits / 1e7 for p in (1e-6, 5e-7))
     assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
     own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
-    (cells,) = re.findall(r"^\| bytes a request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
+    (cells,) = re.findall(r"^\| bytes per request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
     assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
 
 
