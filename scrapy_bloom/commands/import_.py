@@ -291,12 +291,9 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
 
 
 def _check_size(
-    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], said: float
+    options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
 ) -> None:
-    """Check that a filter is as large and as exact as the options say: it cannot be changed.
-
-    What it says itself of the error rate that it was made for is given, 0 if nothing.
-    """
+    """Check that a filter is as large and as exact as the options say: it cannot be changed."""
     room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
     asked = replace(bloom, on_full="grow").policy.first()
     if options.expected_requests and room < asked.capacity:
@@ -304,7 +301,7 @@ def _check_size(
             "--expected-requests is for a new filter: DEST has one already, for fewer requests. "
             "Leave the option out (the filter grows when it is full), or give another DEST"
         )
-    rate = rate_asked(live, said)
+    rate = rate_asked(live, made_for)
     if options.error_rate and rate > float(f"{bloom.error_rate:.9g}"):
         raise UsageError(
             f"--error-rate is for a new filter: DEST has one already, for {rate:g}. Leave the "

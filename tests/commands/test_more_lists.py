@@ -400,7 +400,6 @@ def test_one_shape_of_figures(tmp_path: Path) -> None:
         "requests.sqlite",
         "requests.seen",
         "bloom.in-use",
-        "bloom.ended",
     ],
 )
 @pytest.mark.parametrize("command", ["info", "import into", "import from"])
