@@ -26,6 +26,7 @@ SUBCOMMANDS = (
     "info",
     "queue",
     "stop",
+    "add",
     "import_",
     "check",
     "forget",

@@ -580,6 +580,36 @@ def requeue_dead(path: Path) -> int:
         raise unusable(path, error) from error
 
 
+def drop_dead(path: Path) -> int:
+    """Remove the dead requests of a job; return how many there were. Raises as `requeue_dead`."""
+    return _drop(path, "state = ?", DEAD)
+
+
+def drop_slot(path: Path, slot: str) -> int:
+    """Remove the pending requests of a slot; return how many there were. Raises as `drop_dead`."""
+    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
+
+
+def _drop(path: Path, where: str, *values: object) -> int:
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            check_database(db, path)
+            db.execute("BEGIN IMMEDIATE")
+            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
+            number, ids = db.execute(query, values).fetchone()
+            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
+            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - of constants
+            db.execute(
+                "UPDATE filter_log SET left = left - ?, checksum = ?",
+                (number, _checksum_of(checksum - ids, 0)),
+            )
+            db.execute("COMMIT")
+            return int(number)
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
 def read_recent(path: Path) -> list[Change]:
     """Return the changes that a filter may lack, in order; raises as `read_counts`."""
     try:
