@@ -10,6 +10,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import scrapy_bloom
@@ -56,6 +57,7 @@ class _Module:
     def __init__(self, path: Path) -> None:
         self._tree = ast.parse(path.read_text("utf-8"))
         self._values: dict[str, list[ast.expr]] = {}  # of variables, and what functions return
+        self._open: set[str] = set()  # names that are being resolved
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self._values.setdefault(node.targets[0].id, []).append(node.value)
@@ -82,24 +84,43 @@ class _Module:
                     for text in self._texts(argument):
                         yield node.lineno, re.sub(rf"{GAP}+", GAP, text)
 
-    def _texts(self, node: ast.expr) -> Iterator[str]:
+    def _texts(self, node: ast.expr) -> Iterator[str]:  # noqa: C901 - a case for each kind
         """Yield each text that an expression may be."""
         if isinstance(node, ast.IfExp):
             yield from self._texts(node.body)
             yield from self._texts(node.orelse)
+        elif isinstance(node, ast.Dict):
+            for value in node.values:
+                yield from self._texts(value)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield _PLACEHOLDER.sub(GAP, node.value).replace("%%", "%")
         elif isinstance(node, ast.JoinedStr):
-            parts = [each.value if isinstance(each, ast.Constant) else GAP for each in node.values]
-            yield "".join(map(str, parts))
+            for parts in product(*map(self._parts, node.values)):
+                yield "".join(parts)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
             for left in [*self._texts(node.left)] or [GAP]:
                 for right in [*self._texts(node.right)] or [GAP]:
                     yield left + right
-        elif isinstance(node, ast.Name | ast.Call):
-            called = node.func if isinstance(node, ast.Call) else node
-            for value in self._values.pop(ast.unparse(called), []):  # once: it may be recursive
-                yield from self._texts(value)
+        elif isinstance(node, ast.Name | ast.Call | ast.Subscript):
+            named = node.func if isinstance(node, ast.Call) else node
+            name = ast.unparse(named.value if isinstance(named, ast.Subscript) else named)
+            if name not in self._open:  # it may be recursive
+                self._open.add(name)
+                for value in self._values.get(name, []):
+                    yield from self._texts(value)
+                self._open.remove(name)
+
+    def _parts(self, node: ast.expr) -> list[str]:
+        """Return each text that a part of an f-string may be; GAP for a value."""
+        if isinstance(node, ast.Constant):
+            return [str(node.value)]
+        value = node.value if isinstance(node, ast.FormattedValue) else node
+        names = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+        if all(isinstance(name, ast.Name) and name.id.isupper() for name in names):  # constants
+            texts = [text for name in names for text in self._texts(name)]
+            if texts and all(len(text.split()) > _LEAST_WORDS for text in texts):
+                return texts
+        return [GAP]
 
 
 def _update() -> None:
