@@ -13,7 +13,7 @@ from scrapy_bloom.crawl import dupefilter, failures, telemetry
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.redis import backend as redis_backend
 from scrapy_bloom.settings.settings import _SETTINGS, BloomSettings, _checked
-from tests.support.documents import DOCUMENTS, page
+from tests.support.documents import DOCUMENTS, ROOT, page
 
 
 def test_each_subcommand_is_described() -> None:
@@ -135,3 +135,11 @@ def test_each_public_name_is_described() -> None:
     """Classes by their docstrings, errors in a table."""
     named = set(re.findall(r"^(?:::: [\w.]+\.|\| `)(\w+)", page("api.md"), re.MULTILINE))
     assert set(scrapy_bloom.__all__) - {"BloomError"} <= named
+
+
+def test_messages_name_the_requirements_of_the_project() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    texts = "".join(path.read_text("utf-8") for path in MODULES)
+    named = set(re.findall(r"pip install (?:--upgrade )?'([\w\[\]]+>=[\d.]+)'", texts))
+    assert len(named) == 2
+    assert all(f'= ["{requirement}"]' in project for requirement in named)
