@@ -76,6 +76,7 @@ class ShardedStore:
     def __init__(self, stores: Sequence[SharedStore]) -> None:
         self.name = stores[0].name
         self.shards = len(stores)
+        self.limits = Limits()  # a shard sees its part of a slot only
         self._stores = stores
         self._waiting = SharedBatch()  # until all shards have what it led to
         self._parts: list[SharedBatch] = []  # of the batch that is under way

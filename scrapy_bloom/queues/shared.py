@@ -181,7 +181,7 @@ class SharedStore:
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._has_start = int(has_start)
         self._worker = b""
         self._number = 0  # of the last batch that was applied
@@ -271,8 +271,8 @@ class SharedStore:
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
-        words += [*map(int, self._limits.usual), len(self._limits.slots)]
-        for slot, limit in self._limits.slots.items():
+        words += [*map(int, self.limits.usual), len(self.limits.slots)]
+        for slot, limit in self.limits.slots.items():
             words += [slot_name(slot), *map(int, limit)]
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
