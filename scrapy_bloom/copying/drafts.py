@@ -73,7 +73,7 @@ class Draft:
         self._server = filter_.server
         self._generations = generations
         self._id = secrets.token_hex(8)
-        names = dict(zip(_SETS, (filter_.keys[index] for index in (1, 4, 5, 8)), strict=True))
+        names = dict(zip(_SETS, (filter_.keys[index] for index in (1, 4, 5, 9)), strict=True))
         self._final = names
         self._temporary = {name: f"{key}:{self._id}" for name, key in names.items()}
         self._numbers = dict.fromkeys(_SETS, 0)

@@ -30,6 +30,7 @@ def store_of(
     by_slot: bool,
     lease_secs: float,
     limits: Limits | None = None,
+    most_of_slot: int = 0,
 ) -> "SharedStore | ShardedStore":
     """Make a worker's end of a queue, with the filters of its shards: see `SharedStore`."""
     stores = [
@@ -39,6 +40,7 @@ def store_of(
             by_slot=by_slot,
             lease_secs=lease_secs,
             limits=limits,
+            most_of_slot=most_of_slot,
             has_start=each is shards[0],
         )
         for each in shards

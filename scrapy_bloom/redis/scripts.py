@@ -35,6 +35,8 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                               leased request of a slot with a limit until it is downloaded; or slot,
                               NUL, worker, 255, and until when no other worker may have a request
                               of the slot (7 bytes), in ms
+    {<key>}:slots             a hash, with BLOOM_MAX_PAGES_PER_SLOT: how many requests of each slot
+                              were ever queued
     {<key>}:workers           a hash
       <worker>                  until when its lease lasts, in ms since 1970; without it, what the
                                 worker still has is leased to nobody
@@ -351,7 +353,7 @@ return {'ok'}
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue, as the scripts take them; not those of blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
-    names.append("forgotten")
+    names += ["slots", "forgotten"]
     tagged = key if key.startswith("{") else f"{{{key}}}"
     return [key, *(f"{tagged}:{name}" for name in names)]
 

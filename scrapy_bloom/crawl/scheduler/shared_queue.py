@@ -42,9 +42,9 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     limits_of,
     serves_least_busy_slot,
 )
-from scrapy_bloom.queues.batch import Taken
+from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.sharded import ShardedStore, join_anew, store_of
-from scrapy_bloom.queues.shared import Reply, SharedStore, VoidError
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
@@ -80,6 +80,7 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
         by_slot=by_slot,
         lease_secs=settings.queue_lease_secs,
         limits=limits_of(crawler) if is_limited else None,
+        most_of_slot=settings.max_pages_per_slot,
     )
     try:
         store.join()
@@ -178,7 +179,8 @@ class SharedQueue(SafeQueue):
         df: BloomDupeFilter,
         backend: RedisBackend | ShardedBackend,
     ) -> None:
-        super().__init__(crawler, store.name, df.failures)
+        max_pages = df.settings.max_pages_per_slot
+        super().__init__(crawler, store.name, df.failures, max_pages=max_pages)
         self._shared = store
         self._df = df
         self._backend = backend
@@ -419,15 +421,19 @@ class SharedQueue(SafeQueue):
             if entry.found.fingerprint is not None:
                 self._unanswered.discard(entry.found.fingerprint)
             if entry.request is not None and not is_queued(entry, reply, index):
-                self._was_duplicate(entry.request)
+                is_beyond = reply.answers[index] == BEYOND_LIMIT
+                self._was_refused(entry.request, entry.found, is_beyond_limit=is_beyond)
 
-    def _was_duplicate(self, request: Request) -> None:
-        """Count a request that another worker was faster to find as Scrapy counts duplicates."""
-        assert self._crawler.stats is not None
-        self._crawler.stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
-        self._crawler.stats.inc_value("scheduler/enqueued", -1)
-        self._df.was_duplicate()
-        self._df.log(request, self._spider)
+    def _was_refused(self, request: Request, found: Found, *, is_beyond_limit: bool) -> None:
+        """Count and signal a request that the server has not queued, as Scrapy does."""
+        self._stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
+        self._stats.inc_value("scheduler/enqueued", -1)
+        if found.fingerprint is not None:
+            self._df.was_duplicate()
+        if is_beyond_limit:
+            self._count_beyond_limit(found.slot)
+        else:
+            self._df.log(request, self._spider)
         self._crawler.signals.send_catch_log(
             signal=signals.request_dropped, request=request, spider=self._spider
         )
