@@ -31,8 +31,8 @@ _PUBLISH = (
 local there = redis.call('HGET', KEYS[1], 'id')
 if there == ARGV[1] then return 'ok' end  -- the reply was lost
 if there then return 'there' end
-local ours = 9
-local sets = (#KEYS - ours) / 2
+local sets = 4
+local ours = #KEYS - 2 * sets
 for index = 1, sets do
   if redis.call('ZCARD', KEYS[ours + index]) ~= tonumber(ARGV[1 + index]) then return 'lost' end
 end
