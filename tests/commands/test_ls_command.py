@@ -67,6 +67,8 @@ def leave_over(client: Any, queue: str) -> list[str]:
 def test_what_is_used_and_what_is_left_over(
     own: servers.Server, wide: Site, tmp_path: Path
 ) -> None:
+    for name in ("crawl", "lost"):
+        (tmp_path / name).mkdir()
     crawl = SharedCrawl(wide, tmp_path / "crawl", server=own)
     crawl.hold(20)
     lost = SharedCrawl(wide, tmp_path / "lost", server=own)
