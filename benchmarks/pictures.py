@@ -176,7 +176,9 @@ def draw_watch(path: Path) -> None:
     console = Console(record=True, width=WATCH_COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(progress_table(_watched_crawl(), WATCH_COLUMNS))
     command = "scrapy bloom info redis://127.0.0.1:8971/0 --key shared:bloom --watch"
-    path.write_text(console.export_svg(title=command, unique_id="watch"), "utf-8")
+    drawn = console.export_svg(title=command, unique_id="watch")
+    drawn = re.sub(r"@font-face {.*?}\n", "", drawn, flags=re.DOTALL)  # of another server
+    path.write_text(drawn, "utf-8")
 
 
 def _watched_crawl() -> dict[str, Any]:
