@@ -20,13 +20,11 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 # only imported if it is used: the pages can be written without what they need.
 BENCHMARKS = {
     "request": "request",
-    "filters": "filters",
     "crawl": "crawl",
     "site": "real_site",
     "errors": "peer_errors",
     "open": "opening",
     "memory": "memory",
-    "space": "space",
     "bitmap": "bitmap",
     "redis": "redis_backend",
     "import": "importing",

@@ -11,19 +11,9 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.shared.report import Section, Table, all_of, at_most
-from tests.support.example_crawls import (
-    CONCURRENT_REQUESTS,
-    PIPELINE_SECS,
-)
-from tests.support.example_sites import PART, TINY, WHOLE
-from tests.support.job_kills import (
-    SCRAPYS,
-    Case,
-    Outcome,
-    disturbed,
-    signals_not_ignored,
-    undisturbed,
-)
+from tests.support.example_crawls import CONCURRENT_REQUESTS, PART, PIPELINE_SECS, TINY, WHOLE
+from tests.support.job_kills import SCRAPYS, Case, Outcome, disturbed, undisturbed
+from tests.support.processes import do_not_ignore
 
 SITE_SECS = 0.05
 AT_ONCE = 2
@@ -50,12 +40,12 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         for n in range(few)
     ]
     directory = Path(tempfile.mkdtemp(prefix="crashes-"))  # kept if anything is wrong
-    with signals_not_ignored():
-        usual, pages = undisturbed(directory / "usual", size)
-        work = partial(disturbed, directory, size, usual, seed)
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            outcomes = list(pool.map(work, cases))
-            theirs = list(pool.map(work, scrapys))
+    do_not_ignore(signal.SIGHUP, signal.SIGTERM)
+    usual, pages = undisturbed(directory / "usual", size)
+    work = partial(disturbed, directory, size, usual, seed)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        outcomes = list(pool.map(work, cases))
+        theirs = list(pool.map(work, scrapys))
     wrong = [each for each in outcomes if not (each.is_complete and each.has_ended)]
     if not wrong:
         shutil.rmtree(directory)

@@ -9,7 +9,6 @@ from typing import Any
 import scrapy
 from scrapy.crawler import Crawler
 from scrapy.http import HtmlResponse, Response
-from twisted.internet.defer import Deferred, succeed
 
 from benchmarks.shared.report import Plot, Section, Table, at_least, quartiles
 from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
@@ -137,9 +136,8 @@ def _table(crawls: Mapping[str, Course], pages: int, pairs: Mapping[str, str]) -
 
 def _crawls(names: Sequence[str], pages: int, rounds: int) -> dict[str, Course]:
     """Crawl with each filter, a part in each round, by turns."""
-    old = scrapy.version_info < (2, 14)
     site = {
-        "DOWNLOAD_HANDLERS": {"http": SiteOfScrapy213 if old else Site},
+        "DOWNLOAD_HANDLERS": {"http": Site},
         "PAGES": pages,
         "CONCURRENT_ITEMS": 8,
     }
@@ -167,7 +165,7 @@ class LinkSpider(TurnSpider):
         return map(scrapy.Request, _LINK.findall(response.text))
 
 
-class _Site:
+class Site:
     """A download handler that is the site itself."""
 
     lazy = False
@@ -176,7 +174,8 @@ class _Site:
         self._pages = pages
 
     @classmethod
-    def from_crawler(cls, crawler: Crawler) -> "_Site":
+    def from_crawler(cls, crawler: Crawler) -> "Site":
+        """Build it."""
         return cls(crawler.settings.getint("PAGES"))
 
     def _response(self, request: scrapy.Request) -> Response:
@@ -195,28 +194,12 @@ class _Site:
         first = page * CHILDREN + 1
         yield from range(first, min(first + CHILDREN, last + 1))
 
-
-class Site(_Site):
-    """As Scrapy 2.14 and later want it."""
-
     async def download_request(self, request: scrapy.Request) -> Response:
         """Answer at once."""
         return self._response(request)
 
     async def close(self) -> None:
         """Nothing is open."""
-
-
-class SiteOfScrapy213(_Site):
-    """As Scrapy 2.13 wants it."""
-
-    def download_request(
-        self,
-        request: scrapy.Request,
-        spider: scrapy.Spider,  # noqa: ARG002 - Scrapy's signature
-    ) -> Deferred[Response]:
-        """Answer at once."""
-        return succeed(self._response(request))
 
 
 def _url(page: int) -> str:

@@ -12,8 +12,8 @@ from benchmarks.shared.distant import DistantServer, ping_secs
 from benchmarks.shared.instant_site import AT_ONCE, HOSTS, LINKS, MENU, TICK_SECS, Course, crawl
 from benchmarks.shared.report import Check, Section, Table, at_least, at_most, quartiles
 from benchmarks.shared.servers import programs, running
-from tests.support.example_workers import OURS, SCRAPY_REDIS, settings_of
 from tests.support.servers import Server
+from tests.support.worker_faults import OURS, SCRAPY_REDIS, settings_of
 
 SCRAPYS = "Scrapy in memory"
 MILLISECONDS = (0.0, 0.5, 1.0)

@@ -25,21 +25,14 @@ HASHES = 6  # of scrapy-redis-bloomfilter, by default
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        capacity: what the filters are made for.
-        queries: for fingerprints that were never added.
-        slow_capacity: for scrapy-redis-bloomfilter, whose hash is slow.
-        slow_queries: likewise.
-        slow_bits: powers of two, its BLOOMFILTER_BIT: one as many per fingerprint as others have,
-            and its default.
-    """
-
-    capacity: int
-    queries: int
-    slow_capacity: int
-    slow_queries: int
+    capacity: int  # what the filters are made for
+    queries: int  # for fingerprints that were never added
+    slow_capacity: int  # for scrapy-redis-bloomfilter, whose hash is slow
+    slow_queries: int  # likewise
+    # powers of two, its BLOOMFILTER_BIT: one as many per fingerprint as others have, and its
+    # default
     slow_bits: Sequence[int]
 
 

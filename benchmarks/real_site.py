@@ -1,16 +1,16 @@
 """A whole crawl of a real site, over HTTP, with this filter, and with Scrapy's own."""
 
 import multiprocessing
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
 from benchmarks.shared.report import Section, Table, at_most, quartiles
 from benchmarks.shared.turns import Course, TurnSpider, crawl_by_turns
-from tests.support.example_sites import PYTHON_DOC, DocHandler
+from tests.support.sites import PYTHON_DOC, python_doc_site
 
 CPU = 0.93
 PAGES, ROUNDS = 500, 10  # a few more have links
@@ -85,6 +85,5 @@ def _served() -> Iterator[str]:
 
 
 def _serve(port: Connection) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), DocHandler) as server:
-        port.send(server.server_port)
-        server.serve_forever()
+    port.send(python_doc_site().server_port)
+    threading.Event().wait()

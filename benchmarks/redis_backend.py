@@ -52,7 +52,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         return Section("Redis and Valkey", "Not measured: there is no server.")
     checks = [check for key, shares in timings.items() for check in _time_checks(*key, shares)]
     checks += [check for name, memory in memories.items() for check in _memory_checks(name, memory)]
-    tables = [_time_table(timings), _command_table(timings), _memory_table(memories, sizes)]
+    tables = [_time_table(timings), _memory_table(memories, sizes)]
     if peer:
         tables.insert(1, _peer_table(timings))
     return Section(
@@ -66,25 +66,15 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        recorded: fingerprints that are there before anything is timed.
-        many: fingerprints recorded before the last share.
-        rounds: of each share of duplicates.
-        per_round: requests.
-        per_round_peer: requests, of the slow one.
-        in_memory: fingerprints for the memory of the server.
-        added: of those, recorded one by one in our filter.
-    """
-
-    recorded: int
-    many: int
-    rounds: int
-    per_round: int
-    per_round_peer: int
-    in_memory: int
-    added: int
+    recorded: int  # fingerprints that are there before anything is timed
+    many: int  # fingerprints recorded before the last share
+    rounds: int  # of each share of duplicates
+    per_round: int  # requests
+    per_round_peer: int  # requests, of the slow one
+    in_memory: int  # fingerprints for the memory of the server
+    added: int  # of those, recorded one by one in our filter
 
 
 FULL = Sizes(
@@ -115,16 +105,11 @@ class Timing:
         micros: per request, of each round, by contender.
         round_trips: of our filter, per request.
         mirror_hits: of our filter, per request.
-        commands: the server's microseconds per call, by command.
-        server_micros: of processor time that the server needs for a request of ours, of each
-            round: the command, and the network around it.
     """
 
     micros: dict[str, list[float]] = field(default_factory=dict)
     round_trips: float = 0.0
     mirror_hits: float = 0.0
-    commands: dict[str, float] = field(default_factory=dict)
-    server_micros: list[float] = field(default_factory=list)
 
     def ratios(self, over: str, under: str) -> list[float]:
         """Of two contenders' times, in each round."""
@@ -173,7 +158,7 @@ def _notes(sizes: Sizes) -> Iterator[str]:
     )
     yield (
         "Fingerprints are computed beforehand. The mirror takes as much memory in the crawler as "
-        "the filter in the server. The server's own time is that of new requests only."
+        "the filter in the server."
     )
     yield (
         "used_memory is what the server has allocated, without that of connections and of its "
@@ -248,27 +233,6 @@ def _peer_table(timings: Mapping[tuple[str, str], Mapping[str, Timing]]) -> Tabl
         (
             *(name, place, f"{median(shares[NEW].micros[PEERS]):,.0f}"),
             *(f"{ratio:.1f}" for ratio in quartiles(shares[NEW].ratios(PEERS, OURS))),
-        )
-        for (name, place), shares in timings.items()
-    ]
-    return Table(head, rows)
-
-
-def _command_table(timings: Mapping[tuple[str, str], Mapping[str, Timing]]) -> Table:
-    """What the server itself spends, on new fingerprints only."""
-    commands = ("evalsha", "sadd", "getbit", "setbit")
-    head = (
-        *("server's own time, µs per call", "its CPU", *(each.upper() for each in commands)),
-        "a request of ours with all around the command",
-    )
-    rows = [
-        (
-            *(name, place),
-            *(
-                f"{took:.2f}" if (took := shares[NEW].commands.get(each)) is not None else ""
-                for each in commands
-            ),
-            f"{median(shares[NEW].server_micros):.1f}",
         )
         for (name, place), shares in timings.items()
     ]
@@ -352,13 +316,11 @@ def _timed(server: Server, place: str, peer: Any, sizes: Sizes) -> dict[str, Tim
             contenders = record
             if share == 0 and peer is not None:
                 contenders = record | {PEERS: _peers_way(peer, for_peer, f"bits on {place}")}
-            timings[f"{share} %"] = _rounds(
-                server, backend, contenders, requests, share=share, sizes=sizes
-            )
+            timings[f"{share} %"] = _rounds(backend, contenders, requests, share=share, sizes=sizes)
         many = requests.next(sizes.many)
         backend.add_many(many)
         client.sadd(f"set on {place}", *(each.hex() for each in many))
-        timings[OF_MANY] = _rounds(server, backend, record, requests, share=DUPLICATES, sizes=sizes)
+        timings[OF_MANY] = _rounds(backend, record, requests, share=DUPLICATES, sizes=sizes)
         backend.close()
         client.flushall()
     return timings
@@ -379,7 +341,6 @@ def _peers_way(peer: Any, client: Any, key: str) -> Callable[[str], bool]:
 
 
 def _rounds(
-    server: Server,
     backend: RedisBackend,
     record: Mapping[str, Callable[[Any], Any]],
     requests: Requests,
@@ -390,39 +351,24 @@ def _rounds(
     timing = Timing({name: [] for name in record})
     order = list(record)
     before = backend.status().more
-    with server.client as client:
-        client.config_resetstat()
-        for _ in range(sizes.rounds):
-            fingerprints = requests.next(sizes.per_round, share)
-            digits = [fingerprint.hex() for fingerprint in fingerprints]
-            new = {}
-            for name in order:
-                given: Sequence[Any] = fingerprints if name == OURS else digits
-                if name == PEERS:
-                    given = given[: sizes.per_round_peer]
-                cpu = _processor_secs(client)
-                secs, new[name] = timed(record[name], given)
-                if name == OURS:
-                    used = _processor_secs(client) - cpu
-                    timing.server_micros.append(used / len(given) * 1e6)
-                timing.micros[name].append(secs / len(given) * 1e6)
-            assert abs(new[OURS] - new[SETS]) <= 1, new
-            order.append(order.pop(0))
-        stats = client.info("commandstats")
+    for _ in range(sizes.rounds):
+        fingerprints = requests.next(sizes.per_round, share)
+        digits = [fingerprint.hex() for fingerprint in fingerprints]
+        new = {}
+        for name in order:
+            given: Sequence[Any] = fingerprints if name == OURS else digits
+            if name == PEERS:
+                given = given[: sizes.per_round_peer]
+            secs, new[name] = timed(record[name], given)
+            timing.micros[name].append(secs / len(given) * 1e6)
+        assert abs(new[OURS] - new[SETS]) <= 1, new
+        order.append(order.pop(0))
     after = backend.status().more
     per_request = 1 / (sizes.rounds * sizes.per_round)
     hits, trips = "redis/mirror_hits", "redis/round_trips"
     timing.mirror_hits = (after[hits] - before[hits]) * per_request
     timing.round_trips = (after[trips] - before[trips]) * per_request
-    timing.commands = {
-        name.removeprefix("cmdstat_"): each["usec_per_call"] for name, each in stats.items()
-    }
     return timing
-
-
-def _processor_secs(client: Any) -> float:
-    info = client.info("cpu")
-    return float(info["used_cpu_sys"] + info["used_cpu_user"])
 
 
 def _places() -> Sequence[str]:

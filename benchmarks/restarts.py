@@ -2,9 +2,8 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean
 
@@ -16,27 +15,19 @@ from tests.support.server_losses import (
     SCRAPY_REDIS,
     WAYS,
     Outcome,
-    Site,
     Way,
     crawl,
+    linked_site,
 )
 
 AT_ONCE = 4
 
 
-@contextmanager
-def _kept_if_wrong(wrong: list[Outcome]) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="restarts-"))
-    yield directory
-    if not wrong:
-        shutil.rmtree(directory)
-
-
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
     pages, workers, rounds = (200, 2, 1) if quick else (1500, 3, 4)
     cases = [(way, name, n) for n in range(rounds) for way in WAYS for name in FILTERS]
-    wrong: list[Outcome] = []
-    with _kept_if_wrong(wrong) as directory, ThreadPoolExecutor(AT_ONCE) as pool:
+    directory = Path(tempfile.mkdtemp(prefix="restarts-"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
 
         def outcome(case: tuple[Way, str, int]) -> Outcome:
             way, name, number = case
@@ -44,15 +35,17 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
                 way,
                 name,
                 directory / f"{way.name}-{name}-{number}".replace(" ", "-"),
-                site=Site(pages),
+                site=linked_site(pages),
                 workers=workers,
                 seed=f"{way.name} {number}",
             )
 
         outcomes = list(pool.map(outcome, cases))
-        ours = [each for each in outcomes if each.name == OURS]
-        theirs = [each for each in outcomes if each.name == SCRAPY_REDIS]
-        wrong += [each for each in outcomes if each.missing or not each.has_ended]
+    ours = [each for each in outcomes if each.name == OURS]
+    theirs = [each for each in outcomes if each.name == SCRAPY_REDIS]
+    wrong = [each for each in outcomes if each.missing or not each.has_ended]
+    if not wrong:
+        shutil.rmtree(directory)
     complete = [mine for mine, other in zip(ours, theirs, strict=True) if not other.missing]
     return Section(
         title="A server that loses something",

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -15,14 +14,23 @@ from typing import Any
 
 import scrapy
 from scrapy.core.scheduler import Scheduler
+from scrapy.crawler import CrawlerProcess
+from scrapy.exceptions import CloseSpider
 from twisted.internet.defer import Deferred
 
 from benchmarks.shared.machine import in_fresh_process, resident_bytes
-from benchmarks.shared.paused import in_paused_crawl
 from benchmarks.shared.report import Section, Table, at_least, at_most, quartiles
 from scrapy_bloom import CrashSafeScheduler
-from tests.support.example_crawls import crawl_command, crawl_environment
-from tests.support.example_sites import EXAMPLE, TINY, WHOLE, ExampleSite, Size, served
+from tests.support.crawls import ROOT, with_modules
+from tests.support.example_crawls import (
+    EXAMPLE,
+    TINY,
+    WHOLE,
+    ExampleSite,
+    Size,
+    crawl_command,
+    served,
+)
 
 SPEED = 1.0
 ENQUEUE_US = 70.0
@@ -47,29 +55,17 @@ class _Crawl:
 
 @dataclass
 class Frontier:
-    """What was measured with many pending requests.
+    """What was measured with many pending requests."""
 
-    Attributes:
-        count: requests to add.
-        hosts: for how many hosts.
-        taken: how many of them are taken and done afterwards.
-        open_secs: until the scheduler was open.
-        pending: how many there were then.
-        growth_mb: of the process, while the requests were added.
-        enqueue_us: for one request that is new.
-        next_us: for one request.
-        done_us: for one request.
-    """
-
-    count: int
-    hosts: int
-    taken: int
-    open_secs: float = 0.0
-    pending: int = 0
-    growth_mb: float = 0.0
-    enqueue_us: float = 0.0
-    next_us: float = 0.0
-    done_us: float = 0.0
+    count: int  # requests to add
+    hosts: int  # for how many hosts
+    taken: int  # how many of them are taken and done afterwards
+    open_secs: float = 0.0  # until the scheduler was open
+    pending: int = 0  # how many there were then
+    growth_mb: float = 0.0  # of the process, while the requests were added
+    enqueue_us: float = 0.0  # for one request that is new
+    next_us: float = 0.0  # for one request
+    done_us: float = 0.0  # for one request
 
 
 def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called like this
@@ -184,7 +180,7 @@ def _crawl(directory: Path, site: ExampleSite, scheduler: str) -> _Crawl:
     ran = subprocess.run(
         crawl_command(site.url, settings),
         cwd=EXAMPLE,
-        env=crawl_environment(),
+        env=with_modules(ROOT),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -224,36 +220,45 @@ def _in_crawl(name: str, job: Path, frontier: Frontier) -> Frontier:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = {
-        "SCHEDULER": {OURS: _TimedOurs, SCRAPYS: _TimedScrapys}[name],
+        "SCHEDULER": _timed({OURS: CrashSafeScheduler, SCRAPYS: Scheduler}[name]),
         "DUPEFILTER_CLASS": _FILTER,
         "BLOOM_EXPECTED_REQUESTS": 2_000_000,
         "JOBDIR": str(job),
     }
-    in_paused_crawl(settings, partial(_measure, frontier))
+    fixed = {"LOG_ENABLED": False, "TELNETCONSOLE_ENABLED": False, "CLOSESPIDER_ERRORCOUNT": 1}
+    process = CrawlerProcess({**settings, **fixed})
+    process.crawl(MeasuredSpider, frontier=frontier)
+    process.start(install_signal_handlers=False)  # or SIGTERM would not end this process
     return frontier
 
 
-class _TimedOurs(CrashSafeScheduler):
-    def open(self, spider: scrapy.Spider) -> Deferred[None] | None:
-        begun = perf_counter()
-        opened = super().open(spider)
-        self.open_secs = perf_counter() - begun
-        return opened
+class MeasuredSpider(scrapy.Spider):
+    """Measures the scheduler of its engine, which is paused: it downloads nothing."""
+
+    name = "measured"
+    frontier: Frontier
+
+    async def start(self) -> Any:
+        """Measure, and close the spider."""
+        engine: Any = self.crawler.engine
+        engine.pause()  # no host of the requests exists
+        self.frontier.open_secs = engine.scheduler.open_secs
+        self.frontier.pending = len(engine.scheduler)
+        _add(engine.scheduler, self.frontier)
+        _take(engine.scheduler, self.frontier)
+        raise CloseSpider("measured")
+        yield  # it is a generator
 
 
-class _TimedScrapys(Scheduler):
-    def open(self, spider: scrapy.Spider) -> Deferred[None] | None:
-        begun = perf_counter()
-        opened = super().open(spider)
-        self.open_secs = perf_counter() - begun
-        return opened
+def _timed(kind: Any) -> type[Any]:
+    class Timed(kind):  # type: ignore[misc]
+        def open(self, spider: scrapy.Spider) -> Deferred[None] | None:
+            begun = perf_counter()
+            opened: Deferred[None] | None = super().open(spider)
+            self.open_secs = perf_counter() - begun
+            return opened
 
-
-def _measure(frontier: Frontier, scheduler: Any, _: scrapy.Spider) -> None:
-    frontier.open_secs = scheduler.open_secs
-    frontier.pending = len(scheduler)
-    _add(scheduler, frontier)
-    _take(scheduler, frontier)
+    return Timed
 
 
 def _add(scheduler: Any, frontier: Frontier) -> None:

@@ -159,13 +159,6 @@ class Crowd:
         self.client = server.client
         self.by_slot = by_slot
         self.store = self.worker()
-        self.keys = dict(
-            zip(
-                ("pending", "leased", "workers", "suspects", "dead", "aside", "forgotten"),
-                self.store.filter.keys[1:],
-                strict=True,
-            )
-        )
         self._numbers = itertools.count(1)
 
     def worker(self) -> SharedStore:
@@ -183,7 +176,7 @@ class Crowd:
         while count > 0:
             numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
             members = {before(each) + _member(each): 0 for each in numbers}
-            self.client.zadd(self.keys[name], members)
+            self.client.zadd(_key(name), members)
             self.client.hincrby("k", "pushed", len(members))
             count -= len(members)
 
@@ -237,8 +230,8 @@ class Steps:
     def lose(self, worker: SharedStore) -> None:
         """Let the lease of a worker be over, and return what it had."""
         crowd = self.crowd
-        crowd.client.hset(crowd.keys["workers"], worker._worker, 1)  # noqa: SLF001
-        while crowd.client.zcard(crowd.keys["leased"]):
+        crowd.client.hset(_key("workers"), worker._worker, 1)  # noqa: SLF001
+        while crowd.client.zcard(_key("leased")):
             crowd.client.hdel("k", "look")  # as if it were a second later
             crowd.store.apply(SharedBatch())
 
@@ -279,6 +272,10 @@ def _measure(server: Server, sizes: Sizes, *, by_slot: bool) -> Times:
     busy = Steps(crowd, sizes.repeats, {_host(each): 1 for each in range(HOSTS)})
     named(f"{WANT} taken, and all hosts are busy", busy.exchange, want=WANT)
     return crowd.connection.times
+
+
+def _key(name: str) -> str:
+    return f"{{k}}:{name}"
 
 
 def _host(number: int) -> str:

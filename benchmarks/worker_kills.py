@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 
 from benchmarks.shared.report import Check, Section, Table, all_of, at_most
-from tests.support.example_crawls import CONCURRENT_REQUESTS
-from tests.support.example_sites import PART, PYTHON_DOC
-from tests.support.example_workers import LEASE_SECS, OURS, SCRAPY_REDIS
+from tests.support.example_crawls import CONCURRENT_REQUESTS, PART
+from tests.support.sites import PYTHON_DOC
 from tests.support.worker_faults import (
     DOC,
     ENOUGH,
     EXAMPLE,
     GROWS,
     KINDS,
+    LEASE_SECS,
+    OURS,
+    SCRAPY_REDIS,
     WORKERS,
     Case,
     Kind,

@@ -11,6 +11,7 @@ from scrapy.utils.reactor import install_reactor
 
 from tests.support import crawls, servers, sites
 from tests.support.machine import REAL_SITES, REQUIRED
+from tests.support.processes import do_not_ignore
 
 # Machines that run tests are shared and slow at times; a deadline would test them, not us.
 settings.register_profile(
@@ -36,11 +37,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("root")
 
 
-# Under nohup, or in the background of a script, these are ignored, and so they would be by each
-# crawl, to which the tests send them. A handler is not handed down.
-for number in (getattr(signal, "SIGHUP", signal.SIGINT), signal.SIGINT):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, lambda *_: None)
+do_not_ignore(getattr(signal, "SIGHUP", signal.SIGINT), signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +48,13 @@ def _no_crawl_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reactor() -> None:
-    """Scrapy 2.13 makes no crawler without one."""
+    """Install a reactor, which Scrapy 2.13 needs for a crawler."""
     install_reactor("twisted.internet.asyncioreactor.AsyncioSelectorReactor")
 
 
 @pytest.fixture
 def server() -> Iterator[servers.Server]:
-    """A server of one test alone."""
+    """Start a server for one test alone."""
     server = servers.Server()
     yield server
     server.end()
@@ -72,7 +69,7 @@ def tree() -> Iterator[sites.Site]:
 
 @pytest.fixture
 def durable() -> Iterator[servers.Server]:
-    """A server that forgets nothing."""
+    """Start a server that syncs each command to the disk."""
     server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
     yield server
     server.end()

@@ -20,7 +20,7 @@ FILE, MEMORY = "LocalBackend, file", "BloomFilter, memory"
 MMAP, RUST = f"{PYBLOOMFILTER}, file", f"{RBLOOM}, memory"
 LIVE = f"{PYBLOOM_LIVE}, memory"
 LIVE_SCALABLE = f"{PYBLOOM_LIVE}, scalable, memory"
-SET, SQLITE = "set of bytes, memory", "SQLite, file"
+SQLITE = "SQLite, file"
 SEEN = "RFPDupeFilter, requests.seen"
 
 SQLITE_COMMIT = 1_000
@@ -37,18 +37,13 @@ RBLOOM_TEXT = (
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that remembers fingerprints, ready for use.
+    """Something that remembers fingerprints, ready for use."""
 
-    Attributes:
-        record: remembers one, and tells whether it was new.
-        new: what `record` returns for a new one.
-        has: whether one is there, if it can be asked without recording.
-        end: leaves what there is to the next run, where that is possible.
-    """
-
-    record: Callable[[Any], bool]
-    new: bool
+    record: Callable[[Any], bool]  # remembers one, and tells whether it was new
+    new: bool  # what `record` returns for a new one
+    # whether one is there, if it can be asked without recording
     has: Callable[[bytes], bool] | None = None
+    # leaves what there is to the next run, where that is possible
     end: Callable[[], object] = lambda: None
 
     def count_new(self, answers: int, asked: int) -> int:
@@ -90,7 +85,13 @@ def _rbloom(place: Path, capacity: int, error_rate: float) -> Contender:
         place.mkdir(parents=True, exist_ok=True)
         seen.save(str(place / "filter.rbloom"))
 
-    return _asked_first(seen, end)
+    def record(fingerprint: bytes) -> bool:
+        if fingerprint in seen:
+            return False
+        seen.add(fingerprint)
+        return True
+
+    return Contender(record, True, seen.__contains__, end)
 
 
 def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
@@ -102,22 +103,6 @@ def _pybloom_live(place: Path, capacity: int, error_rate: float) -> Contender:
             seen.tofile(file)
 
     return Contender(seen.add, False, seen.__contains__, end)
-
-
-def _set(_place: Path, _capacity: int, _error_rate: float) -> Contender:
-    return _asked_first(set())
-
-
-def _asked_first(seen: Any, end: Callable[[], object] = lambda: None) -> Contender:
-    add = seen.add
-
-    def record(fingerprint: bytes) -> bool:
-        if fingerprint in seen:
-            return False
-        add(fingerprint)
-        return True
-
-    return Contender(record, True, seen.__contains__, end)
 
 
 def _pybloom_live_scalable(_place: Path, capacity: int, error_rate: float) -> Contender:
@@ -187,7 +172,6 @@ _ALL: Mapping[str, tuple[str, Make]] = {
     RUST: (RBLOOM, _rbloom),
     LIVE: (PYBLOOM_LIVE, _pybloom_live),
     LIVE_SCALABLE: (PYBLOOM_LIVE, _pybloom_live_scalable),
-    SET: ("", _set),
     SQLITE: ("", _sqlite),
     SEEN: ("", _requests_seen),
 }

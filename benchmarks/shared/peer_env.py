@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 PYBLOOMFILTER, RBLOOM = "pybloomfiltermmap3", "rbloom"
 PYBLOOM_LIVE, REDIS_BLOOM = "pybloom-live", "scrapy-redis-bloomfilter"
@@ -14,25 +14,18 @@ PYBLOOM_LIVE, REDIS_BLOOM = "pybloom-live", "scrapy-redis-bloomfilter"
 INSTALL_SECS = 180
 
 
-class Peer:
-    """A package and the modules it consists of, as far as they are needed here.
+class Peer(NamedTuple):
+    """The version to install, the module to import, and what this environment may not have."""
 
-    Args:
-        version: the one to install.
-        module: what to import.
-        needs: what else it needs and this environment may not have.
-    """
-
-    def __init__(self, version: str, module: str, *needs: str) -> None:
-        self.version = version
-        self.module = module
-        self.needs = needs
+    version: str
+    module: str
+    needs: tuple[str, ...] = ()
 
 
 PEERS: Mapping[str, Peer] = {
     PYBLOOMFILTER: Peer("0.6.3", "pybloomfilter"),
     RBLOOM: Peer("1.5.4", "rbloom"),
-    PYBLOOM_LIVE: Peer("4.0.0", "pybloom_live", "xxhash==4.1.0"),
+    PYBLOOM_LIVE: Peer("4.0.0", "pybloom_live", ("xxhash==4.1.0",)),
     REDIS_BLOOM: Peer("0.8.1", "scrapy_redis_bloomfilter.dupefilter"),
 }
 

@@ -19,27 +19,17 @@ TIMEOUT_SECS = 1800.0
 
 @dataclass
 class Course:
-    """A crawl, told by the rounds in which it had its turn.
+    """A crawl, told by the rounds in which it had its turn."""
 
-    Attributes:
-        secs: how long each took.
-        cpu_secs: likewise, of the processor.
-        rss_mb: the memory of the process after each.
-        own_mb: of it, what belongs to no file, and the system cannot take back.
-        crawled: pages.
-        filtered: requests that were not new.
-        all_cpu_secs: of the processor, from the first request to the end.
-        peak_mb: the most memory of the process.
-    """
-
-    secs: list[float] = field(default_factory=list)
-    cpu_secs: list[float] = field(default_factory=list)
-    rss_mb: list[float] = field(default_factory=list)
+    secs: list[float] = field(default_factory=list)  # how long each took
+    cpu_secs: list[float] = field(default_factory=list)  # likewise, of the processor
+    rss_mb: list[float] = field(default_factory=list)  # the memory of the process after each
+    # of it, what belongs to no file, and the system cannot take back
     own_mb: list[float] = field(default_factory=list)
-    crawled: int = 0
-    filtered: int = 0
-    all_cpu_secs: float = 0.0
-    peak_mb: float = 0.0
+    crawled: int = 0  # pages
+    filtered: int = 0  # requests that were not new
+    all_cpu_secs: float = 0.0  # of the processor, from the first request to the end
+    peak_mb: float = 0.0  # the most memory of the process
 
 
 class TurnSpider(scrapy.Spider):

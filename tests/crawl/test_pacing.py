@@ -7,7 +7,7 @@ import pytest
 from tests.support.crawls import LOOPS, Crawl, stat
 
 SAFE = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-NUMBER = 400  # of requests that are yielded
+NUMBER = 150  # of requests that are yielded
 MOST_AT_ONCE = 100  # of them by two callbacks, while the event loop does not run
 
 # What is yielded depends on `url`. Nothing is downloaded.

@@ -1,22 +1,11 @@
-"""Fixtures of several tests of faults: a server with a password, and a site that holds back."""
+"""A fixture of the tests of Redis: a server with a password."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support import servers
-from tests.support.redis_faults import (
-    GatedSite,
-    gated_tree,
-    locked_server,
-)
-
-
-@pytest.fixture
-def site() -> Iterator[GatedSite]:
-    site = gated_tree()
-    yield site
-    site.end()
+from tests.support.redis_faults import locked_server
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_crawl_ends_and_loses_no_page(
 
 @pytest.mark.parametrize("ends", ["close", "die"])
 def test_bits_that_the_disk_lacks_are_written_by_the_next_run(ends: str, disk: FailingDisk) -> None:
-    """They are in memory, so they look recorded."""
+    """They are in memory, so the filter already reports them as recorded."""
     job, pages = disk.path / "job", fps(200)
     crawl = LoggedFilter(job, capacity=1_000_000)
     crawl.find(*pages)
@@ -85,7 +85,7 @@ def test_bits_that_the_disk_lacks_are_written_by_the_next_run(ends: str, disk: F
 def test_forgotten_pages_that_the_disk_lacks_fail_the_checkpoint(
     disk: FailingDisk, tmp_path: Path
 ) -> None:
-    """So many that SQLite makes a checkpoint of its own, whose errors it hides."""
+    """There are so many that SQLite makes a checkpoint itself, and hides its errors."""
     job, bloom, pages = tmp_path / "job", disk.path / "bloom", [b"%2000d" % n for n in range(3000)]
     crawl = LoggedFilter(job, bloom, capacity=5000)
     crawl.find(*pages)
@@ -108,7 +108,7 @@ def test_forgotten_pages_that_the_disk_lacks_fail_the_checkpoint(
 def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
     tries_again: bool, disk: FailingDisk
 ) -> None:
-    """SQLite would write newer pages into the file than its log on the disk can complete."""
+    """Otherwise, SQLite writes pages into the file that its log on the disk cannot complete."""
     path = disk.path / "requests.sqlite"
     found = [Found(bytes(1000), b"page %d" % number) for number in range(3000)]
     database = begun(path)
@@ -128,13 +128,14 @@ def test_a_queue_whose_log_the_disk_lacks_is_not_damaged(
         database.close()
     restart(disk)
     database = begun(path)
-    assert database.left == 3000
+    # Some of the first batches may have reached the disk; each adds 3,000 and removes 150.
+    assert database.left in range(3000, 30_000, 2850)
     assert database._db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     database.close()
 
 
 def test_a_checkpoint_of_sqlite_that_fails_is_the_last_one(disk: FailingDisk) -> None:
-    """Its errors reach nobody else: the next one would take the pages for written."""
+    """Only it gets the error: to the next checkpoint, the pages would look written."""
     path = disk.path / "requests.sqlite"
     database = begun(path)
     database.apply(Batch([Found(bytes(3000), b"page %d" % number) for number in range(3000)]))

@@ -1,49 +1,17 @@
-"""Fingerprints of any length are filtered; what is no fingerprint is crawled, with one error."""
+"""A fingerprinter that fails costs no page: the page is crawled, and one error says so."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.files.directory import FilterReader
-from tests.support.backends import local_backend
 from tests.support.crawls import Crawl, with_modules
 from tests.support.sites import ScriptedSite, Site, tree_site
 
-LENGTHS = (0, 1, 20, 65_535)
 PAGES = 40
-
-
-def test_fingerprints_of_all_lengths_live_in_one_filter(tmp_path: Path) -> None:
-    """None is taken for another, however alike; through growth, and a reopened filter."""
-    alike = [bytes(length) for length in LENGTHS] + [bytes(65_534), b"\0\0", b"\1", b"\0" * 19]
-    alike += [b"\xff" * length for length in LENGTHS[1:]]
-    alike += [b"\xff" * 65_534 + b"\xfe", b"\xfe" + b"\xff" * 65_534]
-    options = {"capacity": 4, "error_rate": 1e-9, "sync_secs": 0}
-    for run in range(2):
-        backend = local_backend(tmp_path, **options)
-        backend.open()
-        backend.begin()
-        assert [backend.add(each) for each in alike] == [run == 0] * len(alike)
-        assert backend.status().count == len(alike)
-        assert len(backend.status().generations) > 1
-        backend.close()
-    reader = FilterReader(tmp_path)
-    assert all(reader.are_seen(alike))
-    assert not any(reader.are_seen([bytes(65_533), b"\xfe", b"\1" * 20, b"\xff" * 19]))
-    reader.close()
-
 
 FINGERPRINTERS = """
 import itertools
-
-class OfAnyLength:
-    "Of the number in the URL: so long, and different for each page, as far as that is possible."
-
-    def fingerprint(self, request):
-        number = int(request.url.partition("?")[0].rpartition("/")[2] or 0)
-        length = (0, 1, 20, 65_535)[number % 4] if number else 0
-        return bytes([number]) * length if number % 4 else b"%d" % number * min(number, 1)
 
 class Broken:
     "Each time something else that is no fingerprint."
@@ -74,9 +42,7 @@ class Sometimes(Broken):
 """
 
 
-def crawl_with(
-    name: str, site: Site, path: Path, *, held_after: int | None = None, **settings: object
-) -> Crawl:
+def crawl_with(name: str, site: Site, path: Path, **settings: object) -> Crawl:
     modules = path / "modules"
     modules.mkdir(exist_ok=True)
     (modules / "fingerprinters.py").write_text(FINGERPRINTERS)
@@ -88,8 +54,6 @@ def crawl_with(
     }
     paths = with_modules(modules)["PYTHONPATH"]
     prefix = ["env", f"PYTHONPATH={paths}"]
-    if held_after is not None:
-        return Crawl.held(site, held_after, path, settings, prefix=prefix)
     return Crawl(site.url, path, settings, prefix=prefix)
 
 
@@ -100,34 +64,19 @@ def small() -> Site:
     site.end()
 
 
-def test_a_crawl_with_fingerprints_of_all_lengths_is_paused_and_goes_on(
-    small: Site, tmp_path: Path
-) -> None:
-    """Every page is crawled, none twice, and nothing is told of."""
-    crawl = crawl_with("OfAnyLength", small, tmp_path, held_after=10)
-    assert crawl.interrupt() == 0
-    assert small.total() < PAGES
-    crawl = crawl_with("OfAnyLength", small, tmp_path)
-    assert crawl.finish() == 0, crawl.output
-    assert set(small.hits) == {f"/p/{number}" for number in range(PAGES)}
-    assert all(count == 1 for path, count in small.hits.items() if path != "/p/0")
-    assert not crawl.lines("ERROR") + crawl.told("WARNING")
-
-
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("Broken", {}),
         ("Broken", {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
         ("Broken", {"BLOOM_FORGET_FAILED": True}),
         ("Sometimes", {}),
     ],
-    ids=["always", "always, a queue that survives", "always, forgetting", "sometimes"],
+    ids=["always, in a crash-safe queue", "always, forgetting", "sometimes"],
 )
 def test_a_broken_fingerprinter_costs_no_page(
     name: str, settings: dict[str, object], tmp_path: Path
 ) -> None:
-    """One error tells of the first failure, a stat counts all, and the crawl ends well."""
+    """One error reports the first failure, a stat counts all, and the crawl finishes."""
     pages = [f"/p/{number}" for number in range(1, 31)]
     links = [f"{page}?{query}" for page in pages for query in ("a=1&b=2", "b=2&a=1")]
     site = ScriptedSite({"/": [tuple(links)]})
@@ -153,10 +102,10 @@ def test_a_broken_fingerprinter_costs_no_page(
     [{}, {"JOBDIR": None, "BLOOM_DIR": "kept", "BLOOM_RECORD_ON": "crawled"}],
     ids=["scheduled", "crawled"],
 )
-def test_a_crawl_in_which_nothing_can_be_fingerprinted_is_ended(
+def test_a_crawl_without_any_fingerprint_is_closed(
     settings: dict[str, object], small: Site, tmp_path: Path
 ) -> None:
-    """Its pages link to each other: unfiltered, it would have no end."""
+    """Its pages link to each other: unfiltered, the crawl would never end."""
     limited = {**settings, "CLOSESPIDER_PAGECOUNT": 2000}
     crawl = crawl_with("Text", small, tmp_path, **limited)
     assert crawl.finish() == 0, crawl.output[-3000:]

@@ -1,4 +1,4 @@
-"""A copied `bloom` directory, or queue, whose databases and notes were made to harm who looks."""
+"""Untrusted job directories, whose databases and records were made to harm their reader."""
 
 import sqlite3
 from contextlib import closing
@@ -43,7 +43,9 @@ def alter(path: Path, table: str, statements: list[str]) -> None:
         db.commit()
 
 
-def test_what_is_forgotten(statements: list[str], tmp_path: Path) -> None:
+def test_a_hostile_set_of_forgotten_requests_is_refused(
+    statements: list[str], tmp_path: Path
+) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
     path = tmp_path / "filter" / NAME
     with closing(ForgottenFile(path)) as file:
@@ -59,7 +61,7 @@ def test_what_is_forgotten(statements: list[str], tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_queue(statements: list[str], tmp_path: Path) -> None:
+def test_a_hostile_queue_is_refused(statements: list[str], tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
     path = tmp_path / "job/requests.sqlite"
     RequestDatabase(path, by_slot=True).close()
@@ -76,7 +78,7 @@ def test_a_queue(statements: list[str], tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_records_of_logs_that_are_too_long(tmp_path: Path) -> None:
+def test_a_logs_json_that_is_too_long_is_refused(tmp_path: Path) -> None:
     make_filter(tmp_path / "job/bloom", fingerprints(urls(range(50))))
     path = tmp_path / "job/bloom/logs.json"
     with path.open("wb") as file:

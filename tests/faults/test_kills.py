@@ -1,4 +1,4 @@
-"""kill -9 at random instants: nothing that was recorded is forgotten, and no page is lost.
+"""SIGKILL at random instants: nothing that was recorded is forgotten, and no page is lost.
 
 The instants are new in each run; what a failure says is enough to see what happened.
 """
@@ -110,7 +110,7 @@ KILLED_AGAIN_AND_AGAIN = """
 
 @pytest.mark.parametrize("forgetting", [0, 1], ids=["growing", "growing and forgetting"])
 def test_what_was_recorded_is_found_after_every_kill(forgetting: int, tmp_path: Path) -> None:
-    """While it is recording, growing, forgetting, being opened and being closed."""
+    """Kills come while a filter records, grows, forgets, opens and closes."""
     seed = secrets.randbelow(10**6)
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(KILLED_AGAIN_AND_AGAIN), os.fspath(tmp_path)]
@@ -127,24 +127,24 @@ def test_what_was_recorded_is_found_after_every_kill(forgetting: int, tmp_path: 
     assert generations > 2
 
 
-SAFE = "scrapy_bloom.CrashSafeScheduler"
+SAFE = {
+    "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+    "JOBDIR": "job",
+    "BLOOM_EXPECTED_REQUESTS": 30,
+}
 
 
-@pytest.mark.parametrize("scheduler", [None, SAFE], ids=["scrapys queue", "a queue that survives"])
-def test_every_page_is_crawled_after_kills_at_random_instants(
-    scheduler: str | None, tmp_path: Path
-) -> None:
-    """With Scrapy's queue the job starts over, with a warning; with ours it just goes on."""
+def test_every_page_is_crawled_after_kills_at_random_instants(tmp_path: Path) -> None:
+    """The job resumes without a warning, and only what was in flight is crawled twice."""
     seed = secrets.randbelow(10**6)
     rng = random.Random(seed)
     site = tree_site(PAGES)
-    settings = {"SCHEDULER": scheduler, "JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 30}
-    runs, killed, again = [], [], 0
+    killed, again = [], 0
     for number in range(KILLS):
-        site.delay = 0.2
+        site.delay = 0.1
         site.hold_after(60)  # it must not be done before it is killed
         before = site.total()
-        crawl = Crawl(site.url, tmp_path, settings)
+        crawl = Crawl(site.url, tmp_path, SAFE)
         # Either while it is opened, or somewhere in between; never when all is done.
         hits = rng.choice([0, rng.randrange(1, 12), rng.randrange(12, 30)]) if number else 15
         moment = rng.uniform(0, 0.3 if hits == 0 else 0.05)
@@ -158,30 +158,19 @@ def test_every_page_is_crawled_after_kills_at_random_instants(
         assert crawl.running(), f"seed {seed}: {crawl.output}"
         crawl.kill()
         site.settle()
-        runs.append(crawl)
-        if scheduler is not None and (tmp_path / "job" / DATABASE).exists():
+        if (tmp_path / "job" / DATABASE).exists():
             again += read_counts(tmp_path / "job" / DATABASE)[1]
         killed.append((hits, round(moment, 3)))
     what = f"seed {seed}, killed after (hits, seconds more) {killed}"
     assert len(site.hits) < PAGES, what
     site.delay = 0
-    if scheduler is None:
-        site.forget()
-    crawl = Crawl(site.url, tmp_path, settings)
+    crawl = Crawl(site.url, tmp_path, SAFE)
     assert crawl.finish() == 0, f"{what}: {crawl.output}"
     assert "'finish_reason': 'finished'" in crawl.output, what
     assert set(site.hits) == {f"/p/{number}" for number in range(PAGES)}, what
-    assert not crawl.lines("ERROR"), f"{what}: {crawl.output}"
-    if scheduler is None:
-        # A run that was killed just when it had set all aside has said so already.
-        told = [each.told("WARNING") for each in (crawl, *reversed(runs))]
-        (warning,) = next(filter(None, told), [])
-        assert "The crawl starts over with an empty filter" in warning, what
-        assert f"Set aside, not deleted: {tmp_path}/job/requests.queue.set-aside-" in warning, what
-    else:
-        assert not crawl.told("WARNING"), f"{what}: {crawl.output}"
-        assert "Queue and filter are complete: nothing is lost" in crawl.output, what
-        assert read_counts(tmp_path / "job" / DATABASE) == (0, 0), what
-        twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
-        assert twice <= again, what
+    assert not crawl.lines("ERROR") + crawl.told("WARNING"), f"{what}: {crawl.output}"
+    assert "Queue and filter are complete: nothing is lost" in crawl.output, what
+    assert read_counts(tmp_path / "job" / DATABASE) == (0, 0), what
+    twice = sum(count - 1 for path, count in site.hits.items() if path != "/p/0")
+    assert twice <= again, what
     site.end()

@@ -1,23 +1,16 @@
-"""What Windows and macOS have not is taken away: each branch for them is run here, on Linux."""
+"""The branches for Windows and macOS, run on Linux in a process without what those systems lack."""
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import textwrap
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom.commands import is_broken_pipe
-from scrapy_bloom.files.file import FileGeneration, FilterFile
-from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.locks import holders
-from scrapy_bloom.queues.batch import Batch, Found
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
 from tests.support.crawls import ROOT, Crawl, run_script, spider_with
 from tests.support.sites import LIMIT, Site
 
@@ -43,10 +36,10 @@ CUT_OFF = """
 """
 
 
-def test_a_crawl_where_names_are_missing_is_killed_and_paused_and_goes_on(
+def test_a_crawl_without_what_windows_lacks_survives_a_kill_and_a_pause(
     tree: Site, tmp_path: Path
 ) -> None:
-    """It grows meanwhile, and no file that is open is renamed or removed."""
+    """The filter grows meanwhile, and no open file is renamed or removed."""
     settings = {
         "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
         "JOBDIR": "job",
@@ -79,7 +72,7 @@ def test_a_killed_job_under_scrapys_scheduler_starts_over(tree: Site, tmp_path: 
 
 
 def run(script: str, directory: Path) -> None:
-    """Run a script in a process that is like one on Windows."""
+    """Run a script in a process without what Windows lacks."""
     ended = run_script(PRETENDS + textwrap.dedent(script), cwd=directory)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
@@ -169,7 +162,7 @@ def test_a_command_whose_output_nobody_reads_ends_in_silence(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("windows")
-def test_a_file_whose_name_cannot_be_is_told_of() -> None:
+def test_an_invalid_file_name_is_no_broken_pipe() -> None:
     told = OSError(errno.EINVAL, os.strerror(errno.EINVAL), "report?.html")
     cut_off = OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     assert [is_broken_pipe(each) for each in (told, cut_off)] == [False, True]
@@ -181,48 +174,5 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("windows")
-def test_nobody_tells_of_a_lock_where_there_is_no_list_of_them(tmp_path: Path) -> None:
+def test_lock_holders_are_unknown_where_the_system_lists_none(tmp_path: Path) -> None:
     assert holders(tmp_path / "lock") is None
-
-
-@pytest.mark.parametrize(("platform", "synced"), [("linux", 0), ("darwin", 0), ("win32", 1)])
-def test_a_header_is_on_the_disk(
-    platform: str, synced: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """msync waits for the disk; what Windows has in its place does not."""
-    synced_files = []
-    size = Policy(expected=100, error_rate=0.01).first()
-    new = FileGeneration.of(
-        size, 1, 0.0, path=tmp_path / "a.bloom", origin=Origin(salt=bytes(16), fingerprinter="")
-    )
-    with closing(FilterFile.create(new)) as file:
-        monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(os, "fsync", synced_files.append)
-        file.sync_header()
-        assert len(synced_files) == synced
-        file.sync()
-        assert len(synced_files) == synced + 1
-
-
-def test_a_copy_of_a_database_that_cannot_be_removed_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows removes no file that is open."""
-    database = RequestDatabase(tmp_path / "requests.sqlite", by_slot=True)
-    database.begin()
-    database.apply(Batch(found=[Found(b"")]))
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for name in ("requests.sqlite", "requests.sqlite-wal"):
-        shutil.copy(tmp_path / name, copy)
-    database.close()
-    monkeypatch.setattr(tempfile, "tempdir", os.fspath(tmp_path))
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError
-
-    with monkeypatch.context() as patch:
-        for name in ("unlink", "rmdir"):
-            patch.setattr(os, name, refuse)
-        assert read_counts(copy / "requests.sqlite") == (1, 0)
-    assert list(tmp_path.glob("tmp*"))

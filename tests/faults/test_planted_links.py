@@ -1,4 +1,4 @@
-"""Files that are made where somebody else has put a symbolic link: what it leads to is not touched.
+"""Symbolic links planted where files are made: what they lead to is not touched.
 
 What a killed process left under that name stops nobody, either.
 """
@@ -44,7 +44,9 @@ def plant(path: Path, victim: Path, kind: str) -> None:
         path.symlink_to(victim)
 
 
-def test_a_crawl_that_grows(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+def test_a_new_generation_follows_no_link(
+    kind: str, victim: Path, tree: Site, tmp_path: Path
+) -> None:
     crawl = Crawl.held(tree, 10, tmp_path, {**JOB, "BLOOM_EXPECTED_REQUESTS": 40})
     plant(tmp_path / "job/bloom/generation-0002.bloom.tmp", victim, kind)
     tree.release()
@@ -54,7 +56,9 @@ def test_a_crawl_that_grows(kind: str, victim: Path, tree: Site, tmp_path: Path)
     assert len(tree.hits) == PAGES
 
 
-def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+def test_the_marks_of_a_job_follow_no_link(
+    kind: str, victim: Path, tree: Site, tmp_path: Path
+) -> None:
     job = {"JOBDIR": "job"}  # with Scrapy's scheduler: CrashSafeScheduler's has no such note
     crawl = Crawl.held(tree, 10, tmp_path, job)
     crawl.kill()
@@ -73,7 +77,7 @@ def test_the_notes_of_a_job(kind: str, victim: Path, tree: Site, tmp_path: Path)
     assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
 
 
-def test_the_records_of_logs(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+def test_logs_json_follows_no_link(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 10, tmp_path, JOB)
     note = tmp_path / "job/bloom/logs.json"
     if kind == "a link":  # to what it was: it is read, and not written
@@ -94,7 +98,7 @@ def test_the_records_of_logs(kind: str, victim: Path, tree: Site, tmp_path: Path
         victim.write_text(TEXT)
 
 
-def test_a_copy_out_of_redis(kind: str, victim: Path, tmp_path: Path) -> None:
+def test_pull_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> None:
     server, key = servers.shared("valkey"), tmp_path.name
     shared_filter(server, key, fingerprints(urls(range(50))))
     plant(tmp_path / "copy/generation-0001.bloom.tmp", victim, kind)
@@ -103,7 +107,7 @@ def test_a_copy_out_of_redis(kind: str, victim: Path, tmp_path: Path) -> None:
     assert bloom("info", "copy", "--json", cwd=tmp_path).json["recorded"] == 50
 
 
-def test_a_report(kind: str, victim: Path, tmp_path: Path) -> None:
+def test_a_report_follows_no_link(kind: str, victim: Path, tmp_path: Path) -> None:
     make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
     make = "head -c 100000 /dev/zero >" if kind == "a leftover" else f"ln -s {victim}"
     script = f'{make} .page.html.$$.tmp && exec "$@"'
@@ -118,8 +122,8 @@ def test_a_report(kind: str, victim: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
 @pytest.mark.parametrize("part", ["", "-wal", "-shm"])
-def test_what_is_forgotten(kind: str, part: str, victim: Path, tmp_path: Path) -> None:
-    """A database is a file that lasts: what is in its place is not removed."""
+def test_forget_refuses_a_link(kind: str, part: str, victim: Path, tmp_path: Path) -> None:
+    """A database is kept for long, so nothing in its place is removed."""
     make_filter(tmp_path / "filter", fingerprints(urls(range(50))))
     plant(tmp_path / f"filter/forgotten.sqlite{part}", victim, kind)
     ran = bloom("forget", "filter", *urls([7]), cwd=tmp_path)
@@ -128,7 +132,7 @@ def test_what_is_forgotten(kind: str, part: str, victim: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
 @pytest.mark.parametrize("part", ["", "-wal"])
-def test_a_queue_that_survives(
+def test_a_crash_safe_queue_refuses_a_link(
     kind: str, part: str, victim: Path, tree: Site, tmp_path: Path
 ) -> None:
     plant(tmp_path / f"job/requests.sqlite{part}", victim, kind)
@@ -139,7 +143,7 @@ def test_a_queue_that_survives(
 
 
 @pytest.mark.parametrize("kind", ["a link", "a link to nothing"])
-def test_a_lock(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
+def test_a_lock_refuses_a_link(kind: str, victim: Path, tree: Site, tmp_path: Path) -> None:
     plant(tmp_path / "job/bloom/lock", victim, kind)
     crawl = Crawl(tree.url, tmp_path, JOB)
     assert crawl.finish() != 0, crawl.output

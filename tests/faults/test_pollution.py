@@ -1,10 +1,8 @@
-"""A site that knows the hash scheme and crafts URLs: without the salt, it gains nothing.
+"""A site that knows the hash scheme and crafts URLs gains nothing without the salt.
 
 The attacker knows all that is published: the scheme, Scrapy's fingerprints, the settings, so the
-number of blocks and hashes. With the salt as well, two attacks work, both of them shown here:
-
-- pollution: URLs that all fall into one block make most pages that fall there look seen;
-- hiding: a dozen URLs that together set the bits of one page make that page look seen.
+number of blocks and hashes. With the salt as well, URLs that all fall into one block give the pages
+that fall there many false positives.
 
 With a salt of the filter's own, the same URLs do no more than any other URLs.
 """
@@ -41,7 +39,7 @@ Filter = BloomDupeFilter
 
 @lru_cache
 def fingerprints(site: str, number: int) -> list[bytes]:
-    """Of a site's pages, by Scrapy's own fingerprinter."""
+    """Return the fingerprints of a site's pages."""
     fingerprinter = RequestFingerprinter()
     return [fingerprinter.fingerprint(Request(url)) for url in urls(site, number)]
 
@@ -51,7 +49,7 @@ def urls(site: str, number: int) -> list[str]:
 
 
 def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
-    """Block and bits of each fingerprint: what the attacker computes, or believes to."""
+    """Yield block and bits of each fingerprint, as the attacker computes them with a salt."""
     locate = make_hasher(salt, GEOMETRY.num_hashes)
     for fingerprint in of:
         block_hash, bits = locate(fingerprint)
@@ -59,7 +57,7 @@ def places(salt: bytes, of: Sequence[bytes]) -> Iterator[tuple[int, list[int]]]:
 
 
 def crafted_into(block: int, salt: bytes) -> list[int]:
-    """Numbers of the attacker's URLs that fall into a block under that salt.
+    """Return the numbers of the attacker's URLs that fall into a block under a salt.
 
     Of all that do, those that set the most new bits come first.
     """
@@ -75,7 +73,7 @@ def crafted_into(block: int, salt: bytes) -> list[int]:
 
 @contextmanager
 def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
-    """A filter that has seen honest pages, and the attacker's URLs of these numbers."""
+    """Record honest pages, and the attacker's URLs of these numbers."""
     settings = SETTINGS | ({"BLOOM_SALT": salt.hex()} if salt else {})
     crawler = get_crawler(Spider, settings)
     crawler.stats = DummyStatsCollector(crawler)
@@ -94,7 +92,7 @@ def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
 
 
 def false_drops(dupefilter: Filter, of: Sequence[bytes]) -> int:
-    """How many pages that were never recorded look seen."""
+    """Return how many pages are reported as duplicates that were never recorded."""
     return sum(fingerprint in dupefilter.backend for fingerprint in of)
 
 
@@ -104,7 +102,7 @@ def salt_of(dupefilter: Filter) -> bytes:
 
 
 def at_most(rate: float, asked: int) -> float:
-    """More than that many of so many has a chance below one in a million, at that rate."""
+    """Return a number of false positives that chance exceeds once in a million times."""
     expected = rate * asked
     return expected + 5 * expected**0.5 + 5
 
@@ -117,8 +115,8 @@ def crafted() -> list[int]:
     return numbers
 
 
-def test_who_knows_the_salt_makes_most_pages_of_a_block_look_seen(crafted: list[int]) -> None:
-    """That is why BLOOM_SALT is to be kept secret."""
+def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[int]) -> None:
+    """This is why BLOOM_SALT must be kept secret."""
     shop = fingerprints("shop", ASKED)
     in_block = [
         page for page, (block, _) in zip(shop, places(LEAKED_SALT, shop), strict=True) if block == 0
@@ -134,7 +132,7 @@ def test_who_knows_the_salt_makes_most_pages_of_a_block_look_seen(crafted: list[
 
 
 def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
-    """The same URLs, and those chosen for the salt of the job before, are URLs like any other."""
+    """With a new salt, crafted URLs are like any other URLs."""
     shop = fingerprints("shop", ASKED)
     with crawled(None, crafted) as first:
         assert false_drops(first, shop) <= at_most(RATE, ASKED)
@@ -145,36 +143,3 @@ def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
             # No block of it bears more than chance would have it.
             fills = list(attacked.backend.live[0].filter.block_fills())
             assert max(fills) - min(fills) < 0.05
-
-
-def hiding(salt: bytes, pages: Sequence[bytes]) -> dict[bytes, set[int]]:
-    """For each page that can be hidden: the few URLs whose bits cover its own."""
-    sets_bit: dict[tuple[int, int], int] = {}
-    for number, (block, bits) in enumerate(places(salt, fingerprints("evil", CANDIDATES))):
-        for bit in bits:
-            sets_bit.setdefault((block, bit), number)
-    found = {}
-    for page, (block, bits) in zip(pages, places(salt, pages), strict=True):
-        covering = {sets_bit.get((block, bit)) for bit in bits}
-        if None not in covering:
-            found[page] = {number for number in covering if number is not None}
-    return found
-
-
-def test_who_knows_the_salt_hides_a_chosen_page_and_who_does_not_hides_none() -> None:
-    """A handful of links for each page, on any site that is crawled, and it is never crawled."""
-    pages = fingerprints("shop", 600)
-    targets = hiding(LEAKED_SALT, pages)
-    assert len(targets) > 20
-    assert max(len(numbers) for numbers in targets.values()) <= GEOMETRY.num_hashes
-    numbers = sorted(set().union(*targets.values()))[:CRAFTED]
-    with crawled(LEAKED_SALT, numbers) as known, crawled(None, numbers) as unknown:
-        assert all(page in known.backend for page in targets)
-        assert false_drops(unknown, list(targets)) <= at_most(RATE, len(targets))
-        evil, shop = urls("evil", CANDIDATES), dict(zip(pages, urls("shop", 600), strict=True))
-        # As the crawl asks: a link to a page that was never crawled.
-        page = Request(shop[next(iter(targets))])
-        assert known.request_seen(page)
-        assert not unknown.request_seen(page)
-        assert unknown.request_seen(page)
-        assert unknown.request_seen(Request(evil[numbers[0]]))

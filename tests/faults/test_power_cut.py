@@ -16,7 +16,7 @@ from tests.support.workspace import in_redis
 
 PAGES = 150
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler", "JOBDIR": "job"}
-CUTS = 3  # of each kind
+CUTS = 2  # one while the crawl runs, one while it opens what a kill has left
 MANY_CUTS = 30
 
 
@@ -39,7 +39,7 @@ VARIANTS = {
 def cut_at_random(
     disk: Disk, site: Site, path: Path, settings: dict, *, kill_first: bool = False
 ) -> None:
-    """Cut the power of the disk of a running crawl, whose filter is newer there than its queue."""
+    """Cut the power of a running crawl's disk, which has a newer filter than queue."""
     crawl = Crawl.held(site, random.randint(5, 100), path, settings)
     crawl.stop()
     # The kernel may write the pages of the mapped filter at any time.
@@ -55,25 +55,18 @@ def cut_at_random(
     disk.restart()
 
 
+@pytest.mark.parametrize("number", [CUTS, pytest.param(MANY_CUTS, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_cuts_at_random_instants(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
-    check_cuts(CUTS, variant, disk, tree, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_many_cuts(variant: str, disk: Disk, tree: Site, tmp_path: Path) -> None:
-    check_cuts(MANY_CUTS, variant, disk, tree, tmp_path)
-
-
-def check_cuts(number: int, variant: str, disk: Disk, tree: Site, path: Path) -> None:
+def test_cuts_at_random_instants(
+    variant: str, number: int, disk: Disk, tree: Site, tmp_path: Path
+) -> None:
     for cut in range(number):
         tree.forget()
         settings = {
             name: value.format(disk.path) if isinstance(value, str) else value
             for name, value in {**SAFE, **VARIANTS[variant], "JOBDIR": f"{{}}/job-{cut}"}.items()
         }
-        work = path / str(cut)
+        work = tmp_path / str(cut)
         cut_at_random(disk, tree, work, settings, kill_first=bool(cut % 2))
         if "BLOOM_DIR" in settings:  # another job, which finds nothing new in the end
             other = {**settings, "JOBDIR": f"{disk.path}/other-{cut}"}
@@ -89,7 +82,7 @@ def check_cuts(number: int, variant: str, disk: Disk, tree: Site, path: Path) ->
 
 
 def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path) -> None:
-    """After it nobody knows what is on the disk: the filter takes nothing over any more."""
+    """Nobody knows what is on the disk then, so this run applies nothing more to the filter."""
     spider = spider_with(
         tmp_path,
         "import errno, os, threading\n"
@@ -152,7 +145,7 @@ def test_a_cut_with_scrapys_scheduler(
 def test_a_cut_after_a_pause_with_scrapys_scheduler(
     backend: str, disk: Disk, tree: Site, tmp_path: Path
 ) -> None:
-    """What says that the job is closed reaches the disk, and nothing that was not synced."""
+    """The disk has the note that the job is closed, and only what was synced."""
     settings: dict[str, object] = {
         "JOBDIR": str(disk.path / "job"),
         # Scrapy writes it when the job is closed already, and fails to read it.
@@ -176,7 +169,7 @@ def test_a_cut_after_a_pause_with_scrapys_scheduler(
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing")
 def test_the_log_is_written_to_the_disk_before_the_filter(tree: Site, tmp_path: Path) -> None:
-    """Seen from outside, at each checkpoint."""
+    """strace shows the order at each checkpoint."""
     trace = tmp_path / "trace"
     strace = ("strace", "-f", "-y", "-qq", "-e", "trace=fsync,fdatasync", "-o", os.fspath(trace))
     tree.delay = 0.05

@@ -1,4 +1,4 @@
-"""A job whose queue does not fit its filter any more: every page is crawled, or a line tells."""
+"""A queue and a filter of different ages: every page is crawled, or one line warns."""
 
 import shutil
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def restored_from_a_pause(site: Site, path: Path, settings: dict) -> None:
 
 
 def restored_from_a_running_crawl(site: Site, path: Path, settings: dict) -> None:
-    """With its log, so that it is whole."""
+    """Restore it with its write-ahead log, so that it is complete."""
     crawl = Crawl.held(site, 30, path, settings)
     crawl.stop()
     (path / "backup").mkdir()
@@ -67,7 +67,7 @@ def emptied(site: Site, path: Path, settings: dict) -> None:
 
 
 def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
-    """All of it, file by file; the crawl goes on meanwhile, and the copy is used then."""
+    """Copy the job file by file while the crawl runs, and use the copy."""
     crawl = Crawl.held(site, 30, path, settings)
     shutil.copytree(path / "job", path / "copy", ignore=shutil.ignore_patterns(f"{DATABASE}*"))
     site.hold_after(30)
@@ -81,7 +81,7 @@ def copied_while_it_ran(site: Site, path: Path, settings: dict) -> None:
 
 
 def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
-    """To another disk, as far as anybody can tell."""
+    """Copy the job, as to another disk, and remove the original."""
     killed(site, path, settings)
     shutil.copytree(path / "job", path / "copy")
     shutil.rmtree(path / "job")
@@ -102,7 +102,7 @@ def moved_after_a_kill(site: Site, path: Path, settings: dict) -> None:
     ids=lambda happens: happens.__name__,
 )
 @places
-def test_one_warning_tells(
+def test_one_warning_says_that_queue_and_filter_do_not_fit(
     settings: dict, happens: Callable[[Site, Path, dict], None], tree: Site, tmp_path: Path
 ) -> None:
     happens(tree, tmp_path, settings)
@@ -129,7 +129,7 @@ def test_one_warning_tells(
 def test_the_log_is_removed_after_a_kill(
     settings: dict, sync_secs: float, tree: Site, tmp_path: Path
 ) -> None:
-    """What was in it is gone: the queue is that of the last checkpoint of SQLite."""
+    """Then the queue is that of SQLite's last checkpoint."""
     tree.delay = 0.02
     killed(tree, tmp_path, {**settings, "BLOOM_SYNC_SECS": sync_secs}, 60)
     tree.delay = 0
@@ -146,26 +146,9 @@ def test_the_log_is_removed_after_a_kill(
         assert (tmp_path / "job" / DATABASE).read_bytes() == before
 
 
-def test_a_link_is_refused(tree: Site, tmp_path: Path) -> None:
-    paused(tree, tmp_path, SAFE)
-    before = dict(tree.hits)
-    (tmp_path / "job" / DATABASE).rename(tmp_path / "elsewhere")
-    (tmp_path / "job" / DATABASE).symlink_to(tmp_path / "elsewhere")
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() != 0
-    (line,) = crawl.told("ERROR")
-    assert DATABASE in line
-    assert "link" in line
-    assert tree.hits == before
-    (tmp_path / "elsewhere").replace(tmp_path / "job" / DATABASE)
-    crawl = Crawl(tree.url, tmp_path, SAFE)
-    assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == PAGES
-
-
 @places
 def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path) -> None:
-    """That is no reason to say anything."""
+    """A move after a clean end needs no warning."""
     paused(tree, tmp_path, settings)
     shutil.copytree(tmp_path / "job", tmp_path / "moved")
     shutil.rmtree(tmp_path / "job")
@@ -176,17 +159,8 @@ def test_a_job_is_moved_after_a_pause(settings: dict, tree: Site, tmp_path: Path
     assert sum(tree.hits.values()) - tree.hits["/p/0"] == PAGES - 1
 
 
-def test_a_job_is_moved_after_a_kill(tree: Site, tmp_path: Path) -> None:
-    killed(tree, tmp_path, SAFE)
-    (tmp_path / "job").rename(tmp_path / "moved")
-    crawl = Crawl(tree.url, tmp_path, {**SAFE, "JOBDIR": "moved"})
-    assert crawl.finish() == 0, crawl.output
-    assert len(tree.hits) == PAGES
-    assert len(crawl.told("WARNING")) <= 1
-
-
 def test_two_jobs_share_a_filter_and_one_of_them_is_killed(tree: Site, tmp_path: Path) -> None:
-    """The other one runs in between: what waits in the first one is not lost, nor is its own."""
+    """The other job runs in between; neither loses pending requests."""
     other = {**SHARED, "JOBDIR": "other"}
     killed(tree, tmp_path, SHARED, 20)
     killed(tree, tmp_path, other, 20)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import job_kills, worker_faults
-from tests.support.example_sites import TINY
-from tests.support.example_workers import OURS
-from tests.support.worker_faults import EXAMPLE, Kind
+from tests.support.example_crawls import TINY
+from tests.support.worker_faults import EXAMPLE, OURS, Kind
 
 QUIET_SECS = 90.0
 

@@ -1,22 +1,8 @@
 """Faults of Redis that are there when a crawl starts: it refuses at once, and says what to do.
 
 Whatever it is, the user sees the same things: exit status 1; one ERROR of the filter, the last
-line of the log; no page asked for; no password; and what was in Redis before
-is still there, unchanged.
-
-| at the start | what the user sees |
-|---|---|
-| another type at our key, or a hash that is no filter | to set BLOOM_REDIS_KEY to another name |
-| a filter of a newer format | which version, and to upgrade |
-| a read-only replica, with or without the filter | "read only replica", after the deadline |
-| an ACL without BITFIELD | which rights are needed |
-| a wrong password, or none | to check user and password |
-| no room for the filter (maxmemory), or for anything | how much it takes; "maxmemory" |
-| a web server at the port | that no Redis answers there |
-| a server that accepts and never answers | "Timeout", after the deadline |
-| a server that loads its data | one WARNING; the crawl begins when it has |
-| a policy that evicts | a WARNING, and the crawl goes on: `test_redis_loses.py` |
-| nobody listens | `test_redis_crawl.py`: `test_a_server_that_is_down_at_the_start` |
+line of the log; no page asked for; no password; and what was in Redis before is unchanged. All
+refusals that a connection can meet are in tests/redis/connection.
 """
 
 import socket
@@ -34,20 +20,20 @@ from tests.support.redis_faults import (
     SHORT,
     SLOW_TO_LOAD,
     WAITED,
-    GatedSite,
     WatchedProxy,
     admin,
     ended,
-    gated_tree,
     locked_server,
     patient_url_of,
+    problems,
+    reports_one_outage,
     restarted_and_loading,
     start,
-    tells_of_one_outage,
-    told,
     url_of,
 )
+from tests.support.sites import Site, tree_site
 
+PAGES = 40
 RIGHTS = (
     "the user needs ~KEY and ~{KEY}* (KEY: BLOOM_REDIS_KEY) and, in this order, +@connection "
     "+@transaction +@string +@bitmap +@hash +@sortedset -@dangerous +info +time +exists +expire "
@@ -60,21 +46,20 @@ LOGIN = (
 
 
 @pytest.fixture
-def site() -> Iterator[GatedSite]:
-    site = gated_tree()
-    site.open()
+def site() -> Iterator[Site]:
+    site = tree_site(PAGES)
     yield site
     site.end()
 
 
-def refusal(crawl: Crawl, site: GatedSite) -> str:
-    """What is told of a crawl that does not begin."""
+def refusal(crawl: Crawl, site: Site) -> str:
+    """Return the one error of a crawl that does not begin."""
     assert crawl.finish() == 1, crawl.output
-    (line,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    (line,) = problems(crawl)
     before_the_traceback, _, _ = crawl.output.partition("Traceback")
     assert line.partition("SERVER")[2] in before_the_traceback
     assert PASSWORD not in crawl.output
-    assert not site.site.hits
+    assert not site.hits
     return line
 
 
@@ -83,59 +68,24 @@ def contents(server: servers.Server) -> dict[bytes, tuple[bytes, bytes | None]]:
     return {key: (client.type(key), client.dump(key)) for key in client.keys("*")}
 
 
-OTHER_TYPE = (
-    "SERVER: ResponseError: WRONGTYPE Operation against a key holding the wrong kind of value; "
-    "something else has that key: set BLOOM_REDIS_KEY to another name"
-)
-NO_FILTER = (
-    f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one ("
-    "it has no field 'id'); it was left as it is: set BLOOM_REDIS_KEY to another name"
-)
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        (("SET", KEY, "something else"), OTHER_TYPE),
-        (
-            ("HSET", KEY, "something", "else"),
-            NO_FILTER,
-        ),
-    ],
-    ids=["text", "hash"],
-)
 def test_something_else_at_our_key_is_refused_and_left_as_it_is(
-    command: tuple[str, ...], line: str, site: GatedSite, server: servers.Server, tmp_path: Path
+    site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    admin(server).execute_command(*command)
+    admin(server).hset(KEY, "something", "else")
     before = contents(server)
-    assert refusal(start(site, url_of(server), tmp_path), site) == line
+    assert refusal(start(site, url_of(server), tmp_path), site) == (
+        f"the key '{KEY}' of SERVER is no filter of scrapy_bloom, or a damaged one ("
+        "it has no field 'id'); it was left as it is: set BLOOM_REDIS_KEY to another name"
+    )
     assert contents(server) == before
 
 
-def test_a_filter_of_a_newer_format_is_refused_and_left_as_it_is(
-    site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    """The line says which filter it is, too: a crawl may have been pointed at the wrong one."""
-    ended(start(site, url_of(server), tmp_path))
-    site.site.forget()
-    admin(server).hset(KEY, "filter", '{"format": 2, "layers": 3}')
-    before = contents(server)
-    line = refusal(start(site, url_of(server), tmp_path), site)
-    assert "format version 2, and this scrapy_bloom knows versions up to 1; upgrade" in line
-    assert f"'{KEY}'" in line
-    assert "SERVER" in line
-    assert contents(server) == before
-
-
-@pytest.mark.parametrize("filter_is_there", [False, True])
 def test_a_read_only_replica_is_refused_after_the_deadline(
-    filter_is_there: bool, site: GatedSite, server: servers.Server, tmp_path: Path
+    site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    """Also where the filter could be read: it could not record a single request."""
-    if filter_is_there:
-        ended(start(site, url_of(server), tmp_path))
-        site.site.forget()
+    """Although the filter can be read: a crawl could not record a single request."""
+    ended(start(site, url_of(server), tmp_path))
+    site.forget()
     admin(server).config_set("repl-diskless-sync-delay", 0)
     replica = locked_server(
         *("--masterauth", PASSWORD, "--replicaof", "127.0.0.1", str(server.port))
@@ -152,9 +102,9 @@ def test_a_read_only_replica_is_refused_after_the_deadline(
 
 
 def test_an_acl_without_bitfield_is_refused_and_the_rights_are_named(
-    site: GatedSite, server: servers.Server, tmp_path: Path
+    site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    """Before the first request: or each would be crawled unfiltered, again and again."""
+    """Before the first request: otherwise each would be crawled unfiltered, again and again."""
     rules = ("on", f">{PASSWORD}", "~*", "+@all", "-bitfield")
     admin(server).execute_command("ACL", "SETUSER", "crawler", *rules)
     # If it should begin all the same, it would never end.
@@ -165,49 +115,25 @@ def test_an_acl_without_bitfield_is_refused_and_the_rights_are_named(
     assert line.endswith(f"; {RIGHTS}")
 
 
-@pytest.mark.parametrize("login", [f":not-{PASSWORD}@", ""])
 def test_a_wrong_login_is_refused_at_once(
-    login: str, site: GatedSite, server: servers.Server, tmp_path: Path
+    site: Site, server: servers.Server, tmp_path: Path
 ) -> None:
-    url = url_of(server).replace(f":{PASSWORD}@", login)
+    url = url_of(server).replace(f":{PASSWORD}@", f":not-{PASSWORD}@")
     line = refusal(start(site, url, tmp_path), site)
     assert "waited" not in line  # for any deadline
     assert line.startswith("SERVER: AuthenticationError: ")
     assert line.endswith(f"; {LOGIN}")
 
 
-def test_no_room_for_the_filter_is_told_with_what_it_takes(
-    site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    memory = admin(server).info("memory")["used_memory"]
-    admin(server).config_set("maxmemory", memory + 500_000)
-    crawl = start(site, url_of(server), tmp_path, BLOOM_EXPECTED_REQUESTS=5_000_000)
-    assert refusal(crawl, site) == (
-        "SERVER: the server's memory is full (maxmemory), and a generation takes 28,057,600 bytes; "
-        "give it more, or lower BLOOM_EXPECTED_REQUESTS"
-    )
-
-
-def test_a_server_without_any_room_is_refused_after_the_deadline(
-    site: GatedSite, server: servers.Server, tmp_path: Path
-) -> None:
-    admin(server).config_set("maxmemory", 1)
-    crawl = start(site, patient_url_of(server), tmp_path, BLOOM_REDIS_DEADLINE_SECS=SHORT)
-    assert refusal(crawl, site) == (
-        f"SERVER cannot be used: command not allowed when used memory > 'maxmemory' {WAITED}"
-    )
-
-
-def test_a_web_server_at_the_port_is_refused_at_once(site: GatedSite, tmp_path: Path) -> None:
-    port = site.site.server_address[1]
-    line = refusal(start(site, url_of(port), tmp_path), site)
+def test_a_web_server_at_the_port_is_refused_at_once(site: Site, tmp_path: Path) -> None:
+    line = refusal(start(site, url_of(site.server_address[1]), tmp_path), site)
     assert "waited" not in line
     assert line.startswith("SERVER: InvalidResponse: Protocol ")
     assert "BLOOM_REDIS_URL" in line  # what to do about it
 
 
 def test_a_server_that_never_answers_is_refused_after_the_deadline(
-    site: GatedSite, tmp_path: Path
+    site: Site, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begun = time.monotonic()
@@ -218,21 +144,21 @@ def test_a_server_that_never_answers_is_refused_after_the_deadline(
     assert line.endswith(WAITED)
 
 
-def test_a_server_that_still_loads_its_data_is_waited_for(site: GatedSite, tmp_path: Path) -> None:
+def test_a_crawl_waits_for_a_server_that_still_loads_its_data(site: Site, tmp_path: Path) -> None:
     """The user sees a late start, one WARNING why, and `bloom/redis/retries`."""
     server = locked_server(*SLOW_TO_LOAD)
     proxy = WatchedProxy(server)
     try:
         with restarted_and_loading(server) as load:
             crawl = start(site, url_of(proxy), tmp_path)
-            crawl.wait_until(lambda: proxy.tries() >= 4)
-            assert not site.site.hits
+            crawl.wait_until(lambda: proxy.tries >= 4)
+            assert not site.hits
             load()
             stats = ended(crawl)
     finally:
         proxy.end()
         server.end()
     assert stats["bloom/redis/retries"] >= 1
-    assert tells_of_one_outage(crawl)
-    assert not site.missing()
-    assert site.repeats() == 0
+    assert reports_one_outage(crawl)
+    assert len(site.hits) == PAGES
+    assert site.total() == PAGES + 2

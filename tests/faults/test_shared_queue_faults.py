@@ -1,4 +1,4 @@
-"""Workers that share their queue, and a fault in mid-crawl: no page is lost.
+"""Faults of workers that share a queue, and of their server: no page is lost.
 
 | in the middle | what the user sees |
 |---|---|
@@ -40,7 +40,7 @@ def cluster() -> Iterator[servers.Cluster]:
 
 
 def finish(crawl: SharedCrawl, *, repeats: int = 0) -> None:
-    """Wait for the end; each retry may repeat one page, and so many pages more are repeated.
+    """Wait for the end; check that at most one page a retry, and so many more, were repeated.
 
     What a worker asks again may be new to it because its first answer never came, and at the same
     time to another worker.
@@ -73,7 +73,7 @@ SharedStore.apply = apply_three
 def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
     tree: Site, tmp_path: Path
 ) -> None:
-    """Only what was in flight is crawled twice, and not what that leads to as well."""
+    """Only what was in flight is crawled twice, and not what those pages lead to."""
     crawl = SharedCrawl(tree, tmp_path, code=DIES)
     victim = crawl.start()
     assert victim.finish() == -signal.SIGKILL, victim.output
@@ -88,8 +88,9 @@ def test_what_a_worker_stored_that_is_killed_before_the_reply_is_crawled_once(
     assert twice <= {*asked, "/p/0"}
 
 
-def test_a_worker_that_stood_still_goes_on_without_harm(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path)
+def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> None:
+    # Others look for expired leases every quarter of a lease, here every two seconds.
+    crawl = SharedCrawl(tree, tmp_path, BLOOM_QUEUE_LEASE_SECS=8)
     victim, other = crawl.hold(20)
     victim.stop()
     crawl.end_leases(victim)
@@ -128,7 +129,7 @@ def test_a_server_that_is_killed_and_comes_back_with_its_files(
 def test_the_crawl_goes_on_when_a_replica_takes_over(
     cluster: servers.Cluster, tree: Site, tmp_path: Path
 ) -> None:
-    """It has all that its master had: only what was not passed on is crawled again."""
+    """Only what the master had not passed on is crawled again."""
     settings = {"BLOOM_REDIS_URL": cluster.url, "BLOOM_REDIS_CLUSTER": True}
     crawl = SharedCrawl(tree, tmp_path, **settings)
     tree.hold_after(20)

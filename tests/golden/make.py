@@ -1,6 +1,6 @@
-"""Store a filter in files and in Redis, and a killed job, in an archive for `test_golden.py`.
+"""Make the archive that `test_golden.py` reads: filters and killed crawls in the stored formats.
 
-    python -m tests.golden.make tests/golden/format-1.tar.gz
+    python -m tests.golden.make
 
 It needs Debian's redis-server: newer servers load what an older one dumps, not the other way round.
 Once a format is released, its archive stays, and a new format gets one of its own.
@@ -21,9 +21,11 @@ import redis
 from tests.support.servers import Server
 
 HERE = Path(__file__).parent
+ARCHIVE = HERE / "format-1.tar.gz"
+SPIDER = HERE / "spider.py"
 
 RECORDED, NEVER = range(1000), range(1000, 4000)
-KEY = "golden:bloom"
+KEY, QUEUE_KEY = "golden:bloom", "golden:queue"
 OPTIONS = ["-n", "300", "-p", "0.01", "-s", "BLOOM_EXPECTED_REQUESTS=300"]
 
 
@@ -49,7 +51,7 @@ def figures(directory: Path, *filter_: str) -> dict[str, object]:
 
 
 def answers(directory: Path, *filter_: str) -> dict[str, object]:
-    """What a filter says: its figures, and which of all URLs it takes for seen."""
+    """Return the figures of a filter, and which of all URLs it reports as duplicates."""
     seen = run(directory, "check", filter_[0], "all.txt", "--seen", *filter_[1:]).split()
     return {
         "info": figures(directory, *filter_),
@@ -57,19 +59,22 @@ def answers(directory: Path, *filter_: str) -> dict[str, object]:
     }
 
 
-def crawl(directory: Path, job: str, *options: str) -> tuple[int, list[int]]:
-    """Crawl in a job directory: the exit status, and the pages that were items."""
-    command = [sys.executable, "-m", "scrapy", "runspider", str(HERE / "spider.py")]
-    items = directory / f"{job}.jl"
+def crawl(directory: Path, *options: str) -> tuple[int, list[int]]:
+    """Crawl; return the exit status, and the pages that were items."""
+    command = [sys.executable, "-m", "scrapy", "runspider", str(SPIDER)]
+    items = directory / "items.jl"
     ran = subprocess.run(
-        [*command, "-s", f"JOBDIR={job}", "-O", items.name, *options],
-        cwd=directory,
-        check=False,
-        timeout=60,
+        [*command, "-O", items.name, *options], cwd=directory, check=False, timeout=60
     )
     lines = items.read_text().splitlines() if ran.returncode == 0 else []
     items.unlink(missing_ok=True)
     return ran.returncode, sorted(json.loads(line)["page"] for line in lines)
+
+
+def shared(url: str) -> list[str]:
+    """Return the options of a crawl whose queue is in Redis."""
+    settings = {"BACKEND": "redis", "REDIS_URL": url, "REDIS_KEY": QUEUE_KEY, "QUEUE_LEASE_SECS": 3}
+    return [f"-sBLOOM_{name}={value}" for name, value in settings.items()]
 
 
 def without_memory(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -92,18 +97,25 @@ def main(directory: Path) -> None:
         run(directory, "import", "more.txt", server.url, "--key", KEY, *OPTIONS)
         run(directory, "forget", server.url, "--key", KEY, "https://shop.example/7")
         expected["redis"] = answers(directory, server.url, "--key", KEY)
+        # A crawl whose only worker was killed, and its shared queue.
+        assert crawl(directory, *shared(server.url), "-a", "die_at=20") == (-9, [])
         with closing(redis.Redis.from_url(server.url)) as client:
-            keys = sorted(client.scan_iter(f"*{KEY}*"))
+            keys = sorted(client.scan_iter("*golden:*"))
             dump = {key.decode(): base64.b64encode(client.dump(key)).decode() for key in keys}
         (directory / "redis.json").write_text(json.dumps(dump, indent=1) + "\n")
+        queue = figures(directory, server.url, "--key", QUEUE_KEY)["queue"]
+        status, pages = crawl(directory, *shared(server.url))
+        assert status == 0
+        expected["queue"] = {"pending": queue["pending"], "pages": pages}
     finally:
         server.end()
 
     # A job whose crawl was killed: pending, in flight and done requests, and a filter.
-    assert crawl(directory, "job", "-a", "die_at=20") == (-9, [])
+    job = ["-sJOBDIR=job"]
+    assert crawl(directory, *job, "-a", "die_at=20") == (-9, [])
     shutil.copytree(directory / "job", directory / "killed")
     info = figures(directory, "job")
-    status, pages = crawl(directory, "job")  # not the copy: that would start over
+    status, pages = crawl(directory, *job)  # not the copy: that would start over
     assert status == 0
     expected["job"] = {"info": info, "pages": pages}
     shutil.rmtree(directory / "job")
@@ -112,9 +124,8 @@ def main(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    archive = Path(sys.argv[1]).absolute()
     with tempfile.TemporaryDirectory() as name:
         main(Path(name))
-        with tarfile.open(archive, "w:gz") as tar:
+        with tarfile.open(ARCHIVE, "w:gz") as tar:
             for path in sorted(Path(name).iterdir()):
                 tar.add(path, path.name, filter=without_memory)

@@ -1,4 +1,4 @@
-"""A stored format does not change by accident: filters in files and in Redis, and a killed job."""
+"""Stored formats do not change by accident: filters and killed crawls, in files and in Redis."""
 
 import base64
 import hashlib
@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import redis
 
+from tests.golden.make import ARCHIVE, KEY, QUEUE_KEY, SPIDER, shared
 from tests.support import servers
 from tests.support.cli import Ran, bloom, scrapy
 
-GOLDEN = Path(__file__).parent
-KEY = "golden:bloom"
 LOCAL = ["plain", "windowed", "grown"]
 # The settings that they were made with.
 SETTINGS = ["-n", "300", "-p", "0.01", "-s", "BLOOM_EXPECTED_REQUESTS=300"]
@@ -26,8 +25,8 @@ NEW = "https://shop.example/another"
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    """A directory with all that `make.py` stored."""
-    with tarfile.open(GOLDEN / "format-1.tar.gz") as archive:
+    """Unpack all that `make.py` stored into a directory."""
+    with tarfile.open(ARCHIVE) as archive:
         # Debian's Python 3.11.2 has no filters yet.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(tmp_path)
@@ -45,23 +44,22 @@ def ran(stored: Path, *arguments: str) -> Ran:
 
 
 def figures(stored: Path, *filter_: str) -> dict[str, Any]:
-    """What `info` tells, but for the place."""
+    """Return the figures of `info`, without the place."""
     return trimmed(ran(stored, "info", *filter_, "--json", "--show-salt").json)
 
 
-def trimmed(told: dict[str, Any]) -> dict[str, Any]:
-    """The figures without the place."""
-    del told["location"]
-    return told
+def trimmed(info: dict[str, Any]) -> dict[str, Any]:
+    del info["location"]
+    return info
 
 
-def rounded(told: dict[str, Any]) -> dict[str, Any]:
-    """The figures to 12 digits: since Python 3.12 a sum of floats is more exact in the last one."""
-    return json.loads(json.dumps(told), parse_float=lambda text: f"{float(text):.12g}")
+def rounded(info: dict[str, Any]) -> dict[str, Any]:
+    """Round figures to 12 digits: since Python 3.12 a sum of floats is more exact in the last."""
+    return json.loads(json.dumps(info), parse_float=lambda text: f"{float(text):.12g}")
 
 
 def check_filter(stored: Path, name: str, *filter_: str) -> None:
-    """Check its figures and each answer, and that it goes on recording."""
+    """Check its figures and each answer, and that it still records."""
     place, *options = filter_
     wanted = expected(stored, name)
     assert rounded(figures(stored, *filter_)) == rounded(trimmed(wanted["info"]))
@@ -82,7 +80,7 @@ def digests(directory: Path) -> dict[str, str]:
 
 
 def name_this_place(job: Path) -> None:
-    """Let the database name where it is: else it is a copy of one that was in use."""
+    """Write its place into the database: otherwise it is a copy of one that was in use."""
     script = (
         "import os, sqlite3, sys\n"
         "path = os.path.realpath(sys.argv[1])\n"
@@ -106,25 +104,31 @@ def test_a_filter_in_files(stored: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("program", sorted(servers.PROGRAMS))
-def test_a_filter_in_redis(stored: Path, program: str) -> None:
+def test_a_filter_and_a_queue_in_redis(stored: Path, program: str) -> None:
     server = servers.Server(program)
     try:
         with redis.Redis.from_url(server.url) as client:
             for key, dump in json.loads((stored / "redis.json").read_text()).items():
                 client.restore(key, 0, base64.b64decode(dump))
         check_filter(stored, "redis", server.url, "--key", KEY)
+        wanted, place = expected(stored, "queue"), (server.url, "--key", QUEUE_KEY)
+        assert figures(stored, *place)["queue"]["pending"] == wanted["pending"]
+        assert crawled_pages(stored, *shared(server.url)) == wanted["pages"]
     finally:
         server.end()
+
+
+def crawled_pages(stored: Path, *options: str) -> list[int]:
+    crawl = scrapy("runspider", str(SPIDER), "-O", "pages.jl", *options, cwd=stored)
+    assert crawl.status == 0, crawl
+    lines = (stored / "pages.jl").read_text().splitlines()
+    return sorted(json.loads(line)["page"] for line in lines)
 
 
 def test_a_job_that_was_killed(stored: Path) -> None:
     wanted = expected(stored, "job")
     name_this_place(stored / "job")
     assert rounded(figures(stored, "job")) == rounded(trimmed(wanted["info"]))
-    spider = str(GOLDEN / "spider.py")
-    crawl = scrapy("runspider", spider, "-s", "JOBDIR=job", "-O", "pages.jl", cwd=stored)
-    assert crawl.status == 0, crawl
-    lines = (stored / "pages.jl").read_text().splitlines()
-    assert sorted(json.loads(line)["page"] for line in lines) == wanted["pages"]
+    assert crawled_pages(stored, "-sJOBDIR=job") == wanted["pages"]
     queue = figures(stored, "job")["queue"]
     assert (queue["pending"], queue["in_flight"]) == (0, 0)

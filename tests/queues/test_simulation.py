@@ -26,8 +26,8 @@ def test_random_schedules(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_random_schedules_of_four_shards(part: int) -> None:
-    """With one fault at a time."""
-    for seed in USUAL[part::PARTS]:
+    """With one fault at a time. A schedule takes four times as long: half as many."""
+    for seed in USUAL[part :: 2 * PARTS]:
         simulation.simulate(seed, shards=4)
 
 

@@ -22,7 +22,7 @@ WARNING, INFO = logging.WARNING, logging.INFO
 def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     # Whatever the server has lost, a page that is crawled afterwards links to it: what is missing
     # in the end was taken for seen.
-    site = server_losses.Site(150, links_to_all=True)
+    site = server_losses.linked_site(150, links_to_all=True)
     outcome = server_losses.crawl(
         way, server_losses.OURS, tmp_path / "crawl", site=site, workers=2, seed=way.name
     )

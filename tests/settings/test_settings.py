@@ -200,9 +200,26 @@ def test_a_value_that_cannot_be_shown() -> None:
         read(BLOOM_BACKEND=Unprintable())
 
 
+def fails(*_: object) -> None:
+    raise RuntimeError("on purpose")
+
+
+SPECIAL = [
+    *("__str__", "__repr__", "__float__", "__int__", "__index__", "__bool__", "__len__"),
+    *("__iter__", "__fspath__", "__bytes__", "__format__", "__mod__", "__lt__", "__contains__"),
+]
+
+
+def hostile(base: type, *args: object) -> object:
+    """Make an object of a type whose special methods all fail."""
+    return type("Hostile", (base,), dict.fromkeys(SPECIAL, fails))(*args)
+
+
 ANYTHING = st.one_of(
     *(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary()),
     *(st.lists(st.integers()), st.dictionaries(st.text(), st.integers()), st.builds(object)),
+    st.sampled_from(["%", "%(", "%(job)s", "%(spider)*s", "%(spider)999999999999999s", "9" * 5000]),
+    st.sampled_from([hostile(object), hostile(int, 7), hostile(float, 0.5), hostile(str, "local")]),
 )
 
 
@@ -210,10 +227,11 @@ ANYTHING = st.one_of(
 @settings(max_examples=500)
 def test_any_value_is_accepted_or_refused_in_one_line(name: str, value: object) -> None:
     try:
-        read(**{name: value})
+        read(**{name: value}).directory(None, "spider")
     except SettingError as error:
         assert str(error).startswith(name)
-        assert "\n" not in str(error)
+        assert str(error).isprintable()
+        assert len(str(error)) <= 1000
 
 
 def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

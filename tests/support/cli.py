@@ -34,7 +34,7 @@ class Ran:
 
     @property
     def error(self) -> str:
-        """The one line of a failure."""
+        """Return the one error line of a command that failed."""
         assert self.status == 1, self
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if "error: " in line]

@@ -24,7 +24,7 @@ LOGIN = f"{quote(USER, safe='')}:{quote(PASSWORD, safe='')}@"
 
 
 def check_tells_nothing(error: BaseException) -> None:
-    """Neither it nor what it came from tells a password."""
+    """Check that neither an error nor its causes show a password."""
     pending, seen = [error], set()
     while pending:
         each = pending.pop()
@@ -35,7 +35,7 @@ def check_tells_nothing(error: BaseException) -> None:
 
 
 def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
-    """As a crawl does: this sends scripts, pipelines, all of it."""
+    """Use a filter as a crawl does, with scripts and pipelines."""
     backend = redis_backend(server, key, capacity=expected, error_rate=1e-9)
     backend.open()
     backend.begin()
@@ -53,7 +53,7 @@ def use(server: RedisServer, key: str, *, expected: int = 1000) -> None:
 
 
 def failure(call: Callable[[], object], kind: type[BloomError] = StorageError) -> str:
-    """The message of the error that a call ends with; a refusal is not waited out."""
+    """Return the message of the error that a call raises; no retry delays a refusal."""
     with pytest.raises(kind) as caught:
         call()
     assert isinstance(caught.value, OutageError) == (kind is OutageError)
@@ -75,7 +75,7 @@ def refusal(url: str, call: Callable[[Any], object] | None = None, **options: An
 
 @functools.cache
 def locked(program: str) -> servers.Server:
-    """A server that lets nobody in but USER, and nobody without a password."""
+    """Start a server that accepts USER only, and nobody without a password."""
     server = servers.Server(program, "--unixsocket", "redis.sock")
     admin = server.client
     admin.acl_setuser(
@@ -97,13 +97,13 @@ def setting_bits(number: int, key: str = "bits") -> Callable[[Any], list[int]]:
 
 
 def locked_up(server: servers.Server) -> str:
-    """A URL for a server that from now on wants a password."""
+    """Have a server require a password; return its URL."""
     server.client.config_set("requirepass", PASSWORD)
     return f"redis://default:{quote(PASSWORD, safe='')}@127.0.0.1:{server.port}/0"
 
 
 def healthy(cluster: servers.Cluster) -> bool:
-    """Whether all nodes know of all nodes as they should be."""
+    """Return whether each node reports the whole Cluster as up."""
     infos = [node.client.cluster("INFO") for node in cluster.nodes]
     return all(
         info["cluster_state"] == "ok" and info["cluster_slots_ok"] == str(servers.SLOTS)

@@ -51,14 +51,14 @@ SCRAPY_REDIS: dict[str, Any] = {
 
 
 def spider_with(directory: Path, code: str) -> Path:
-    """The spider of links with more code behind it, in a file of its own."""
+    """Write a file with the spider of links and more code behind it."""
     spider = directory / "spider.py"
     spider.write_text(f"{SPIDER.read_text()}\n{code}")
     return spider
 
 
 def with_modules(directory: Path) -> dict[str, str]:
-    """The environment of a process that imports modules from a directory, before others."""
+    """Return the environment of a process that imports modules from a directory first."""
     paths = filter(None, [os.fspath(directory), os.environ.get("PYTHONPATH")])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -117,13 +117,13 @@ class Crawl:
     def finished(
         cls, url: str, work_dir: Path, settings: dict[str, Any] | None = None, **options: Any
     ) -> "Crawl":
-        """A crawl that has ended, with exit status 0."""
+        """Run a crawl that ends with exit status 0."""
         crawl = cls(url, work_dir, settings, **options)
         assert crawl.finish() == 0, crawl.output
         return crawl
 
     def refusal(self) -> str:
-        """The one error of a crawl that could not begin, which nothing follows or hides."""
+        """Return the only error of a crawl that could not begin: the last line of its log."""
         assert self.finish() == 1, self.output
         assert "Traceback" not in self.output
         (error,) = self.told("ERROR")
@@ -139,7 +139,7 @@ class Crawl:
         settings: dict[str, Any] | None = None,
         **options: Any,
     ) -> "Crawl":
-        """A crawl that has got so many answers, and waits for others: it cannot end meanwhile.
+        """Start a crawl that gets so many answers and waits for others: it cannot end meanwhile.
 
         The site gives them when the crawl is interrupted or killed, at the latest.
         """
@@ -161,7 +161,7 @@ class Crawl:
         return [line for line in self.output.splitlines() if f"] {level}: " in line]
 
     def told(self, level: str) -> list[str]:
-        """The lines of that level that are ours: Scrapy warns of what it calls experimental."""
+        """Return scrapy_bloom's lines of a level: Scrapy itself warns of experimental features."""
         return [line for line in self.lines(level) if "[scrapy_bloom." in line]
 
     def running(self) -> bool:

@@ -17,7 +17,7 @@ def fps(start: int, stop: int | None = None) -> list[bytes]:
 
 
 def backend_at(url: str, key: str, *, cluster: bool, **options: Any) -> RedisBackend:
-    """A backend, not yet opened; at this error rate it does not err in a test.
+    """Make a backend, not opened yet, whose error rate allows no false positive in a test.
 
     A server that is only slow is not away, however short the deadline is.
     """
@@ -39,12 +39,12 @@ def record_at_once(barrier, results, record, count, where, options) -> None:
 
 
 def one_by_one(backend: RedisBackend, fingerprints: list[bytes]) -> list[int]:
-    """The numbers of those that were new."""
+    """Add one after the other; return the numbers of those that were new."""
     return [n for n, fingerprint in enumerate(fingerprints) if backend.add(fingerprint)]
 
 
 def in_batches(backend: RedisBackend, fingerprints: list[bytes]) -> int:
-    """How many were new, in an order of its own, some alone and some in batches."""
+    """Add in random order, some alone and some in batches; return how many were new."""
     random.Random().shuffle(fingerprints)
     new = 0
     for start in range(0, len(fingerprints), 300):

@@ -40,8 +40,20 @@ class Disk:
         self._restarts = 0
         with self._image.open("wb") as image:
             image.truncate(SIZE)
-        _run("mkfs.ext4", "-q", "-F", self._image)
+        _run("mkfs.ext4", "-q", "-F", "-b", "4096", self._image)  # as large disks have it
         self._mount()
+
+    def fill(self) -> None:
+        """Use up all room that is left."""
+        with (self.path / "filler").open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 10, 1):
+                with contextlib.suppress(OSError):
+                    while file.write(b"x" * size):
+                        pass
+
+    def free(self) -> None:
+        """Make room again."""
+        (self.path / "filler").unlink()
 
     def cut(self) -> None:
         """Cut the power: from now on, nothing reaches the disk any more."""
@@ -148,7 +160,7 @@ _D = TypeVar("_D", bound=Disk)
 
 @contextlib.contextmanager
 def mounted(kind: type[_D], directory: Path) -> Iterator[_D]:
-    """A disk of a test, which is skipped where none can be mounted, unless it has to be."""
+    """Make a disk for a test, which is skipped where none can be mounted, unless it has to be."""
     try:
         disk = kind(directory)
     except OSError as error:

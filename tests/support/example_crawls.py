@@ -1,5 +1,6 @@
-"""Crawls by the example project's spider, in processes of their own."""
+"""The example project's site, and crawls of it by the project's spider, in their own processes."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from scrapy import signals
 from scrapy.crawler import Crawler
@@ -18,15 +21,80 @@ from scrapy.http import Response
 from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.task import deferLater
 
-from tests.support.example_sites import EXAMPLE, ROOT, address
+from tests.support.crawls import ROOT, with_modules
+from tests.support.sites import LIMIT, Site
 
+EXAMPLE = ROOT / "example_project"
 CONCURRENT_REQUESTS = 16
-LIMIT_SECS = 120.0  # that any single wait may take
 PIPELINE_SECS = 0.1
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much of the example site there is."""
+
+    sections: int
+    articles: int  # in each section
+    list_pages: int  # in each section
+    tags: int
+
+
+WHOLE = Size(12, 240, 12, 60)
+PART = Size(1, 240, 12, 60)
+TINY = Size(1, 24, 2, 12)
+
+
+class ExampleSite(Site):
+    """The example project's site, which counts requests, whatever the answer.
+
+    Args:
+        size: how much of it.
+        secs: before each answer.
+
+    Attributes:
+        pages: how many different addresses answer with a page.
+    """
+
+    def __init__(self, size: Size, secs: float = 0.0) -> None:
+        place = EXAMPLE / "example" / "site.py"
+        spec = importlib.util.spec_from_file_location("example_site", place)
+        assert spec is not None
+        assert spec.loader is not None
+        module: Any = importlib.util.module_from_spec(spec)  # anew: each site has its own size
+        spec.loader.exec_module(module)
+        module.SECTIONS, module.ARTICLES = size.sections, size.articles
+        module.LIST_PAGES, module.TAGS = size.list_pages, size.tags
+        self.pages: int = module.page_count()
+        handler, answer = module._Handler, module._Handler.do_GET
+
+        def count_and_answer(request: Any) -> None:
+            self.hit(address(request.path))
+            answer(request)
+
+        handler.do_GET = count_and_answer
+        super().__init__(handler)
+        self.delay = secs
+
+
+@contextmanager
+def served(size: Size, secs: float = 0.0) -> Iterator[ExampleSite]:
+    """Serve a new example site; end it on leaving."""
+    site = ExampleSite(size, secs)
+    try:
+        yield site
+    finally:
+        site.end()
+
+
+def address(url: str) -> str:
+    """Return path and sorted query, which make a page of such a site."""
+    parts = urlsplit(url)
+    query = urlencode(sorted(parse_qsl(parts.query)))
+    return f"{parts.path}?{query}" if query else parts.path
+
+
 class Journal:
-    """In the crawl: notes responses, callbacks that ran to their end, and items.
+    """Writes down, in the crawl, responses, callbacks that ran to their end, and items.
 
     It is a spider middleware and an item pipeline. Each line is one write, which no kill undoes.
     """
@@ -36,38 +104,32 @@ class Journal:
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "Journal":
-        """Build it, for the file of the setting."""
         new = cls(crawler.settings["BENCHMARK_JOURNAL"])
         crawler.signals.connect(new.response_downloaded, signals.response_downloaded)
         return new
 
     def response_downloaded(self, response: Response) -> None:
-        """Note that a response is there: its callback comes later."""
         self.write("response", response.url)
 
     async def process_spider_output(
         self, response: Response, result: AsyncIterator[Any]
     ) -> AsyncIterator[Any]:
-        """Note that a callback ran to its end."""
         async for each in result:
             yield each
         self.write("page", response.url)
 
     def process_item(self, item: Mapping[str, Any]) -> Any:
-        """Note an item."""
         self.write("item", item["url"])
         return item
 
     def write(self, what: str, url: str) -> None:
-        """Append a line."""
         os.write(self._file, f"{what} {address(url)}\n".encode())
 
 
 class SlowJournal(Journal):
-    """The same, but each item takes its time in the pipeline."""
+    """Keeps each item in the pipeline for a while."""
 
     async def process_item(self, item: Mapping[str, Any]) -> Any:
-        """Note an item, later."""
         from twisted.internet import reactor
 
         await maybe_deferred_to_future(deferLater(reactor, PIPELINE_SECS))
@@ -75,7 +137,7 @@ class SlowJournal(Journal):
 
 
 class Job:
-    """A crawl of a site, in processes of their own, which can be started again and again."""
+    """A crawl of a site, in processes of its own, which can be started again and again."""
 
     def __init__(
         self, directory: Path, url: str, settings: Mapping[str, object], *, slow: bool = False
@@ -100,79 +162,66 @@ class Job:
         self._journal_begins_at = 0
 
     def start(self) -> None:
-        """Begin, or go on."""
+        """Begin, or resume."""
         with self._log.open("ab") as log:
             self._run_begins_at = log.tell()
             self._journal_begins_at = self._journal.stat().st_size
             self._process = subprocess.Popen(
                 self._command,
                 cwd=EXAMPLE,
-                env=crawl_environment(),
+                env=with_modules(ROOT),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
 
     @property
     def output(self) -> str:
-        """What the last run wrote."""
+        """The log of the last run."""
         with self._log.open("rb") as log:
             log.seek(self._run_begins_at)
             return log.read().decode(errors="replace")
 
     @property
     def all_output(self) -> str:
-        """What all runs wrote."""
+        """The log of all runs."""
         return self._log.read_text(errors="replace")
 
     def lines(self) -> Sequence[str]:
-        """What was noted in all runs, in order."""
+        """Return the journal of all runs, in order."""
         return self._journal.read_text().splitlines()
 
-    def journal(self) -> set[str]:
-        """What was noted in all runs, each once."""
-        return set(self.lines())
-
     def responses(self) -> AbstractSet[str]:
-        """The addresses whose responses the last run had."""
-        noted = self._journal.read_text()[self._journal_begins_at :].splitlines()
-        return {each.partition(" ")[2] for each in noted if each.startswith("response ")}
+        """Return the addresses whose responses the last run had."""
+        lines = self._journal.read_text()[self._journal_begins_at :].splitlines()
+        return {each.partition(" ")[2] for each in lines if each.startswith("response ")}
 
     def running(self) -> bool:
-        """Whether there is a process."""
         return self._process is not None and self._process.poll() is None
 
     def wait_until(self, condition: Callable[[], bool]) -> bool:
-        """Wait for a condition; False if the crawl ended before.
+        """Wait for a condition; return False if the crawl ended before.
 
         Raises:
             TimeoutError: neither came about in time.
         """
-        end = time.monotonic() + LIMIT_SECS
-        while not condition():
-            if not self.running():
-                return False
-            if time.monotonic() > end:
-                raise TimeoutError(self.output)
-            time.sleep(0.002)
-        return True
+        return wait_while(self.running, condition, lambda: self.output)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         if self._process is not None:
             self._process.send_signal(number)
 
-    def wait(self, quiet: Callable[[], object] = lambda: None, secs: float = LIMIT_SECS) -> int:
-        """Wait for the end; its exit status.
+    def wait(self, progress: Callable[[], object] = lambda: None, secs: float = LIMIT) -> int:
+        """Wait for the end; return its exit status.
 
         Args:
-            quiet: something that changes as the crawl goes on.
+            progress: something that changes as the crawl proceeds.
             secs: without a change, after which the crawl is killed: its status is then -9.
         """
         assert self._process is not None
-        last, end = quiet(), time.monotonic() + secs
+        last, end = progress(), time.monotonic() + secs
         while self.running():
             time.sleep(0.01)
-            if (now := quiet()) != last:
+            if (now := progress()) != last:
                 last, end = now, time.monotonic() + secs
             if time.monotonic() > end:
                 self.end()
@@ -185,21 +234,34 @@ class Job:
             self._process.wait()
 
 
+def wait_while(
+    running: Callable[[], bool], condition: Callable[[], bool], output: Callable[[], str]
+) -> bool:
+    """Wait for a condition while something runs; return False if that ended before.
+
+    Raises:
+        TimeoutError: neither came about in time.
+    """
+    end = time.monotonic() + LIMIT
+    while not condition():
+        if not running():
+            return False
+        if time.monotonic() > end:
+            raise TimeoutError(output())
+        time.sleep(0.002)
+    return True
+
+
 def crawl_command(url: str, settings: Mapping[str, object]) -> Sequence[str]:
-    """Crawl a site by the example's spider; settings that are None are left out."""
+    """Return the command that crawls a site by the example's spider; None unsets a setting."""
     set_here = {name: value for name, value in settings.items() if value is not None}
     options = [part for name, value in set_here.items() for part in ("-s", f"{name}={value}")]
     return [sys.executable, "-m", "scrapy", "crawl", "docs", "-a", f"url={url}", *options]
 
 
-def crawl_environment() -> Mapping[str, str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 @contextmanager
 def job_that_ends(job: Job) -> Iterator[None]:
-    """Whatever happens, its process does not stay."""
+    """Kill the process of a job on leaving, whatever happens."""
     try:
         yield
     finally:

@@ -11,11 +11,10 @@ from collections.abc import Set as AbstractSet
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from scrapy_bloom.queues.sqlite import read_counts
-from tests.support.example_crawls import LIMIT_SECS, Job, job_that_ends
-from tests.support.example_sites import ExampleSite, Size, served
+from tests.support.example_crawls import ExampleSite, Job, Size, job_that_ends, served
+from tests.support.sites import LIMIT
 
 OURS = {
     "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
@@ -31,19 +30,12 @@ NOT_COUNTED = ("/", "/robots.txt")
 
 @dataclass(frozen=True)
 class Usual:
-    """An undisturbed crawl.
+    """An undisturbed crawl."""
 
-    Attributes:
-        hits: requests for each address.
-        journal: what it noted.
-        start_secs: from its start to the first request.
-        close_secs: from the last request to its end.
-    """
-
-    hits: Mapping[str, int]
-    journal: frozenset[str]
-    start_secs: float
-    close_secs: float
+    hits: Mapping[str, int]  # requests for each address
+    journal: frozenset[str]  # what it noted
+    start_secs: float  # from its start to the first request
+    close_secs: float  # from the last request to its end
 
     @property
     def total(self) -> int:
@@ -62,7 +54,7 @@ class Case:
     slow: bool = False
     site_secs: float = 0.0
     settings: Mapping[str, str] = field(default_factory=lambda: OURS)
-    quiet_secs: float = LIMIT_SECS
+    quiet_secs: float = LIMIT
 
 
 @dataclass(frozen=True)
@@ -118,22 +110,22 @@ class Outcome:
 
 
 def undisturbed(directory: Path, size: Size) -> tuple[Usual, int]:
-    """What a crawl is like that nobody kills; and the pages of the site."""
+    """Crawl without a kill; return its figures, and the number of pages of the site."""
     with served(size) as site:
         job = Job(directory, site.url, OURS)
         with job_that_ends(job):
             begun = time.monotonic()
             job.start()
-            job.wait_until(lambda: site.total > 0)
+            job.wait_until(lambda: site.total() > 0)
             first = time.monotonic()
             last_total, last = 0, first
-            while job.running() and time.monotonic() < begun + LIMIT_SECS:
-                if (total := site.total) != last_total:
+            while job.running() and time.monotonic() < begun + LIMIT:
+                if (total := site.total()) != last_total:
                     last_total, last = total, time.monotonic()
                 time.sleep(0.002)
             ended = time.monotonic()
             assert job.wait() == 0, job.output
-        usual = Usual(dict(site.hits), frozenset(job.journal()), first - begun, ended - last)
+        usual = Usual(dict(site.hits), frozenset(job.lines()), first - begun, ended - last)
         items = sum(line.startswith("item ") for line in usual.journal)
         assert items == site.pages, f"{items} of {site.pages} pages\n{job.output}"
         assert set(usual.hits.values()) == {1}, usual.hits
@@ -152,10 +144,10 @@ def disturbed(directory: Path, size: Size, usual: Usual, seed: int, case: Case) 
                 if not kills:
                     continue
                 job.start()
-                status = job.wait(lambda: site.total, case.quiet_secs)
+                status = job.wait(site.total, case.quiet_secs)
             has_ended = status == 0 and "Spider closed (finished)" in job.output
             hits = Counter(site.hits)
-        missing = sorted(set(usual.hits) - set(hits)) + sorted(usual.journal - job.journal())
+        missing = sorted(set(usual.hits) - set(hits)) + sorted(usual.journal - set(job.lines()))
         twice, downloading = _asked_again(kills, hits)
         return Outcome(case, kills, has_ended, missing, twice, downloading, len(hits))
     raise TimeoutError(f"{case} ended before each kill")
@@ -164,7 +156,7 @@ def disturbed(directory: Path, size: Size, usual: Usual, seed: int, case: Case) 
 def _asked_again(
     kills: Sequence[Kill], hits: Mapping[str, int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """What was asked for in the run that was killed and again later, for each kill.
+    """Count, for each kill, the requests of the killed run that were sent again later.
 
     And how much of that was without a response. What is asked for twice in one run, which nothing
     should be, is counted with the last kill.
@@ -202,7 +194,7 @@ def _killed(
         if not (reached and job.running()):
             job.wait()
             break
-        at = f"after {site.total:,} requests, {time.monotonic() - before:.2f} s"
+        at = f"after {site.total():,} requests, {time.monotonic() - before:.2f} s"
         job.send(case.signals[0])
         for number in case.signals[1:]:
             time.sleep(rng.uniform(0, 0.05))
@@ -210,7 +202,7 @@ def _killed(
         when = f"{at}, status {job.wait()}"
         copy = _copied(job, len(kills)) / "requests.sqlite"
         pending, in_flight = read_counts(copy) if _is_ready(copy) else (None, 0)
-        time.sleep(0.1)  # the site still reads what it was asked for
+        site.settle()  # it still reads what it was asked for
         asked = set(site.hits - hits).difference(NOT_COUNTED)
         kills.append(Kill(when, pending, in_flight, asked, job.responses()))
     return kills
@@ -220,16 +212,16 @@ def _wait_for(
     fraction: float, job: Job, site: ExampleSite, usual: Usual, rng: random.Random
 ) -> bool:
     """Wait until that part of a crawl is over: below 0 it starts, above 1 it closes."""
-    if fraction < 0 or site.total >= fraction * usual.total:  # by a run before this one
+    if fraction < 0 or site.total() >= fraction * usual.total:  # by a run before this one
         time.sleep(rng.uniform(0, usual.start_secs))
         return True
-    reached = job.wait_until(lambda: site.total >= min(fraction, 1) * usual.total)
+    reached = job.wait_until(lambda: site.total() >= min(fraction, 1) * usual.total)
     time.sleep(rng.uniform(0, usual.close_secs if fraction > 1 else 0.02))
     return reached
 
 
 def _copied(job: Job, number: int) -> Path:
-    """A copy of what a kill left, also to look into if a page is missing in the end."""
+    """Copy what a kill left, which is kept if a page is missing in the end."""
     copy = job.job_dir.with_name(f"killed-{number}")
     if job.job_dir.exists():
         shutil.copytree(job.job_dir, copy)
@@ -237,27 +229,8 @@ def _copied(job: Job, number: int) -> Path:
 
 
 def _is_ready(database: Path) -> bool:
-    """Whether its table was there when the crawl was killed."""
+    """Return whether the database had its table when the crawl was killed."""
     if not database.exists():
         return False
     with closing(sqlite3.connect(database)) as db:
         return bool(db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone())
-
-
-class signals_not_ignored:  # noqa: N801 - used like a function
-    """A process started under nohup ignores SIGHUP, and so would those that it starts.
-
-    A handler is not inherited: they have the default again.
-    """
-
-    def __enter__(self) -> None:
-        self._old = {each: signal.getsignal(each) for each in (signal.SIGHUP, signal.SIGTERM)}
-        for each, old in self._old.items():
-            if old == signal.SIG_IGN:
-                signal.signal(each, lambda *_: None)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        for each, old in self._old.items():
-            signal.signal(each, old)

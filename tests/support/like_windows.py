@@ -44,7 +44,7 @@ class _Windows:
 
 
 def pretend() -> None:
-    """From now on, this process has only what Windows has. There is no way back."""
+    """Take away from this process what Windows lacks, for good."""
     for name in _ASKING:
         import_module(name).sys = _Windows()
     # Its lock for Windows, which needs none of these, does not work here.
@@ -95,7 +95,7 @@ def _refuse_what_exists(_: Path, target: Path) -> None:
 
 
 def _used_files() -> list[str]:
-    """The files that this process has open, or mapped."""
+    """Return the files that this process has open, or mapped."""
     used = []
     for fd in _listdir("/proc/self/fd"):
         try:

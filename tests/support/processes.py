@@ -5,6 +5,7 @@ An interpreter that imports Scrapy takes longer than most crawls of the tests.
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,16 @@ if sys.platform == "linux":
     with pytest.MonkeyPatch.context() as patch:  # older Pythons do not hand sys.path down to it
         patch.setenv("PYTHONPATH", os.fspath(Path(__file__).parents[2]))
         forkserver.ensure_running()
+
+
+def do_not_ignore(*signals: signal.Signals) -> None:
+    """Have crawls receive signals that this process ignores, as it does under nohup.
+
+    Processes inherit that a signal is ignored, but not a handler.
+    """
+    for number in signals:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 class Scrapy(Protocol):

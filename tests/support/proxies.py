@@ -71,7 +71,7 @@ class _Proxy:
                         self._sockets -= ends
 
     def _greeted(self, client: socket.socket) -> socket.socket:
-        """What to forward, of a connection that has just been accepted."""
+        """Return the socket to forward for a connection that was just accepted."""
         return client
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
@@ -97,7 +97,7 @@ class _Proxy:
                     client.sendall(data)
 
     def _drops(self, asked: bytes) -> bool:
-        """Whether the answer to this is lost, and the connection with it."""
+        """Return whether the reply to these commands is dropped, with its connection."""
         return False
 
 

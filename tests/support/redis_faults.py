@@ -1,12 +1,7 @@
-"""What a fault of Redis in the middle of a crawl needs: the middle, the fault, and what came of it.
-
-The middle is certain: the site answers so many pages and holds back all others, the fault is made,
-and only then the rest is answered.
-"""
+"""What a fault of Redis during a crawl needs: the server, the crawl, and what the user reads."""
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +14,7 @@ from redis.retry import Retry
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.proxies import DroppingProxy
-from tests.support.sites import ScriptedSite, Site, tree_site
+from tests.support.sites import Site
 
 PASSWORD = "geheim-8Y2k"  # of every server, and in every URL: no log may show it
 KEY = "links:bloom"
@@ -30,84 +25,25 @@ WAITED = (
     "(waited up to 1 seconds, BLOOM_REDIS_DEADLINE_SECS); check that the server runs, has room, "
     "and that BLOOM_REDIS_URL is right"
 )
-CLOSED = (
-    "The spider is closed (reason bloom_outage), and requests that are still under way are crawled "
-    "unfiltered; start the crawl again"
-)
-PASSED = "Requests are crawled unfiltered until "
-
-
-class GatedSite:
-    """A site of pages /p/0, /p/1, ... that answers so many, and holds back all others for a while.
-
-    What is held back has links that no one knows yet, so that the filter is asked again as soon
-    as the gate is opened.
-    """
-
-    def __init__(self, site: Site, pages: set[str], gate: int, *, known_as: int = 1) -> None:
-        self.pages = pages
-        self.site = site
-        self._known_as = known_as  # so many addresses of the start page, which all are crawled
-        site.hold_after(gate)
-
-    def is_reached(self) -> bool:
-        return self.site.is_holding()
-
-    def open(self) -> None:
-        self.site.release()
-
-    def missing(self) -> set[str]:
-        return self.pages - set(self.site.hits)
-
-    def repeats(self) -> int:
-        """How many pages were crawled again, because the filter had lost or not got them."""
-        return self.site.total() - len(self.site.hits) - (self._known_as - 1)
-
-    def end(self) -> None:
-        self.open()
-        self.site.end()
-
-
-def gated_tree(pages: int = 90, gate: int = 20) -> GatedSite:
-    """Each page has links to its children, to its parent and to the start."""
-    # "/" as the start, which is not recorded, and as a link; and "/p/0".
-    return GatedSite(tree_site(pages), {f"/p/{n}" for n in range(pages)}, gate, known_as=3)
-
-
-def gated_cascade(pages: int = 90, gate: int = 20) -> GatedSite:
-    """Each page has links to later ones only: also a crawl without any filter comes to an end."""
-    names = ["/", *(f"/p/{n}" for n in range(1, pages))]
-    answers: dict[str, list] = {
-        name: [tuple(names[m] for m in (2 * n + 1, 2 * n + 2, 4 * n + 3) if m < pages)]
-        for n, name in enumerate(names)
-    }
-    return GatedSite(ScriptedSite(answers), set(names), gate)
 
 
 class WatchedProxy(DroppingProxy):
-    """Shows that a client tried: what it got, and how often it came anew.
+    """Counts the attempts of a client.
 
     Attributes:
-        delays: seconds that replies take: one after the other, and from the first again.
-        replies: number of replies, also of dropped ones.
-        connections: number of connections.
+        tries: number of replies, also of dropped ones, and of connections.
     """
 
-    def __init__(self, server: servers.Server, rate: float = 0.0, seed: int = 1) -> None:
-        self.delays = [0.0]
-        self.replies = self.connections = 0
-        super().__init__(server.port, rate, seed)
-
-    def tries(self) -> int:
-        return self.replies + self.connections
+    def __init__(self, server: servers.Server, rate: float = 0.0) -> None:
+        self.tries = 0
+        super().__init__(server.port, rate, seed=1)
 
     def _greeted(self, client: Any) -> Any:
-        self.connections += 1
+        self.tries += 1
         return super()._greeted(client)
 
     def _drops(self, asked: bytes) -> bool:
-        time.sleep(self.delays[self.replies % len(self.delays)])
-        self.replies += 1
+        self.tries += 1
         return super()._drops(asked)
 
 
@@ -116,18 +52,13 @@ def locked_server(*options: str) -> servers.Server:
 
 
 def admin(server: servers.Server) -> redis.Redis:
-    """Somebody else at the same server."""
-    # A server that is shut down does not answer: nothing to be tried again.
+    """Connect to the server as another client, which tries nothing again."""
     return redis.Redis(port=server.port, password=PASSWORD, retry=Retry(NoBackoff(), 0))
-
-
-def blocks(server: servers.Server) -> list[bytes]:
-    return admin(server).keys(f"{{{KEY}}}:blocks:*")
 
 
 @contextmanager
 def restarted_and_loading(server: servers.Server) -> Iterator[Callable[[], object]]:
-    """Killed, with all its data saved, and started again: it loads until it is told to end that."""
+    """Kill a server with its data saved, and restart it; it loads until the result is called."""
     client = admin(server)
     client.mset({f"other:{number}": "x" * 30 for number in range(16_000)})
     client.save()
@@ -163,11 +94,14 @@ def url_of(place: servers.Server | DroppingProxy | int, user: str = "") -> str:
 
 
 def patient_url_of(place: servers.Server | DroppingProxy) -> str:
-    """With a deadline of a second, only what is refused is an outage, or a stall of seconds."""
+    """Return a URL for a short deadline: only a stall of seconds is a missing answer."""
     return f"{url_of(place)}?socket_timeout={STALLED}"
 
 
-def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
+def start(
+    site: Site, url: str, work_dir: Path, *, held_after: int | None = None, **settings: Any
+) -> Crawl:
+    """Start a crawl with its filter at a URL; wait until the site holds back, if it shall."""
     settings = {
         "BLOOM_BACKEND": "redis",
         "BLOOM_REDIS_URL": url,
@@ -175,20 +109,15 @@ def start(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
         "BLOOM_EXPECTED_REQUESTS": 5000,
         **settings,
     }
-    return Crawl(site.site.url, work_dir, settings)
-
-
-def start_until_the_middle(site: GatedSite, url: str, work_dir: Path, **settings: Any) -> Crawl:
-    crawl = start(site, url, work_dir, **settings)
-    crawl.wait_until(site.is_reached)
-    return crawl
+    if held_after is None:
+        return Crawl(site.url, work_dir, settings)
+    return Crawl.held(site, held_after, work_dir, settings)
 
 
 def ended(crawl: Crawl, reason: str = "finished") -> dict[str, float]:
-    """Wait for the end of a crawl that has begun; its stats about the filter.
+    """Wait for the end of a crawl that has begun; return its stats about the filter.
 
-    However it goes, a crawl that has begun ends with exit status 0 and its reason in the stats,
-    shows no traceback and no password.
+    It ends with exit status 0 and its reason in the stats, without a traceback or a password.
     """
     assert crawl.finish() == 0, crawl.output
     assert f"'finish_reason': '{reason}'" in crawl.output, crawl.output
@@ -198,21 +127,19 @@ def ended(crawl: Crawl, reason: str = "finished") -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-def told(crawl: Crawl, *levels: str) -> list[str]:
-    """What the user reads from the filter, of these levels, with SERVER for the URL."""
-    lines = [line for level in levels for line in crawl.told(level)]
+def problems(crawl: Crawl, *levels: str) -> list[str]:
+    """Return our log lines of these levels, by default all problems, with SERVER for the URL."""
+    lines = [
+        line for level in levels or ("WARNING", "ERROR", "CRITICAL") for line in crawl.told(level)
+    ]
     texts = [line.split(": ", 1)[1] for line in lines]
     return [re.sub(r"redis://127\.0\.0\.1:\d+/0", "SERVER", text) for text in texts]
 
 
-def tells_of_one_outage(crawl: Crawl) -> bool:
+def reports_one_outage(crawl: Crawl) -> bool:
     """Return whether the log says that one outage began and ended, and of nothing else."""
-    (warning,) = told(crawl, "WARNING", "ERROR", "CRITICAL")
+    (warning,) = problems(crawl)
     return (
         warning.startswith("SERVER does not answer: ")
-        and sum("SERVER is back after " in line for line in told(crawl, "INFO")) == 1
+        and sum("SERVER is back after " in line for line in problems(crawl, "INFO")) == 1
     )
-
-
-def is_quiet(crawl: Crawl) -> bool:
-    return not told(crawl, "WARNING", "ERROR", "CRITICAL")

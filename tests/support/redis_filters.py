@@ -19,7 +19,7 @@ def url_of(place: str) -> str:
 
 
 def make(place: str, key: str, *, url: str = "", **options: object) -> RedisBackend:
-    """A backend, not yet opened: see `crowds.backend_at`."""
+    """Make a backend at one of PLACES, not opened yet."""
     return backend_at(url or url_of(place), key, cluster=place == "cluster", **options)
 
 

@@ -13,7 +13,7 @@ FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 
 def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
-    """An open filter with so many requests offered to it."""
+    """Open a filter, and add so many requests."""
     backend = local_backend(
         place,
         **{
@@ -34,7 +34,7 @@ def make(place: Path | None, count: int = 0, **options: object) -> LocalBackend:
 
 
 def made(place: Path, count: int = 0, **options: object) -> FilterStatus:
-    """The same, closed."""
+    """Make a filter with so many requests, and close it; return its status."""
     backend = make(place, count, **options)
     status = backend.status()
     backend.close()
@@ -42,7 +42,7 @@ def made(place: Path, count: int = 0, **options: object) -> FilterStatus:
 
 
 def report(place: Path, *more: str) -> str:
-    """The page about a filter."""
+    """Return the page that `scrapy bloom report` writes about a filter."""
     output = place.parent / f"{place.name}.html"
     ran = bloom("report", place, "-o", output, *more, cwd=place.parent)
     assert ran.status == 0, ran

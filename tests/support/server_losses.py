@@ -1,42 +1,22 @@
-"""Workers that share filter and queue in a server that is killed: is every page crawled?
+"""Workers that share filter and queue in a server that loses something: is every page crawled?"""
 
-The file is the workers' spider as well.
-"""
-
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-import redis
-import scrapy
-from redis.backoff import ExponentialBackoff
-from redis.retry import Retry
-from scrapy import signals
-from scrapy.core.engine import ExecutionEngine
-from scrapy.crawler import Crawler
-from scrapy.exceptions import DontCloseSpider
-from scrapy.linkextractors import LinkExtractor
+from tests.support.crawls import SCRAPY_REDIS as SCRAPY_REDIS_QUEUE
+from tests.support.crawls import SHARED_SPIDER, Crawl
+from tests.support.servers import Master, Server, wait_for
+from tests.support.sites import ScriptedSite
 
-from tests.support.servers import Master, Server
-
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_SECS = 240.0  # that any single wait may take
 SITE_SECS = 0.02  # before each answer
 NEIGHBOURS = 4  # on each side, that a page links to
-IDLE_SECS = 1.0  # after which a worker without work ends
 
 OURS, SCRAPY_REDIS = "BloomDupeFilter", "scrapy-redis's set"
 FILTERS = {
@@ -44,134 +24,40 @@ FILTERS = {
     SCRAPY_REDIS: "scrapy_redis.dupefilter.RFPDupeFilter",
 }
 
-# Seconds between two signals of an idle spider; there is no setting for it.
-ExecutionEngine._SLOT_HEARTBEAT_INTERVAL = 0.2
 
-
-class Worker(scrapy.Spider):
-    """Follows every link. The queue's connection waits, as docs/scrapy-redis.md says."""
-
-    name = "worker"
-    custom_settings = {  # noqa: RUF012 - as Scrapy has it
-        "REDIS_PARAMS": {
-            "retry": Retry(ExponentialBackoff(cap=1, base=0.05), 40),
-            "retry_on_error": [redis.ConnectionError, redis.TimeoutError],
-        }
-    }
-
-    def __init__(self, url: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.start_urls = [url]
-        self._busy_at = time.monotonic()
-
-    @classmethod
-    def from_crawler(cls, crawler: Crawler, *args: Any, **kwargs: Any) -> "Worker":
-        """Build it."""
-        spider = super().from_crawler(crawler, *args, **kwargs)
-        crawler.signals.connect(spider.busy, signals.response_received)
-        crawler.signals.connect(spider.idle, signals.spider_idle)
-        return spider
-
-    async def start(self) -> Any:
-        """All workers begin with the home page, and one of them crawls it."""
-        yield scrapy.Request(self.start_urls[0])
-
-    def parse(self, response: Any) -> Any:
-        """Follow the links of a page."""
-        for link in LinkExtractor().extract_links(response):
-            yield scrapy.Request(link.url)
-
-    def busy(self) -> None:
-        """Note that there is work."""
-        self._busy_at = time.monotonic()
-
-    def idle(self) -> None:
-        """Wait for what the other workers find."""
-        if time.monotonic() - self._busy_at < IDLE_SECS:
-            raise DontCloseSpider
-
-
-class Site(ThreadingHTTPServer):
-    """Pages that link to two children each, to their neighbours, and to the home page.
+def linked_site(pages: int, *, links_to_all: bool = False) -> ScriptedSite:
+    """Serve pages that link to two children each, to their neighbours, and to the home page.
 
     Args:
         pages: how many there are.
         links_to_all: whether each page links to all of them instead.
-
-    Attributes:
-        hits: answers for each page.
     """
 
-    daemon_threads = True
-    request_queue_size = 128
-
-    def __init__(self, pages: int, *, links_to_all: bool = False) -> None:
-        super().__init__(("127.0.0.1", 0), _Pages)
-        self.pages = pages
-        self.links_to_all = links_to_all
-        self.hits: Counter[int] = Counter()
-        self._lock = threading.Lock()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    def hit(self, number: int) -> None:
-        """Count an answer."""
-        with self._lock:
-            self.hits[number] += 1
-
-    def links(self, number: int) -> Sequence[int]:
-        """The pages that a page links to."""
-        if self.links_to_all:
-            return range(1, self.pages + 1)
+    def links(number: int) -> Sequence[int]:
+        if links_to_all:
+            return range(1, pages + 1)
         near = range(number - NEIGHBOURS, number + NEIGHBOURS + 1)
         # Neighbours only where they are of the same age: else all is found in the first minute.
         found = [n for n in near if n.bit_length() == number.bit_length()]
-        return [n for n in (*found, 2 * number, 2 * number + 1, 1) if 0 < n <= self.pages]
+        return [n for n in (*found, 2 * number, 2 * number + 1, 1) if 0 < n <= pages]
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a worker that ended."""
-
-
-class _Pages(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Site
-
-    def do_GET(self) -> None:
-        path = urlsplit(self.path).path.strip("/")
-        number = int(path) if path.isdigit() else 0 if path else 1
-        time.sleep(SITE_SECS)
-        body = "".join(f'<a href="/{n}">{n}</a>' for n in self.server.links(number)).encode()
-        self.send_response(200 if number else 404)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        if number:
-            self.server.hit(number)
-
-    def log_message(self, *args: Any) -> None:
-        pass
+    paths = {number: f"/{number}" if number > 1 else "/" for number in range(1, pages + 1)}
+    site = ScriptedSite({paths[n]: [tuple(paths[m] for m in links(n))] for n in paths})
+    site.delay = SITE_SECS
+    return site
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the server loses something.
+    """How the server loses something."""
 
-    Attributes:
-        name: for people.
-        keep: what will be left of the server's state, some time before.
-        lose: kills the server, and brings it back with what was kept.
-        secs: between the two, at least and at most; else it is a part of the crawl.
-        options: of the server.
-        has_replica: whether it has one.
-    """
-
-    name: str
-    keep: Callable[[Server], None]
-    lose: Callable[[Server, float], None]
+    name: str  # for people
+    keep: Callable[[Server], None]  # what will be left of the server's state, some time before
+    lose: Callable[[Server, float], None]  # kills the server, and brings it back with what was kept
+    # between the two, at least and at most; else it is a part of the crawl
     secs: tuple[float, float] | None = None
-    options: Sequence[str] = ()
-    has_replica: bool = False
+    options: Sequence[str] = ()  # of the server
+    has_replica: bool = False  # whether it has one
 
 
 def _keep_nothing(_: Server) -> None:
@@ -249,7 +135,7 @@ class Outcome:
         way: how the server lost something.
         name: whose filter it was.
         lost_at: pages that were crawled when that happened.
-        missing: pages that were never crawled.
+        missing: paths that were never crawled.
         crawled: answers of the site.
         warnings: of our filter that something was lost, for each worker.
         has_ended: every worker ended by itself, and was finished.
@@ -258,13 +144,15 @@ class Outcome:
     way: str
     name: str
     lost_at: int
-    missing: Sequence[int]
+    missing: Sequence[str]
     crawled: int
     warnings: Sequence[Sequence[str]]
     has_ended: bool
 
 
-def crawl(way: Way, name: str, directory: Path, *, site: Site, workers: int, seed: str) -> Outcome:
+def crawl(
+    way: Way, name: str, directory: Path, *, site: ScriptedSite, workers: int, seed: str
+) -> Outcome:
     """Crawl a site with some workers, whose server loses something meanwhile.
 
     Args:
@@ -277,73 +165,43 @@ def crawl(way: Way, name: str, directory: Path, *, site: Site, workers: int, see
     """
     rng = random.Random(seed)
     first, second = rng.uniform(0.1, 0.3), rng.uniform(0.35, 0.6)
+    pages = len(site.answers)
+
+    def wait(condition: Callable[[], bool]) -> None:
+        wait_for(condition, lambda: f"waited in vain: {directory}", LIMIT_SECS)
+
     with ExitStack() as stack:
-        pages = site.pages
-        stack.callback(site.server_close)
-        stack.callback(site.shutdown)
-        directory.mkdir(parents=True)
+        stack.callback(site.end)
         server = (Master if way.has_replica else Server)("valkey", *way.options)
         stack.callback(server.end)
-        processes = [_started(server, site, name, directory / f"{n}.log") for n in range(workers)]
-        for each in processes:
-            stack.callback(_end, each)
+        settings = {
+            **SCRAPY_REDIS_QUEUE,
+            "DUPEFILTER_CLASS": FILTERS[name],
+            "BLOOM_EXPECTED_REQUESTS": 10_000,
+            "REDIS_URL": server.url,
+            "IDLE_SECS": 1,
+        }
+        crawls = []
+        for number in range(workers):
+            place = directory / f"worker-{number}"
+            crawls.append(Crawl(site.url, place, settings, spider=SHARED_SPIDER))
+            stack.callback(crawls[-1].kill)
         if way.secs is None:
-            _wait_for(lambda: len(site.hits) >= first * pages, f"pages, {directory}")
+            wait(lambda: len(site.hits) >= first * pages)
             way.keep(server)
-        _wait_for(lambda: len(site.hits) >= second * pages, f"pages, {directory}")
+        wait(lambda: len(site.hits) >= second * pages)
         if way.secs is not None:
             way.keep(server)
             time.sleep(rng.uniform(*way.secs))
         lost_at = len(site.hits)
         way.lose(server, rng.uniform(0, 0.5))
-        _wait_for(lambda: all(each.poll() is not None for each in processes), f"end, {directory}")
-        logs = [(directory / f"{n}.log").read_text(errors="replace") for n in range(workers)]
+        wait(lambda: not any(each.running() for each in crawls))
         return Outcome(
             way=way.name,
             name=name,
             lost_at=lost_at,
-            missing=sorted(set(range(1, pages + 1)) - set(site.hits)),
-            crawled=site.hits.total(),
-            warnings=[re.findall(r".*\[scrapy_bloom\S*\] WARNING: .* lost.*", log) for log in logs],
-            has_ended=all("Spider closed (finished)" in log for log in logs),
+            missing=sorted(set(site.answers) - set(site.hits)),
+            crawled=site.total(),
+            warnings=[re.findall(r".* lost.*", "\n".join(each.told("WARNING"))) for each in crawls],
+            has_ended=all("Spider closed (finished)" in each.output for each in crawls),
         )
-
-
-def _started(server: Server, site: Site, name: str, log: Path) -> "subprocess.Popen[bytes]":
-    settings: Mapping[str, object] = {
-        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
-        "SCHEDULER_PERSIST": True,
-        "DUPEFILTER_CLASS": FILTERS[name],
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_EXPECTED_REQUESTS": 10_000,
-        "REDIS_URL": server.url,
-        "TELNETCONSOLE_ENABLED": False,
-        "REMOTE_CONTROL_ENABLED": False,
-        "DOWNLOAD_DELAY": 0,
-        "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
-        "LOG_LEVEL": "INFO",
-    }
-    options = [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]
-    command = [sys.executable, "-m", "scrapy", "runspider", __file__, "-a", f"url={site.url}"]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            [*command, *options],
-            cwd=log.parent,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            stdout=output,
-            stderr=output,
-        )
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-
-
-def _wait_for(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LIMIT_SECS
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError(what)
-        time.sleep(0.005)

@@ -36,7 +36,7 @@ AMONG_SERVERS = "127.0.0.2"  # where connections of servers come from, if TLS is
 
 
 def free_port() -> int:
-    """A port that the kernel gives to no connection, so that it stays free while a server is down.
+    """Return a port that stays free while a server is down: the kernel gives it to no connection.
 
     Else a client that tries again and again might even be connected to itself. No other process of
     the tests chooses it meanwhile, since the UDP port of that number is bound.
@@ -59,7 +59,7 @@ def _leave_port(port: int) -> None:
 
 @functools.cache
 def knows_tls(program: str) -> bool:
-    """Whether it was built with TLS: only then it misses the certificate; it ends in any case."""
+    """Return whether a server was built with TLS: only then does it ask for a certificate."""
     command = [PROGRAMS[program], "--port", "0", "--tls-port", str(free_port())]
     said = subprocess.run(command, stdout=subprocess.PIPE, timeout=LIMIT, check=False).stdout
     return b"No tls-cert-file configured" in said
@@ -101,7 +101,7 @@ class Server:
         self.start()
 
     def _tls(self, certificate: Path) -> list[str]:
-        """The options for it; the file has the key as well."""
+        """Return the options for TLS; the file has the certificate and its key."""
         if knows_tls(self.program):
             self.tls_port = free_port()
             self.cluster_bus_port = self.tls_port + 10_000
@@ -120,7 +120,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of its process, and of the thread in it that executes the commands."""
+        """The id of its process, and of the thread in it that executes the commands."""
         assert self._process is not None
         return self._process.pid
 
@@ -148,7 +148,7 @@ class Server:
             return False
 
     def kill(self) -> None:
-        """As a crash ends it."""
+        """End the process as a crash does."""
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
@@ -214,7 +214,7 @@ class Service:
         wait_for(self._is_complete, lambda: f"the Sentinel finds {self._found()}")
 
     def watch(self, port: int) -> None:
-        """From now on, "mymaster" is the server behind that port."""
+        """Have the Sentinel watch the server at a port as "mymaster"."""
         client = self.sentinel.client
         if client.sentinel_masters():
             client.sentinel_remove("mymaster")
@@ -224,7 +224,7 @@ class Service:
         client.sentinel_set("mymaster", "failover-timeout", 2000)
 
     def notice_soon(self) -> None:
-        """From now on, a master that does not answer is replaced by its replica."""
+        """Have the Sentinel replace a master that does not answer by its replica."""
         self.sentinel.client.sentinel_set("mymaster", "down-after-milliseconds", 500)
 
     @property
@@ -290,7 +290,7 @@ class Cluster:
         return redis.RedisCluster.from_url(self.url)
 
     def master_of(self, key: str) -> Server:
-        """The one of the first masters that a key belongs to."""
+        """Return the first master of the slot of a key."""
         slot = key_slot(key.encode())
         return next(each for n, each in enumerate(self.nodes, 1) if slot < n * SLOTS // 3)
 
@@ -302,7 +302,7 @@ class Cluster:
         replica.client.execute_command("CLUSTER FAILOVER", "TAKEOVER")
 
     def wait_for_replica(self, master: Server) -> None:
-        """Until it has all that its master has now."""
+        """Wait until a replica has all that its master has now."""
         replica = self.replicas[self.nodes.index(master)]
         offset = master.client.info("replication")["master_repl_offset"]
 
@@ -326,8 +326,10 @@ def _is_complete(node: Server, number: int) -> bool:
     return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(number)
 
 
-def wait_for(condition: Callable[[], bool], failure: Callable[[], str]) -> None:
-    end = time.monotonic() + LIMIT
+def wait_for(
+    condition: Callable[[], bool], failure: Callable[[], str], secs: float = LIMIT
+) -> None:
+    end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, failure()
         time.sleep(0.05)
@@ -335,7 +337,7 @@ def wait_for(condition: Callable[[], bool], failure: Callable[[], str]) -> None:
 
 @functools.cache
 def shared(program: str) -> Server:
-    """One server for all tests that only need a key of their own."""
+    """Return the server of all tests that only need a key of their own."""
     return Server(program)
 
 
@@ -345,5 +347,5 @@ def shared_cluster() -> Cluster:
 
 
 def keys_for_good(client: redis.Redis, pattern: str) -> list[bytes]:
-    """The keys that stay, whose names match: those without an expiry."""
+    """Return the keys without an expiry whose names match."""
     return [key for key in client.keys(pattern) if client.ttl(key) == -1]

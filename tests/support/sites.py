@@ -102,7 +102,7 @@ class Site(ThreadingHTTPServer):
                 self._changed.notify_all()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A killed crawl drops its connections: no news."""
+        """Print nothing: a killed crawl drops its connections."""
 
     def end(self) -> None:
         self.shutdown()
@@ -163,12 +163,12 @@ class _Tree(_Quiet, BaseHTTPRequestHandler):
 
 
 def tree_site(pages: int, children: int = 2) -> Site:
-    """A generated site of so many pages, each found under several URLs, with so many children."""
+    """Serve a tree of pages, each with several URLs and so many children."""
     return Site(type("Tree", (_Tree,), {"pages": pages, "children": children}))
 
 
 def python_doc_site(*parts: str) -> Site:
-    """The pages of Debian's package python3-doc: all, or the first one and those parts."""
+    """Serve the pages of Debian's package python3-doc: all, or the first one and some parts."""
     handler = type("Part", (_Directory,), {"parts": parts or _Directory.parts})
     return Site(partial(handler, directory=os.fspath(PYTHON_DOC)))
 

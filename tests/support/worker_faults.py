@@ -6,19 +6,30 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.support.example_crawls import Job, job_that_ends
-from tests.support.example_sites import PART, TINY, CountingSite, DocSite, ExampleSite
-from tests.support.example_workers import LEASE_SECS, OURS, Crowd, settings_of
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+from scrapy import signals
+from scrapy.crawler import Crawler
+from scrapy.exceptions import DontCloseSpider
+
+from tests.support.example_crawls import PART, TINY, ExampleSite, Job, job_that_ends, wait_while
 from tests.support.proxies import DroppingProxy
 from tests.support.servers import Cluster, Master, Server
+from tests.support.sites import Site as CountingSite
+from tests.support.sites import python_doc_site
 
+LEASE_SECS = 3
+OURS, SCRAPY_REDIS = "CrashSafeScheduler", "scrapy-redis"
 WORKERS = 4
 AT_ONCE = 3
 DROPPED = 0.02
@@ -35,22 +46,135 @@ _SCRAPYS = {
 }
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What is done in mid-crawl.
+class PatientRedis(redis.Redis):
+    """Scrapy-redis's connection, which waits for the server, as docs/scrapy-redis.md says."""
+
+    @classmethod
+    def from_url(cls, url: str, **kwargs: Any) -> redis.Redis:
+        kwargs["retry"] = Retry(ExponentialBackoff(cap=1, base=0.05), 40)
+        kwargs["retry_on_error"] = [redis.ConnectionError, redis.TimeoutError]
+        return super().from_url(url, **kwargs)
+
+
+class Waiting:
+    """Keeps the spider open for ever, for what other workers find, as scrapy-redis's spiders do."""
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> "Waiting":
+        waiting = cls()
+        crawler.signals.connect(waiting.wait, signals.spider_idle)
+        return waiting
+
+    def wait(self) -> None:
+        raise DontCloseSpider
+
+
+def settings_of(name: str, url: str, expected: int, **more: object) -> Mapping[str, object]:
+    """Return the settings of a worker.
+
+    Args:
+        name: OURS or SCRAPY_REDIS.
+        url: of the server.
+        expected: requests that our filter is made for.
+        more: settings of ours.
+    """
+    common: Mapping[str, object] = {"JOBDIR": None, "LOG_LEVEL": "INFO"}
+    if name == SCRAPY_REDIS:
+        return {
+            **common,
+            "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+            "SCHEDULER_PERSIST": True,
+            "DUPEFILTER_CLASS": "scrapy_redis.dupefilter.RFPDupeFilter",
+            "REDIS_URL": url,
+            "REDIS_PARAMS": f'{{"redis_cls": "{__name__}.{PatientRedis.__name__}"}}',
+            "EXTENSIONS": f'{{"{__name__}.{Waiting.__name__}": 1}}',
+        }
+    return {
+        **common,
+        "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
+        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
+        "BLOOM_BACKEND": "redis",
+        "BLOOM_QUEUE_LEASE_SECS": LEASE_SECS,
+        "BLOOM_REDIS_URL": url,
+        "BLOOM_EXPECTED_REQUESTS": expected,
+        **more,
+    }
+
+
+class Crowd:
+    """Workers that share a queue.
+
+    Args:
+        directory: for their journals and logs.
+        url: of the first page.
+        settings: of each.
 
     Attributes:
-        name: for people.
-        do: does it, to a place; the workers that it killed.
-        is_kill: whether it is one of the kills at random.
-        place: what the workers' server is: "server", "replicated", "cluster" or "proxy".
-        settings: of the workers, which only ours have.
+        workers: one crawl each, which can be killed and started again.
     """
 
-    name: str
+    def __init__(self, directory: Path, url: str, settings: Mapping[str, object]) -> None:
+        self.workers = [Job(directory / f"worker-{n}", url, settings) for n in range(WORKERS)]
+        for worker in self.workers:
+            worker.start()
+
+    def are_running(self) -> bool:
+        return all(worker.running() for worker in self.workers)
+
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition; return False if a worker ended before.
+
+        Raises:
+            TimeoutError: neither came about in time.
+        """
+        reached = wait_while(self.are_running, condition, lambda: self.workers[0].output)
+        return reached and self.are_running()
+
+    def wait(self, living: Sequence[Job], progress: Callable[[], object], secs: float) -> bool:
+        """Wait until workers end; return whether each ended by itself, and finished.
+
+        Args:
+            living: those to wait for.
+            progress: something that changes as the crawl proceeds.
+            secs: without a change, after which all are killed.
+        """
+        last, end, is_open = progress(), time.monotonic() + secs, False
+        while any(worker.running() for worker in living):
+            time.sleep(0.01)
+            is_open = is_open or all("Spider opened" in worker.output for worker in living)
+            if (now := progress()) != last or not is_open:
+                last, end = now, time.monotonic() + secs
+            if time.monotonic() > end:
+                self.end()
+        finished = ["Spider closed (finished)" in worker.output for worker in living]
+        return all(finished) and not any(worker.wait() for worker in living)
+
+    def end(self) -> None:
+        """Kill those that run."""
+        for worker in self.workers:
+            worker.end()
+
+    def journal(self) -> Counter[str]:
+        """Return the lines of all journals, and how often each is there."""
+        return sum((Counter(worker.lines()) for worker in self.workers), Counter())
+
+    def errors(self) -> Sequence[str]:
+        """Return the lines of the logs that tell of an error in the program."""
+        logs = "".join(worker.all_output for worker in self.workers)
+        return re.findall(r"^(?:Traceback|.*\] (?:ERROR|CRITICAL): ).*", logs, re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is done in mid-crawl."""
+
+    name: str  # for people
+    # does it, to a place; the workers that it killed
     do: Callable[["Place", random.Random], Sequence[Job]]
-    is_kill: bool = True
+    is_kill: bool = True  # whether it is one of the kills at random
+    # what the workers' server is: "server", "replicated", "cluster" or "proxy"
     place: str = "server"
+    # of the workers, which only ours have
     settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -115,7 +239,7 @@ class Outcome:
         twice: requests for what had been asked for.
         items_twice: items that came through a pipeline again.
         has_ended: each worker that was not killed for good ended by itself, and was finished.
-        complaints: tracebacks, and lines with an ERROR.
+        errors: tracebacks, and lines with an ERROR.
         directory: where the logs are.
     """
 
@@ -126,7 +250,7 @@ class Outcome:
     twice: int
     items_twice: int
     has_ended: bool
-    complaints: Sequence[str]
+    errors: Sequence[str]
     directory: Path
 
     @property
@@ -136,7 +260,7 @@ class Outcome:
 
     @property
     def told(self) -> str:
-        """In a line."""
+        """A line for people."""
         return (
             f"{self.case.site}, after {self.at} requests: "
             f"{'ended' if self.has_ended else 'not ended'}, {len(self.missing)} missing "
@@ -146,8 +270,8 @@ class Outcome:
 
     @property
     def tracebacks(self) -> int:
-        """How many there were."""
-        return sum(line.startswith("Traceback") for line in self.complaints)
+        """The number of tracebacks."""
+        return sum(line.startswith("Traceback") for line in self.errors)
 
 
 def _kill(victims: Sequence[Job]) -> Sequence[Job]:
@@ -159,11 +283,11 @@ def _kill(victims: Sequence[Job]) -> Sequence[Job]:
 
 
 def _kill_one(place: Place, rng: random.Random) -> Sequence[Job]:
-    return _kill(place.crowd.some(rng, 1))
+    return _kill(rng.sample(place.crowd.workers, 1))
 
 
 def _kill_two(place: Place, rng: random.Random) -> Sequence[Job]:
-    return _kill(place.crowd.some(rng, 2))
+    return _kill(rng.sample(place.crowd.workers, 2))
 
 
 def _kill_all(place: Place, _: random.Random) -> Sequence[Job]:
@@ -179,7 +303,7 @@ def _kill_server(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _stop(place: Place, rng: random.Random) -> Sequence[Job]:
-    (worker,) = place.crowd.some(rng, 1)
+    (worker,) = rng.sample(place.crowd.workers, 1)
     worker.send(signal.SIGSTOP)
     time.sleep(2 * LEASE_SECS)
     worker.send(signal.SIGCONT)
@@ -205,7 +329,7 @@ def _set_back(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
-    """A node has no append-only file."""
+    """Restart a node, which has no append-only file, from a snapshot."""
     server = _master(place)
     server.client.save()
     time.sleep(rng.uniform(0, BACK_SECS))
@@ -215,7 +339,7 @@ def _set_back_master(place: Place, rng: random.Random) -> Sequence[Job]:
 
 
 def _replace(place: Place, rng: random.Random) -> Sequence[Job]:
-    """The replica lacks what came last."""
+    """Kill the server, and have its replica take over without the latest changes."""
     server = place.server
     assert isinstance(server, Master)
     server.promote()
@@ -231,7 +355,7 @@ def _kill_master(place: Place, _: random.Random) -> Sequence[Job]:
 
 
 def _master(place: Place) -> Server:
-    """The server, or the node of a Cluster, which has filter and queue."""
+    """Return the server, or the node of a Cluster, that has filter and queue."""
     return place.server.master_of(QUEUE) if isinstance(place.server, Cluster) else place.server
 
 
@@ -268,7 +392,7 @@ def outcomes(cases: Sequence[Case], quiet_secs: float, *, quick: bool) -> Sequen
     size = TINY if quick else PART
     serve: dict[str, Callable[[], CountingSite]] = {
         EXAMPLE: lambda: ExampleSite(size),
-        DOC: DocSite,
+        DOC: python_doc_site,
     }
     sites = {
         name: _undisturbed(directory / name, serve[name])
@@ -304,7 +428,7 @@ def _undisturbed(directory: Path, serve: Callable[[], CountingSite]) -> Site:
         assert job.wait() == 0, job.output
     site.end()
     assert set(site.hits.values()) == {1}, site.hits
-    addresses, journal = set(site.hits), job.journal()
+    addresses, journal = set(site.hits), set(job.lines())
     shutil.rmtree(directory)
     return Site(serve, addresses, journal)
 
@@ -319,17 +443,16 @@ def _disturbed(
         more = {"BLOOM_REDIS_CLUSTER": True} if case.kind.place == "cluster" else {}
         expected = GROWS if case.grows else ENOUGH
         settings = settings_of(case.name, url, expected, **more, **case.kind.settings)
-        crowd = Crowd(directory, site.url, settings, WORKERS)
+        crowd = Crowd(directory, site.url, settings)
         stack.callback(crowd.end)
-        crowd.start()
         # Where it is so from the beginning, there may be no middle.
         at = 1 if case.kind.do is _nothing else rng.random() * len(usual.addresses)
-        if not crowd.wait_until(lambda: site.total >= at):
+        if not crowd.wait_until(lambda: site.total() >= at):
             return None
         time.sleep(rng.uniform(0, 0.02))
         if not crowd.are_running():
             return None
-        asked = site.total
+        asked = site.total()
         killed = case.kind.do(Place(crowd, server), rng)
         living = [worker for worker in crowd.workers if worker not in killed]
         if case.again and killed:
@@ -337,7 +460,7 @@ def _disturbed(
             for worker in killed:
                 worker.start()
             living = crowd.workers
-        has_ended = crowd.wait(living, lambda: site.total, quiet_secs)
+        has_ended = crowd.wait(living, site.total, quiet_secs)
         journal = crowd.journal()
         unnoted = {line.partition(" ")[2] for line in usual.journal - set(journal)}
         return Outcome(
@@ -348,14 +471,14 @@ def _disturbed(
             twice=sum(n - 1 for each, n in site.hits.items() if each != NOT_COUNTED),
             items_twice=sum(n - 1 for line, n in journal.items() if line.startswith("item ")),
             has_ended=has_ended,
-            complaints=crowd.complaints(),
+            errors=crowd.errors(),
             directory=directory,
         )
 
 
 @contextmanager
 def _served(place: str, rng: random.Random) -> Iterator[tuple[Server | Cluster, str]]:
-    """A server, and the URL of what is in front of it."""
+    """Start a server; yield it, and the URL for the workers."""
     server: Server | Cluster
     with ExitStack() as stack:
         if place == "cluster":

@@ -43,13 +43,13 @@ def write_urls(path: Path, of: Sequence[str]) -> Path:
 
 
 def write_seen(path: Path, of: Iterable[bytes]) -> Path:
-    """As Scrapy 2.19 writes it."""
+    """Write a requests.seen as Scrapy 2.19 does."""
     path.write_bytes(b"".join(len(each).to_bytes(2, "big") + each for each in of))
     return path
 
 
 def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
-    """A filter that a crawl has closed."""
+    """Make a filter in files as a crawl leaves it."""
     options = {"capacity": 1000, "error_rate": 1e-6, "spider": "shop", **options}
     backend = local_backend(directory, fingerprinter=FINGERPRINTER, **options)
     backend.open()
@@ -61,13 +61,13 @@ def make_filter(directory: Path, recorded: Iterable[bytes], **options) -> Path:
 
 
 def in_redis(key: str, **settings: object) -> dict[str, object]:
-    """The settings of a crawl whose filter has that key on the server of all tests."""
+    """Return the settings of a crawl with its filter on the server of all tests."""
     url = servers.shared("valkey").url
     return {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": url, "BLOOM_REDIS_KEY": key, **settings}
 
 
 def outliving(kind: str, path: Path) -> dict[str, Any]:
-    """Settings for a filter that outlives its runs."""
+    """Return settings for a filter that outlives its runs."""
     url = servers.shared("valkey").url if kind == "redis" else ""
     return {
         "file": {"BLOOM_DIR": "kept"},
@@ -123,7 +123,7 @@ def prepare(path: Path) -> str:
 
 
 def make_queue(url: str, key: str) -> None:
-    """A filter in Redis, if there is none, and its queue with a request, which no worker uses."""
+    """Make a filter in Redis, if there is none, and its queue with one pending request."""
     policy, origin = Policy(expected=1000, error_rate=1e-6), Origin(fingerprinter=FINGERPRINTER)
     filter_ = SharedFilter(RedisServer(url), key, policy, origin)
     filter_.join()
@@ -136,12 +136,12 @@ def make_queue(url: str, key: str) -> None:
 
 
 def forget_shared(url: str) -> None:
-    """Before a filter is copied into Redis, there must be none."""
+    """Empty a database, so that a filter can be copied into it."""
     redis.Redis.from_url(url).flushdb()
 
 
 def start_project(path: Path) -> Path:
-    """A project as `scrapy startproject` makes it."""
+    """Run `scrapy startproject`."""
     path.mkdir()
     command = [sys.executable, "-m", "scrapy", "startproject", "shopping", "."]
     subprocess.run(command, cwd=path, check=True, capture_output=True, timeout=60)
@@ -149,7 +149,7 @@ def start_project(path: Path) -> Path:
 
 
 def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **options) -> None:
-    """A filter in Redis that a crawl has closed."""
+    """Make a filter in Redis as a crawl leaves it."""
     backend = redis_backend(
         RedisServer(server.url),
         key,
@@ -163,7 +163,7 @@ def shared_filter(server: servers.Server, key: str, recorded: list[bytes], **opt
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
-    """Each file's bytes, and when it was changed."""
+    """Return the bytes of each file, and when it was changed."""
     return {
         os.fspath(each.relative_to(path)): (each.read_bytes(), each.stat().st_mtime_ns)
         for each in sorted(path.rglob("*"))
