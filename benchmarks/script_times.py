@@ -31,7 +31,7 @@ NAMES = {
     scripts.JOIN: "join",
     scripts.LEAVE: "leave",
     scripts.REQUEUE: "requeue",
-    scripts.DRAFT: "draft",
+    scripts.MAKE: "make",
     scripts.CREATE: "create",
     scripts.CHANGE: "change",
 }
@@ -64,11 +64,11 @@ class MeteredServer(RedisServer):
         self.step = ""
         self.times: Times = {}
 
-    def script(self, text: str, keys: Sequence[str], *args: Any, patient: bool = True) -> Any:
+    def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
         """Run a script, and note its time."""
         before = self._microseconds()
         between = self._microseconds()
-        answer = super().script(text, keys, *args, patient=patient)
+        answer = super().script(text, keys, *args, **options)
         taken = (self._microseconds() - between - (between - before)) / 1000
         name = NAMES.get(text, "other")
         self.times.setdefault(f"{name}: {self.step}" if self.step else name, []).append(taken)

@@ -63,7 +63,7 @@ class Report:
     names: Sequence[str]  # of the generations' files, or of their keys in Redis
     generations: Sequence[Measured]  # oldest first, at least one
     policy: Policy  # how it will grow
-    asked: float  # the error rate, as the filter has it; 0: not said
+    asked: float  # the error rate when the filter was made
 
     @property
     def live(self) -> list[Generation]:

@@ -27,6 +27,7 @@ SUBCOMMANDS = (
     "ls",
     "queue",
     "stop",
+    "add",
     "import_",
     "check",
     "forget",

@@ -27,7 +27,6 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
 from scrapy_bloom.commands.shared.output import confirm, note, say
 from scrapy_bloom.commands.shared.project import connect, load_project
-from scrapy_bloom.copying.drafts import drafts_of, remove_drafts
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.files.directory import draft_directory, filter_directory, parts_beside
 from scrapy_bloom.job import paths as jobdir
@@ -43,7 +42,7 @@ HELP = "delete a filter, so that everything is crawled again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
@@ -119,27 +118,21 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
         say(f"Deleted the queue {name}")
         return
     shards = _shards(filter_)
-    drafts = [drafts_of(each) for each in shards]
-    if filter_.read() is None and any(drafts):
-        confirm(f"Delete what is left of the filter {name}?", yes=options.yes)
-    else:
-        read_any_filter(filter_)
-        stored = [each.read() for each in shards]
-        generations = [each for shard in stored if shard for each in shard.generations]
-        count = sum(each.count for each in generations)
-        size = size_text(sum(each.geometry.nbytes for each in generations))
-        what = f"the filter {name}: {counted(count, 'request')}, {size}"
-        users = " Crawlers that use it now go on with an empty one."
-        if queue:
-            what += f", and its queue{_waiting(queue)}"
-            users = _users(queue, "they start their crawl over, with an empty filter")
-        confirm(f"Delete {what}?{users}", yes=options.yes)
-        _queue(filter_, options)
-        for each, known in zip(shards, stored, strict=True):
-            each.id = known.id if known else ""
-            each.remove()
-    for each, left_over in zip(shards, drafts, strict=True):
-        remove_drafts(each, left_over)
+    read_any_filter(filter_)
+    stored = [each.read() for each in shards]
+    generations = [each for shard in stored if shard for each in shard.generations]
+    count = sum(each.count for each in generations)
+    size = size_text(sum(each.geometry.nbytes for each in generations))
+    what = f"the filter {name}: {counted(count, 'request')}, {size}"
+    users = " Crawlers that use it now go on with an empty one."
+    if queue:
+        what += f", and its queue{_waiting(queue)}"
+        users = _users(queue, "they start their crawl over, with an empty filter")
+    confirm(f"Delete {what}?{users}", yes=options.yes)
+    _queue(filter_, options)
+    for each, known in zip(shards, stored, strict=True):
+        each.id = known.id if known else ""
+        each.remove()
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
@@ -151,9 +144,9 @@ def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | N
     """Return how the queue stands, if there is one; without --force, no worker may use it."""
     queue = read_state(filter_.server, filter_.key)
     if queue and queue.live and not options.force:
-        number = len(queue.live)
+        workers = counted(len(queue.live), "worker uses", "workers use")
         raise StorageError(
-            f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {filter_.key!r} in "
+            f"{workers} the queue {filter_.key!r} in "
             f"{filter_.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
             "try again (one that was killed counts until its lease has expired, "
             "BLOOM_QUEUE_LEASE_SECS); or add --force"
@@ -166,9 +159,9 @@ def _waiting(queue: QueueState) -> str:
 
 
 def _users(queue: QueueState, fate: str) -> str:
-    if number := len(queue.live):
-        use = "s use" if number > 1 else " uses"
-        return f" {number:,} worker{use} it now ({_names(queue)}): {fate}."
+    if queue.live:
+        workers = counted(len(queue.live), "worker uses", "workers use")
+        return f" {workers} it now ({_names(queue)}): {fate}."
     return " No worker uses it now."
 
 

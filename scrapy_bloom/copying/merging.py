@@ -54,7 +54,7 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
     """Add to a filter what another one holds. Interrupted, it can be repeated.
 
     Args:
-        source: see `merge`.
+        source: a filter directory, a job directory with one, or a file.
         target: the directory of a filter, made alike; `merge` says what is refused.
 
     Returns:

@@ -38,7 +38,7 @@ def new_filter(
         is_locked: the caller has the lock of the directory.
 
     Raises:
-        StorageError: there is a filter; for more see `check_free`.
+        StorageError: there is a filter, or the directory is in use.
     """
     check_free(target, is_locked=is_locked)
     with ExitStack() as stack:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
-from scrapy_bloom.copying.drafts import Draft
 from scrapy_bloom.copying.new_filter import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.copying.queues import (
     load_queue,
@@ -23,6 +22,7 @@ from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_beside, open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import Origin
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import sync_directory
@@ -31,7 +31,9 @@ from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.forgotten import RedisForgotten
+from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
 
@@ -62,7 +64,7 @@ class Copied(NamedTuple):
 
 
 def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
-    """Copy the filter of a closed crawl into Redis, and the queue of CrashSafeScheduler beside it.
+    """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
     The spider's start() is run again by the first worker, as by each run of a job.
 
@@ -86,7 +88,7 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)  # that of the job, see `lock_job`
+        stack.callback(lock_directory(directory).release)  # which is also that of the job
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
@@ -102,24 +104,50 @@ def _uploaded(
     newest = files[-1]
     made = [RedisGeneration(**vars(file.figures)) for file in files]
     queued, now = None, server.now()
-    with closing(Draft(filter_, made)) as draft:
-        for file, new in zip(files, made, strict=True):
-            for chunk in range(new.num_chunks):
-                blocks = new.blocks(chunk)
-                draft.write(new, chunk, bytes(file.filter.blocks(blocks.start, blocks.stop)))
-        forgotten = list(forgotten_beside(newest.path.parent).all())
-        for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
-            some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
-            draft.add("forgotten", [(now, each) for each in some])
-        info = FilterInfo.of(newest.origin, files[0].created_at)
-        fields = {"filter": info.text, "version": secrets.token_hex(8)}
-        if database is not None:
-            queued = load_queue(database, draft)
-            fields |= {"pushed": str(queued), "done": "0"}
-            if newest.origin.spider:
-                fields["crawl"] = newest.origin.spider
-        draft.publish(fields)
+    with closing(Maker(server, key)) as maker:
+        if not maker.begin("", ""):
+            raise _in_the_way(filter_)
+        try:
+            for file, new in zip(files, made, strict=True):
+                maker.make(new, file.filter)
+            forgotten = list(forgotten_beside(newest.path.parent).all())
+            for start in range(0, len(forgotten), _FORGOTTEN_AT_ONCE):
+                some = forgotten[start : start + _FORGOTTEN_AT_ONCE]
+                maker.add(filter_.keys[-1], now, some)
+            info = FilterInfo.of(newest.origin, files[0].created_at)
+            fields = {"filter": info.text, "version": secrets.token_hex(8)}
+            if database is not None:
+                queued = load_queue(database, maker, key)
+                fields |= {"pushed": str(queued), "done": "0"}
+                if newest.origin.spider:
+                    fields["crawl"] = newest.origin.spider
+            maker.check()
+            answer = maker.create(secrets.token_hex(8), fields)
+        except NoRoomError as error:
+            raise StorageError(
+                f"{server.address}: {error}; what was copied so far was removed"
+            ) from error
+    if answer != "ok":
+        raise StorageError(
+            f"{server.address}: another crawl or copy has made a filter {key!r} meanwhile, or the "
+            "server has lost a part of this copy; this copy was removed"
+        )
+    # Makes the keys permanent. If this fails, the first crawl that joins does it.
+    finish(server, key, read_filter(filter_).unfinished)
     return Copied.of(made, queued)
+
+
+def _in_the_way(filter_: SharedFilter) -> StorageError:
+    name, address = filter_.key, filter_.server.address
+    if filter_.read() is not None:
+        return StorageError(
+            f"{address} has a filter {name!r} already; nothing was changed: give it another key, "
+            "or remove that one"
+        )
+    return StorageError(
+        f"another crawl or copy is making the filter {name!r} in {address}; nothing was changed: "
+        "try again in a minute"
+    )
 
 
 def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:

@@ -20,8 +20,7 @@ from scrapy_bloom.crawl.startup import (
     has_log,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
-from scrapy_bloom.crawl.this_run import ThisRun
-from scrapy_bloom.crawl.unconfirmed import UnconfirmedDuplicates
+from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
 from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.job.locks import lock_job
@@ -197,7 +196,7 @@ class BloomDupeFilter(BaseDupeFilter):
             if is_seen and TRAIL in request.meta:
                 self._outcomes.filtered(request, fingerprint)
             if self._unconfirmed is not None:
-                self._unconfirmed.note(request, is_seen=is_seen)
+                self._unconfirmed.add_answer(request, is_seen=is_seen)
         except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
             self._handle_failure(request, fingerprint, error)
             return False

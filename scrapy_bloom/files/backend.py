@@ -13,7 +13,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import open_files
 from scrapy_bloom.files.file import FileGeneration, FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import FilterLog, ForgottenOverlay, LogRecords, Misfit, Overlay
+from scrapy_bloom.files.log import FilterLog, ForgottenOverlay, LogRecords, Overlay
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import checked_salt
 from scrapy_bloom.generations.memory import LocalGeneration, MemoryBackend
@@ -47,7 +47,6 @@ class LocalBackend(MemoryBackend):
 
     Attributes:
         overlay: what is recorded and forgotten, until the filter's log has it; None without one.
-        misfit: why that log and the filter did not belong together, if they did not.
     """
 
     live: list[FilterFile]  # type: ignore[assignment]  # it makes no others
@@ -66,7 +65,6 @@ class LocalBackend(MemoryBackend):
         self._forgotten_file = ForgottenFile(directory / forgotten_file.NAME)
         super().__init__(policy, origin, forgotten=self._forgotten_file, clock=clock)
         self.overlay: Overlay | None = None
-        self.misfit: Misfit | None = None
         self._directory = directory
         self._job = job or Job()
         self._sync_secs = sync_secs
@@ -97,7 +95,7 @@ class LocalBackend(MemoryBackend):
             if not self._job.owns(self._directory):
                 self._lock.callback(lock_directory(self._directory).release)
             self._marks_use = self._marks_use and log is None
-            files, importable, self._records, self.misfit = open_files(
+            files, importable, self._records, fits_log = open_files(
                 self._directory, self._origin.fingerprinter, self._job, log
             )
             self.live += files
@@ -109,7 +107,7 @@ class LocalBackend(MemoryBackend):
             else:
                 self._import(importable)
             if log is not None:
-                self._recover(log)
+                self._recover(log, fits_log=fits_log)
         except BaseException:
             self.unlock()
             raise
@@ -119,7 +117,7 @@ class LocalBackend(MemoryBackend):
         """Let the directory go."""
         self._lock.close()
 
-    def _recover(self, log: FilterLog) -> None:
+    def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
         """Apply what the log has and the filter lacks, and record in the log from then on."""
         log.begin()
         log.sync()
@@ -134,7 +132,7 @@ class LocalBackend(MemoryBackend):
                     latest[fingerprint] = forgets
                 if not forgets:
                     self._record_now(fingerprint)
-        if self.misfit:
+        if not fits_log:
             for fingerprint in log.unfinished():
                 latest[fingerprint] = False
                 self._record_now(fingerprint)
@@ -202,7 +200,7 @@ class LocalBackend(MemoryBackend):
 
     @property
     def location(self) -> str:
-        """See `MemoryBackend`."""
+        """Return the filter's file, or its directory if there are several generations."""
         if len(self.live) == 1:
             return str(self._directory / file_name(self.live[-1].number))
         return f"{self._directory} ({len(self.live)} generations)"
@@ -250,7 +248,7 @@ class LocalBackend(MemoryBackend):
         return FilterFile.create(new, fill)
 
     def expire(self, number: int) -> None:
-        """See `Generations`."""
+        """Remove the oldest generations, and their files."""
         gone = self.live[:number]
         super().expire(number)
         self._save()
@@ -280,7 +278,7 @@ class LocalBackend(MemoryBackend):
             self._write_records(overlay.log, seq)
             latest: dict[bytes, bool] = {}
             changed: dict[int, LocalGeneration] = {}
-            for forgets, fingerprint, newest, _ in changes:
+            for forgets, fingerprint, newest in changes:
                 if forgets is not None:
                     latest[fingerprint] = forgets
                 if not (forgets or newest.is_closed):

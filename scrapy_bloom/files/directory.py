@@ -17,14 +17,14 @@ from scrapy_bloom.exceptions import (
 from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.file import FileGeneration, FilterFile, clip
 from scrapy_bloom.files.forgotten import ForgottenFile
-from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords, Misfit
+from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import read_anew
 from scrapy_bloom.job.locks import LOCK_NAME, holders, lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files, is_job
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.recovery import Damage, Job, UncleanEnd
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Opened(NamedTuple):
     files: list[FilterFile]  # live ones, oldest first; none if there is no filter (any more)
     importable: Path | None  # the job's requests.seen, if a new filter shall begin with it
     records: LogRecords
-    misfit: Misfit | None  # of the filter and the log, which are used all the same
+    fits_log: bool  # the filter and the log belong together
 
 
 def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
@@ -187,20 +187,21 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
             draft.unlink()
         is_new = not stored.files and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
-        was_killed = stored.is_in_use or job.was_killed(has_filter=bool(stored.files))
-        misfit = None
-        if log is None:
-            starts_over = was_killed and _recover_job(job, stored)
-        else:
-            is_own = job.owns(path)
-            if was_killed:  # with Scrapy's queue
-                misfit = Misfit(job.not_closed(stored.name))
-            else:
-                misfit = stored.records.misfit(log, has_filter=bool(stored.files), is_own=is_own)
-            starts_over = _recover_log(log, misfit, job, stored, is_own=is_own)
-        if starts_over:
-            stored, importable = _Stored(path, (), LogRecords()), None
-        return Opened(stored.open(), importable, stored.records, misfit)
+        if end := _unclean_end(stored, job, log):
+            starts_over = job.starts_over(end)
+            # If the process dies in between, the next run continues: Scrapy's queue is moved before
+            # the filter, which has the in-use flag. A log is moved after the filter is empty.
+            moved = job.set_queue_aside() if log is None else []
+            if starts_over:
+                moved += stored.set_aside()
+                stored, importable = _Stored(path, (), LogRecords()), None
+                if log is not None and job.on_unclean_shutdown == "reset":
+                    moved.append(log.start_over())
+            job.log_recovery(end, moved, starts_over=starts_over)
+            if starts_over and log is None:
+                job.end()
+        fits_log = end is None or end.damage is Damage.NONE
+        return Opened(stored.open(), importable, stored.records, fits_log)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
@@ -208,86 +209,21 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         ) from error
 
 
-def _recover_job(job: Job, stored: _Stored) -> bool:
-    """Deal with a job that was killed under Scrapy's scheduler; return whether it starts over."""
-    count = sum(file.count for file in stored.files) if stored.files else None
-    moved = job.recover(stored.name, count)
-    if moved is None:
-        return False
-    job.start_over(stored.name, [*moved, *stored.set_aside()])
-    return True
-
-
-def _recover_log(
-    log: FilterLog,
-    misfit: Misfit | None,
-    job: Job,
-    stored: _Stored,
-    *,
-    is_own: bool,
-) -> bool:
-    """Deal with a job that was killed, or whose log and filter do not belong together.
-
-    Returns:
-        Whether the filter was set aside.
-
-    Raises:
-        UncleanShutdownError: the settings say "stop"; all is as it was.
-    """
-    if misfit is None and not log.was_killed:
-        return False
-    what = (
-        misfit.why
-        if misfit
-        else f"The last run did not close {log.name}: it was killed, or the machine went down"
-    )
-    if job.on_unclean_shutdown == "stop":
-        raise UncleanShutdownError(
-            f'{what}; BLOOM_ON_UNCLEAN_SHUTDOWN is "stop", so nothing was changed: set it to '
-            '"auto" to resume the crawl, or to "reset" to set queue and filter aside and to crawl '
-            "everything again"
-        )
-    if job.on_unclean_shutdown == "reset":
-        # The queue last: if the process dies in between, the filter is empty, and nothing is lost.
-        moved = ", ".join([*stored.set_aside(), log.start_over()])
-        logger.warning(
-            "%s. The crawl starts over with an empty queue and an empty filter. Set aside, not "
-            "deleted: %s",
-            what,
-            moved,
-        )
-        return True
-    if misfit is None:
-        logger.info(
-            "%s. Queue and filter are complete: nothing is lost, and the requests that were in "
-            "flight are crawled again",
-            what,
-        )
-        return False
-    if not misfit.log_is_older:
-        logger.warning(
-            "%s. No page is lost: requests that the filter lacks are crawled again where a link to "
-            "them is found",
-            what,
-        )
-        return False
-    if is_own and job.on_unclean_shutdown == "auto":
-        logger.warning(
-            "%s: requests that are missing in the queue would never be crawled, since the filter "
-            "reports them as duplicates. The crawl starts over with an empty filter and the "
-            "requests of the queue, so pages are crawled again rather than lost. Set aside, not "
-            "deleted: %s",
-            what,
-            ", ".join(stored.set_aside()),
-        )
-        return True
-    logger.warning(
-        "%s: requests that are missing in the queue are not crawled, since the filter reports "
-        'them as duplicates. To crawl everything again, set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset", '
-        "or start over with another JOBDIR and another BLOOM_DIR",
-        what,
-    )
-    return False
+def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd | None:
+    """Return how the last run with a filter ended, unless that was a clean close."""
+    has_filter, is_own = bool(stored.files), log is not None and job.owns(stored.directory)
+    if stored.is_in_use or job.was_killed(has_filter=has_filter):  # with Scrapy's scheduler
+        if log is not None:
+            return job.unclean_end(stored.name, None, Damage.QUEUE, may_reset=is_own)
+        count = sum(file.count for file in stored.files) if has_filter else None
+        return job.unclean_end(stored.name, count)
+    if log is None:
+        return None
+    misfit = stored.records.misfit(log, has_filter=has_filter, is_own=is_own)
+    if misfit is None and log.was_killed:
+        what = f"The last run did not close {log.name}: it was killed, or the machine went down"
+        return UncleanEnd(what, Damage.NONE, may_reset=is_own)
+    return misfit
 
 
 def filter_directory(path: Path) -> Path:
@@ -379,7 +315,7 @@ class FilterReader:
         newest = self.files[-1]
         self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
-        self.error_rate = newest.origin.error_rate  # as asked for; 0: not said
+        self.error_rate = newest.origin.error_rate  # as asked for
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]

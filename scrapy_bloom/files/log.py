@@ -16,6 +16,7 @@ from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.generations.memory import LocalGeneration, Recorded
 from scrapy_bloom.job.disk import replace_file
 from scrapy_bloom.job.paths import check_file
+from scrapy_bloom.job.recovery import Damage, UncleanEnd
 
 _LENGTH_BYTES = 4
 _LETTERS = {None: b"r", False: b"a", True: b"f"}  # recorded, again, forgotten
@@ -171,7 +172,7 @@ class LogRecords:
         """Write the records to the disk, whole or not at all; raises OSError."""
         replace_file(directory / LOGS_NAME, json.dumps(asdict(self), indent=1))
 
-    def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> "Misfit | None":
+    def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> UncleanEnd | None:
         """Return what is wrong with a log and a filter that are to be used together, if anything.
 
         Args:
@@ -182,33 +183,19 @@ class LogRecords:
         record = self.logs.get(log.id) if has_filter else None
         of_job = [id_ for id_, each in self.logs.items() if is_own or each.path == log.path]
         last = of_job[-1] if has_filter and of_job else log.id
-        log_is_older, why = True, ""
+        damage, why = Damage.QUEUE, ""
         if last != log.id and (last == self.open or self.logs[last].left):
             why = f"{log.name} is not the queue that the filter was used with"
         elif record is None:
             if log.applied:
-                log_is_older, why = False, f"the filter lacks what {log.name} has recorded"
+                damage, why = Damage.FILTER, f"the filter lacks what {log.name} has recorded"
         elif log.is_copy:
             why = f"{log.name} was copied or moved while a crawl used it, or after it was killed"
         elif not log.has_run(record.run) or record.seq > log.seq:
             why = f"{log.name} is older than the filter"
         elif record.seq < log.applied:
-            log_is_older, why = False, f"the filter is older than {log.name}"
-        return Misfit(why, log_is_older=log_is_older) if why else None
-
-
-@dataclass
-class Misfit:
-    """A filter and a log that do not belong together.
-
-    Attributes:
-        why: for people.
-        log_is_older: the filter may have recorded requests that the log has lost. Otherwise pages
-            are crawled again, and none is lost.
-    """
-
-    why: str
-    log_is_older: bool = True
+            damage, why = Damage.FILTER, f"the filter is older than {log.name}"
+        return UncleanEnd(why, damage, may_reset=is_own) if why else None
 
 
 def _contents(path: Path) -> bytes:
@@ -239,7 +226,6 @@ class _Pending(NamedTuple):
     forgets: bool | None
     fingerprint: bytes
     newest: LocalGeneration  # that it is to be recorded in
-    is_counted: bool  # in that generation's count already
 
 
 class Overlay:
@@ -282,21 +268,21 @@ class Overlay:
         """Record a fingerprint, unless it is recorded; True if it was new."""
         if fingerprint in self._latest or fingerprint in self._known:
             return False
-        self._change(None, fingerprint, True)
+        self._change(None, fingerprint)
         self._newest.unapplied += 1
         return True
 
     def record_again(self, fingerprint: bytes) -> None:
         """Record a fingerprint that is recorded already, but forgotten, or in an older quarter."""
-        self._change(False, fingerprint, False)
+        self._change(False, fingerprint)
 
     def forget(self, fingerprints: Iterable[bytes]) -> None:
         """Let fingerprints be forgotten."""
         for fingerprint in fingerprints:
-            self._change(True, fingerprint, False)
+            self._change(True, fingerprint)
 
-    def _change(self, forgets: bool | None, fingerprint: bytes, is_counted: bool) -> None:  # noqa: FBT001 - called often
-        new = _Pending(forgets, fingerprint, self._newest, is_counted)
+    def _change(self, forgets: bool | None, fingerprint: bytes) -> None:  # noqa: FBT001 - called often
+        new = _Pending(forgets, fingerprint, self._newest)
         self._latest[fingerprint] = new
         self._collected.append(new)
 
@@ -352,7 +338,7 @@ class Overlay:
         """Forget the changes that the filter has."""
         while self._applied:
             for each in self._applied.popleft():
-                each.newest.unapplied -= each.is_counted
+                each.newest.unapplied -= each.forgets is None  # as `add` has counted it
                 if self._latest.get(each.fingerprint) is each:
                     del self._latest[each.fingerprint]
 

@@ -23,15 +23,15 @@ class FilterStatus:
     more: Mapping[str, int] = field(default_factory=dict)  # by the names of their stats
 
     @classmethod
-    def of(cls, location: str, live: Sequence[Generation], said: float = 0.0) -> "FilterStatus":
+    def of(cls, location: str, live: Sequence[Generation], asked: float) -> "FilterStatus":
         """Return the figures of a filter that no crawl of ours has open, as they are stored.
 
-        The error rate that the filter says was asked for is one of them; see `rate_asked`.
+        The error rate that was asked for when the filter was made is one of them.
         """
         return cls(
             location=location,
             generations=[each.figures for each in live],
-            error_rate=rate_asked(live, said),
+            error_rate=rate_asked(live, asked),
         )
 
     @property

@@ -1,7 +1,7 @@
 """The requests that are to be crawled again, whatever the filter says: an exact set.
 
-A Bloom filter cannot forget. So what is forgotten is kept beside it: a fingerprint in this set is
-new once, though its bits are set. The set is asked only about what the filter reports as a
+A Bloom filter cannot forget. So forgotten fingerprints are kept next to it: one that is in this set
+is new once, although its bits are set. The set is asked only about what the filter reports as a
 duplicate, and only if bits in memory say that the fingerprint may be in it.
 """
 
@@ -77,7 +77,7 @@ class MemoryForgotten:
         }
 
     def close(self) -> None:
-        """End; there is nothing to do."""
+        """Do nothing: memory needs no closing."""
 
 
 class Forgotten:

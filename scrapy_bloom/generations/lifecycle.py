@@ -1,7 +1,7 @@
-"""The life of generations: when the next one follows, when a quarter of a window ends or expires.
+"""Decide when the next generation follows, and when a quarter of a time window ends or expires.
 
-It does not know where the generations are kept: see `Generations`. In a shared store, any crawl may
-be the first to do what is due.
+The same rules hold wherever the generations are kept. In a shared store, any crawl may be the first
+to do what is due.
 """
 
 import logging
@@ -44,8 +44,8 @@ class Generations(Protocol):
 
         Args:
             size: its size and error rate.
-            created_at: now, in seconds since 1970: its window is told by both times.
-            open_until: when it ends, likewise; 0: never.
+            created_at: now, in seconds since 1970.
+            open_until: when it ends, in seconds since 1970; 0: never.
 
         Raises:
             NoRoomError: there is no room for it.
@@ -133,14 +133,14 @@ class LifeCycle:
         size = self._policy.first(in_quarter)
         next_end = self._policy.open_until(now)
         try:
-            is_over = self._store.append(size, now, next_end)
+            is_appended = self._store.append(size, now, next_end)
         except NoRoomError as error:
             # What is recorded in it from now on shall not expire with its quarter.
             self._store.extend(next_end)
             self._turn_from(now + window / 100)
             self.log_cannot_turn(error)
             return
-        if not is_over:
+        if not is_appended:
             # Another crawl is making it, which may take minutes. Likewise until it is there.
             self._store.extend(now + window / 100)
             self._turn_from(now + window / 200)
@@ -202,7 +202,7 @@ class LifeCycle:
         failure: str = "",
         more: Mapping[str, int] | None = None,
     ) -> FilterStatus:
-        """Return the figures of the filter now; see `FilterStatus`."""
+        """Return the figures of the filter now."""
         made_for = sum(each.error_rate for each in self._store.live)
         return FilterStatus(
             location=location,

@@ -17,7 +17,7 @@ from scrapy_bloom.generations.policy import ANY_ORIGIN, Generation, Origin, Poli
 
 logger = logging.getLogger(__name__)
 
-# The navigation of a large site many times over, in at most 0.4 MB.
+# Many times the navigation links of a large site, in at most 0.4 MB.
 _MOST_RECENT = 2048
 
 
@@ -87,7 +87,7 @@ class LocalGeneration(Generation):
     """A generation whose bits are in this process.
 
     Attributes:
-        unapplied: how many of those in its count are not in its bits yet: see `Overlay`.
+        unapplied: how many of those in its count are in the log only, and not in its bits yet.
         is_closed: its bits are gone.
     """
 
@@ -115,7 +115,7 @@ class MemoryBackend:
 
     errors = 0  # of the disk
     failure = ""  # the last of them
-    held_from = math.inf  # see `Generations`: no other crawl uses them
+    held_from = math.inf  # no other crawl uses the generations, so all may end
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class MemoryBackend:
             self.extend(0.0)  # there is no window any more
 
     def add(self, fingerprint: bytes) -> bool:
-        """See `Backend`."""
+        """Record a fingerprint; return whether it was new."""
         life = self._life
         if not self._has_begun:
             self.begin()
@@ -208,7 +208,7 @@ class MemoryBackend:
         return fingerprint in self._recorded and fingerprint not in self.forgotten
 
     def status(self) -> FilterStatus:
-        """See `Backend`."""
+        """Return the filter's figures now; after `close`, the last ones."""
         if self._last_status is not None:
             return self._last_status
         return self._life.status(self.location, self.live, errors=self.errors, failure=self.failure)
@@ -223,21 +223,24 @@ class MemoryBackend:
         self._last_status = self.status()
         self.forgotten.close()
 
-    # Its generations: see `Generations`.
+    # The methods of `Generations`.
 
     def now(self) -> float:
-        """See `Generations`."""
+        """Return the time in seconds since 1970; never before the newest generation's."""
         # If the clock was set back, time stands still until it has caught up: a request may be
         # remembered for longer, but never for less than the window.
         newest = self.live[-1].created_at if self.live else 0.0
         return max(self._clock(), newest)
 
     def ends(self, newest: Generation) -> float:
-        """See `Generations`."""
+        """Return when the newest generation ends, with a window."""
         return newest.open_until
 
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """See `Generations`. An empty generation goes on in place of another one."""
+        """Let another generation take what is new, or the newest one if it is still empty.
+
+        Raises a NoRoomError if there is no memory, or no disk space.
+        """
         full = self.live[-1]
         if not full.count:
             self.extend(open_until)
@@ -252,12 +255,12 @@ class MemoryBackend:
         return True
 
     def extend(self, open_until: float) -> None:
-        """See `Generations`."""
+        """Keep the newest generation open until then; 0: for ever."""
         self.live[-1].open_until = open_until
         self._use_live()
 
     def expire(self, number: int) -> None:
-        """See `Generations`."""
+        """Remove so many of the oldest generations."""
         del self.live[:number]
         self._use_live()
 

@@ -97,7 +97,7 @@ class Origin:
     salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random ones for a new filter
     fingerprinter: str = ""  # import path of what makes the fingerprints
     spider: str = ""  # its name, for information
-    error_rate: float = 0.0  # as asked for when the filter was made, for information; 0: not said
+    error_rate: float = 0.0  # as asked for when the filter was made
 
 
 ANY_ORIGIN = Origin()
@@ -112,7 +112,7 @@ class Size:
 
     @property
     def geometry(self) -> Geometry:
-        """Return the smallest that will do."""
+        """Return the smallest geometry that keeps the error rate."""
         return choose_geometry(self.capacity, self.error_rate)
 
     def filter(self, salt: bytes | None) -> BloomFilter:
@@ -204,19 +204,14 @@ def window_of(live: Sequence[Generation]) -> float:
     return round(ROTATIONS * max(each.open_until - each.created_at for each in live), 2)
 
 
-def rate_asked(live: Sequence[Generation], said: float = 0.0) -> float:
-    """Return the error rate that a filter's generations were made to keep, however far it grows.
+def rate_asked(live: Sequence[Generation], asked: float) -> float:
+    """Return the error rate that a filter's generations keep, however far it grows.
 
-    Where the filter does not say it (0), they are taken for those of one that may grow.
+    That is the rate which was asked for when the filter was made, or more if the setting has been
+    raised since then.
     """
-    rates = [each.error_rate for each in live]
-    if said:
-        rate = max(said, sum(rates))
-    elif live[-1].open_until:
-        rate = max(rates) * LIVE_QUARTERS * 2  # half is for growth
-    else:
-        rate = sum(rates) + rates[-1]
-    return float(f"{rate:.9g}")  # the sum of halves, without what floats add to it
+    # The sum of halves, without what floats add to it.
+    return float(f"{max(asked, sum(each.error_rate for each in live)):.9g}")
 
 
 def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:

@@ -97,6 +97,9 @@ def _hard_lock(path: Path) -> "FileLock":
 
 
 def lock_job(job_dir: Path) -> "FileLock":
-    """Take a job directory for one crawl, wherever its filter is kept; see `lock_directory`."""
+    """Take a job directory for one crawl, at once or not at all, wherever its filter is kept.
+
+    Raises a LockedError if another crawl has it, and a StorageError if it cannot be locked.
+    """
     # So commands for the filter there lock the job, too.
     return lock_directory(job_dir / "bloom", "JOBDIR")

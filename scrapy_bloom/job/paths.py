@@ -4,7 +4,6 @@ Scrapy writes the state of its disk queue (`requests.queue/active.json`) at a cl
 After a kill, the requests of that time are lost, and a stale state makes the resumed crawl hang.
 """
 
-import contextlib
 import re
 import time
 from pathlib import Path
@@ -18,10 +17,9 @@ DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
 # Our mark that a crawl of ours runs in this job, or was not closed. A filter's header says so, too;
 # this mark stays with the queue, wherever the filter is kept.
 IN_USE = "bloom.in-use"
-_ENDED = "bloom.ended"
 SET_ASIDE = ".set-aside-"
 # The last one is of Scrapy's extension.
-_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, _ENDED, "spider.state")
+_SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
 _DATABASE_ID_AT = 68  # in the header of SQLite's file format
@@ -65,7 +63,9 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
     queue = job_dir / QUEUE
     state = queue / "active.json"
     if not state.exists():
-        return not has_queued(job_dir) and not (_seen_size(job_dir) and queue.exists())
+        seen = job_dir / SEEN
+        was_recorded = seen.exists() and seen.stat().st_size > 0
+        return not has_queued(job_dir) and not (was_recorded and queue.exists())
     # A second: copies of a job directory, and clocks of file systems, are not exact.
     latest = state.stat().st_mtime + 1
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
@@ -75,42 +75,6 @@ def has_queued(job_dir: Path) -> bool:
     """Return whether Scrapy's disk queue holds requests: emptied files are removed."""
     files = (path for path in (job_dir / QUEUE).rglob("*") if path.is_file())
     return any(path.name != "active.json" for path in files)
-
-
-def mark_as_ended(job_dir: Path) -> None:
-    """Mark a clean end of a crawl, with the length of what Scrapy's own filter had recorded."""
-    # Then the next run looks at the times of Scrapy's files.
-    with contextlib.suppress(OSError, StorageError):
-        check_file(job_dir / _ENDED)
-        if (size := _seen_size(job_dir)) is not None:
-            replace_file(
-                job_dir / _ENDED,
-                f"{size}\nbytes were in requests.seen when a crawl with scrapy_bloom ended here.\n",
-            )
-    (job_dir / IN_USE).unlink(missing_ok=True)
-
-
-def scrapys_filter_ran_last(job_dir: Path) -> bool:
-    """Return whether Scrapy's own filter recorded something after the last crawl of ours ended.
-
-    An empty requests.seen tells that it ran, too: since Scrapy 2.19, what it has recorded stays in
-    a buffer for a while, and a killed run leaves no more than the file.
-    """
-    size = _seen_size(job_dir)
-    if size is None:
-        return False
-    check_file(job_dir / _ENDED)
-    try:
-        noted, *_ = (job_dir / _ENDED).read_text("utf-8", "replace").split("\n")
-    except FileNotFoundError:
-        return True
-    return noted != str(size)
-
-
-def _seen_size(job_dir: Path) -> int | None:
-    """Return the length of requests.seen, None if there is none."""
-    seen = job_dir / SEEN
-    return seen.stat().st_size if seen.exists() else None
 
 
 def mark_as_used(job_dir: Path, filter_id: str = "") -> None:

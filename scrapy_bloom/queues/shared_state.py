@@ -40,6 +40,19 @@ for index = 1, #fields, 2 do
 end
 """
 
+# Keys: as all scripts have them; "dead" or "pending", and between which of its members, as
+# ZRANGEBYLEX has it. Removes at most 100 of them, and returns how many. They count
+# as done before they are removed: if the script fails half-way, no entry seems to be missing.
+_DROP = r"""
+local from = KEYS[ARGV[1] == 'dead' and 6 or 2]
+local members = redis.call('ZRANGEBYLEX', from, ARGV[2], ARGV[3], 'LIMIT', 0, 100)
+if #members > 0 then
+  redis.call('HINCRBY', KEYS[1], 'done', #members)
+  redis.call('ZREM', from, unpack(members))
+end
+return #members
+"""
+
 # Keys: as all scripts have them; between which members of pending to look, as ZRANGEBYLEX has it.
 # Slots, each with its number of requests, at most 100.
 _HOSTS = r"""
@@ -231,6 +244,25 @@ def remove_queue(server: RedisServer, key: str) -> None:
     """Remove the queue of a filter, for all crawlers, with all that is in it."""
     for each in shard_keys(server, key):
         server.script(_REMOVE, keys_of(each))
+
+
+def drop_dead(server: RedisServer, key: str) -> int:
+    """Remove the dead letters of a queue; return how many there were."""
+    return _drop(server, key, "dead", "-", "+")
+
+
+def drop_host(server: RedisServer, key: str, host: str) -> int:
+    """Remove the pending requests of a host; return how many there were. Workers may go on."""
+    name = slot_name(host)
+    return _drop(server, key, "pending", b"[" + name + b"\0", b"(" + name + b"\1")
+
+
+def _drop(server: RedisServer, key: str, *words: str | bytes) -> int:
+    number = 0
+    for each in shard_keys(server, key):
+        while some := server.script(_DROP, keys_of(each), *words):
+            number += some
+    return number
 
 
 def stop_workers(server: RedisServer, key: str, names: Iterable[str]) -> None:

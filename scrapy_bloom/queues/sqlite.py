@@ -8,10 +8,10 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
@@ -525,6 +525,58 @@ def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
     return [row[0] for turn in zip_longest(*rows) for row in turn if row is not None][:most]
 
 
+class QueuedRequest(NamedTuple):
+    """A request of a queue that no crawl uses, to be copied into another queue.
+
+    Attributes:
+        found: the request; its fingerprint is not copied, because the filter has it.
+        state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
+        position: when it was queued: 1 for the first request, and counting on.
+        deaths: how many processes died with it in flight.
+    """
+
+    found: Found
+    state: int
+    position: int
+    deaths: int
+
+
+def read_requests(path: Path) -> Iterator[QueuedRequest]:
+    """Return all requests of a job, in the order in which they were queued; raises StorageError."""
+    query = (
+        "SELECT request, NULL, slot, priority, is_start, position < 0, state, abs(position), "
+        "deaths FROM requests ORDER BY abs(position), id"
+    )
+    try:
+        with contextlib.closing(connect_readonly(path)) as db:
+            for *found, state, position, deaths in db.execute(query):
+                yield QueuedRequest(Found(*found), state, position, deaths)
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+
+
+def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
+    """Make the database of a job that holds these requests, in any order; return their number."""
+    empty = RequestDatabase(path, by_slot=True)
+    empty.begin()
+    empty.close()
+    number = latest = 0
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        for number, (found, state, position, deaths) in enumerate(requests, 1):
+            latest = max(latest, position)
+            _, _, *row, _, _, data = _row(position, found)
+            db.execute(_INSERT, (-number, state, *row, deaths, None, data))
+        # Ids are higher than any position, so that what is queued later gets a higher one, too.
+        db.execute("UPDATE requests SET id = ? - id", (latest,))
+        db.execute(
+            "UPDATE filter_log SET (left, checksum) = "
+            "(SELECT count(*), ifnull(sum(id), 0) FROM requests)"
+        )
+        db.execute("COMMIT")
+    return number
+
+
 def requeue_dead(path: Path) -> int:
     """Make the dead requests of a job pending, and suspect of nothing; return how many there were.
 
@@ -535,6 +587,36 @@ def requeue_dead(path: Path) -> int:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             check_database(db, path)
             return db.execute(_REQUEUE, (PENDING, DEAD)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
+def drop_dead(path: Path) -> int:
+    """Remove the dead requests of a job; return how many there were. Raises as `requeue_dead`."""
+    return _drop(path, "state = ?", DEAD)
+
+
+def drop_slot(path: Path, slot: str) -> int:
+    """Remove the pending requests of a slot; return how many there were. Raises as `drop_dead`."""
+    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
+
+
+def _drop(path: Path, where: str, *values: object) -> int:
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            check_database(db, path)
+            db.execute("BEGIN IMMEDIATE")
+            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
+            number, ids = db.execute(query, values).fetchone()
+            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
+            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - of constants
+            db.execute(
+                "UPDATE filter_log SET left = left - ?, checksum = ?",
+                (number, _checksum_of(checksum - ids, 0)),
+            )
+            db.execute("COMMIT")
+            return int(number)
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
 

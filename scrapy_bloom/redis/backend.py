@@ -13,7 +13,7 @@ from scrapy_bloom.generations.forgotten import Forgotten
 from scrapy_bloom.generations.lifecycle import LifeCycle, NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Origin, Policy
 from scrapy_bloom.job.paths import SET_ASIDE, filter_files
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.job.recovery import Damage, Job
 from scrapy_bloom.redis.connection.server import RedisServer, next_attempt
 from scrapy_bloom.redis.filter import (
     NEW,
@@ -42,18 +42,19 @@ class RedisBackend:
     Args:
         server: the connection.
         key: the name of the filter's hash, and part of the names of its other keys.
-        policy, origin: see `LocalBackend`; the policy is for all crawlers together.
+        policy: how large the filter is, and when it grows and expires; for all crawlers together.
+        origin: what the filter holds, and whose.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         flush: remove the filter at the close.
         job: the crawl's job directory, with a queue that must fit the filter.
         trust_secs: how long the mirror is trusted without a word from the server.
         clock: seconds since 1970, for tests; None: the server's.
-        shards: see `SharedFilter`.
+        shards: how many filters there are of this kind, of which this is one.
 
     Attributes:
-        parts: this one; see `ShardedBackend`.
+        parts: this backend alone; a `ShardedBackend` has several.
         filter: its generations and mirrors.
-        collect: what `add` calls in place of the server, if a queue records; see `SharedQueue`.
+        collect: what `add` calls in place of the server, if a shared queue records fingerprints.
         unconfirmed: how many answers came from the mirrors since the server's last word.
         voided: how often the server turned out to have lost the filter.
     """
@@ -141,17 +142,20 @@ class RedisBackend:
         if not job.was_killed(has_filter=stored is not None):
             return importable
         if stored is None:
-            if (moved := job.recover(None, None)) is None:
-                return importable
-            job.start_over(None, moved)
+            end = job.unclean_end(None, None)
         elif job.used(stored.id):
             count = sum(each.count for each in stored.generations)
-            what = f"the job with the filter {self.key!r}"
-            if (moved := job.recover(what, count)) is None:
-                return importable
-            job.start_over(what, [*moved, self._set_aside(stored)])
+            end = job.unclean_end(f"the job with the filter {self.key!r}", count)
         else:
-            job.drop_queue()
+            end = job.unclean_end(None, None, Damage.LOST_UNRECORDED)
+        starts_over = job.starts_over(end)
+        moved = job.set_queue_aside()
+        if starts_over and stored is not None:
+            moved.append(self._set_aside(stored))
+        job.log_recovery(end, moved, starts_over=starts_over)
+        if not starts_over and end.damage is Damage.LOST_QUEUE:
+            return importable
+        job.end()
         return None
 
     def _set_aside(self, stored: Stored) -> str:
@@ -183,7 +187,7 @@ class RedisBackend:
             )
 
     def begin(self) -> None:
-        """Begin the crawl: note that the job is in use."""
+        """Begin the crawl: mark the job as in use."""
         self._job.begin(self.filter.id)
         newest = self.filter.live[-1]
         if newest.open_until and not self.life.has_window:
@@ -195,7 +199,7 @@ class RedisBackend:
                 self.life.log_cannot_turn(error)
 
     def _changed(self) -> None:
-        """Note that the list of generations has changed."""
+        """Plan for a list of generations that has changed."""
         try:
             self._job.goes_on_with(self.filter.id)
         finally:  # also if the disk is full

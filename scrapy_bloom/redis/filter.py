@@ -1,7 +1,7 @@
 """A filter in Redis or Valkey, as one crawl takes part in it: its generations and their mirrors.
 
 Each change of the generations gives the filter another version, and each script names the version
-that it is for. So no bit is ever set in a generation that is over.
+that it is for. So no bit is ever set in a generation that has ended.
 """
 
 import logging
@@ -10,15 +10,14 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import FingerprinterMismatchError, RefusedError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
 from scrapy_bloom.filters.hashing import Hashed, block_of, make_hasher
-from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES
+from scrapy_bloom.filters.sizing import BLOCK_BITS
 from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.memory import Recent
 from scrapy_bloom.generations.policy import Generation, Origin, Policy, Size
@@ -26,6 +25,7 @@ from scrapy_bloom.job.requests_seen import SeenFile, import_seen
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import RECORD
 from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.making import Maker, finish, remove_blocks
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, block_key, keys_of
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration, Stored, add_mirrors, parsed
 
@@ -33,8 +33,6 @@ logger = logging.getLogger(__name__)
 
 NEW = ("n", "f")  # answers to what was not recorded, or was forgotten
 _MOST_RECENT = 65_536  # 6 MB of fingerprints
-_KEYS_AT_ONCE = 64  # made at once, before the draft is renewed
-_DRAFT_MS = 60_000  # without a sign of life: whoever made it has died
 _POLL_SECS = 0.1
 _START_PATIENCE_SECS = 3600.0  # while another makes the first generation
 
@@ -58,7 +56,7 @@ class _Lookup(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Where the bits of a fingerprint are, as scripts are told it."""
+    """Where the bits of a fingerprint are, in the words of a script."""
 
     fields: Sequence[Any]  # of the newest generation's count, and the hashes of all, oldest first
     pack: Callable[..., bytes]  # of the positions in a block
@@ -66,12 +64,13 @@ class _Layout(NamedTuple):
 
 
 class SharedFilter:
-    """A filter's hash and blocks, and the mirrors of its bits; see `Generations`.
+    """A filter's hash and blocks, and the mirrors of its bits: a store of `Generations`.
 
     Args:
         server: the connection.
         key: the name of the hash.
-        policy, origin: as in `LocalBackend`.
+        policy: how large the filter is, and when it grows and expires.
+        origin: what the filter holds, and whose.
         mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
         changed: called when the list of generations has changed.
         clock: seconds since 1970, for tests; None: the server's.
@@ -80,7 +79,8 @@ class SharedFilter:
     Attributes:
         id: of the filter; another one if it was lost, or removed.
         live: generations, oldest first.
-        held_from: see `Generations`: a shared queue is there, and its crawl has not ended.
+        held_from: number of the first generation that must not end, because the crawl of a shared
+            queue has recorded in it; infinite once that crawl has ended.
         forgets: how often fingerprints were forgotten, as far as is known.
     """
 
@@ -137,10 +137,7 @@ class SharedFilter:
         while (stored := self.read()) is None:
             if not creates:
                 raise OtherFilterError(f"{self.name} was removed, or lost")
-            try:
-                is_new = self._create(importable, new_id or secrets.token_hex(8))
-            except OtherFilterError:  # made by another crawl meanwhile
-                continue
+            is_new = self._create(importable, new_id or secrets.token_hex(8))
             if not is_new:
                 if time.monotonic() > end:
                     raise StorageError(f"another crawl is making {self.name}, and does not end")
@@ -151,15 +148,13 @@ class SharedFilter:
         if not new_id:
             stored.info.check_shards(self.name, self._shards)
         self._adopt(stored)
-        with suppress(OtherFilterError):  # removed meanwhile: the first batch will tell
-            self.note_drafts([], goes_on=False)  # removes what those have left that died
         return is_new
 
     def read(self) -> Stored | None:
         """Return what is stored, None if nothing is; raises RefusedError if it is no filter."""
         what = f"the key {self.key!r} of {self.server.address}"
         raw = self.server.send("HGETALL", self.key)
-        if not raw or (b"id" not in raw and all(name.startswith(b"draft:") for name in raw)):
+        if not raw:
             return None
         try:
             return parsed(raw)
@@ -179,6 +174,8 @@ class SharedFilter:
         self._adopt(stored)
 
     def _adopt(self, stored: Stored) -> None:
+        # First: should it fail, the next batch is refused, and this is done again.
+        finish(self.server, self.key, stored.unfinished)
         is_same = stored.id == self.id
         if not is_same:
             self._begin_mirrors()
@@ -219,28 +216,29 @@ class SharedFilter:
         self.live = live
 
     def _create(self, importable: Path | None, ours: str) -> bool:
-        size, content, count = self._policy.first(), None, 0
-        info = FilterInfo.of(self._origin, self.now(), self._shards)
-        if importable is not None:
-            seen = SeenFile(importable)
-            size = self._policy.first(at_least=seen.count())
-            content = size.filter(bytes.fromhex(info.salt))
-            count = import_seen(seen, content.add)
-        now = self.now()
-        end = self._policy.open_until(now)
-        new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
-        try:
-            if not self._make_blocks(new, content):
+        """Create the filter; return False if another crawl has done so, or is about to."""
+        with closing(Maker(self.server, self.key)) as maker:
+            if not maker.begin("", ""):
                 return False
-        except NoRoomError as error:
-            raise StorageError(
-                f"{self.server.address}: {error}; give it more, or lower BLOOM_EXPECTED_REQUESTS"
-            ) from error
-        fields = {"filter": info.text, "version": secrets.token_hex(8), **new.fields}
-        _, there = self._script(scripts.CREATE, ours, new.id, *_counted_words(fields))
-        if there.decode() != ours:
-            self._discard(new)
-        return bool(there.decode() == ours)
+            size, content, count = self._policy.first(), None, 0
+            info = FilterInfo.of(self._origin, self.now(), self._shards)
+            if importable is not None:
+                seen = SeenFile(importable)
+                size = self._policy.first(at_least=seen.count())
+                content = size.filter(bytes.fromhex(info.salt))
+                count = import_seen(seen, content.add)
+            now = self.now()
+            end = self._policy.open_until(now)
+            new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
+            try:
+                maker.make(new, content)
+                fields = {"filter": info.text, "version": secrets.token_hex(8)}
+                return maker.create(ours, fields) == "ok"
+            except NoRoomError as error:
+                raise StorageError(
+                    f"{self.server.address}: {_no_room_for(new, error)}; give it more, or lower "
+                    "BLOOM_EXPECTED_REQUESTS"
+                ) from error
 
     # Scripts.
 
@@ -325,16 +323,19 @@ class SharedFilter:
         return answers
 
     def note_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
-        """Note what a batch has told of the filter: it was forgotten how often, and its count."""
+        """Keep the figures of the filter that a batch has returned."""
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
 
     def remove(self) -> None:
         """Remove the filter and its queue, for all crawlers, unless it is another one by now."""
         stored = self.read()  # others may have changed the generations
-        if stored is not None and self._script(scripts.REMOVE, self.id)[0] == b"ok":
+        if stored is None:
+            return
+        finish(self.server, self.key, stored.unfinished)
+        if self._script(scripts.REMOVE, self.id)[0] == b"ok":
             for each in stored.generations:
-                self.remove_blocks(each)
+                remove_blocks(self.server, self.key, each.id, each.num_chunks)
 
     def clear(self) -> None:
         """Remove the filter, or what is left of it. It has to be joined again."""
@@ -342,7 +343,7 @@ class SharedFilter:
         self._know_nothing()
 
     def drop_mirrors(self) -> None:
-        """Begin the mirrors anew: the server may have lost bits."""
+        """Start with empty mirrors, because the server may have lost bits."""
         for each in self.live:
             each.mirror = None
         self._begin_mirrors()
@@ -358,7 +359,7 @@ class SharedFilter:
         if self._number:
             self.server.send("HDEL", self.key, self._field_of_mirror, patient=False)
 
-    # The generations: see `Generations`.
+    # The methods of `Generations`.
 
     def now(self) -> float:
         """Return the time for all crawlers; never before the newest generation's."""
@@ -366,7 +367,7 @@ class SharedFilter:
         return max(now, self.live[-1].created_at if self.live else 0.0)
 
     def ends(self, newest: Generation) -> float:
-        """Return when the newest is over; the window may have been changed since it was made."""
+        """Return when the newest generation ends; the window may have changed since it was made."""
         own = self._policy.open_until(newest.created_at)
         if newest.open_until and newest.number >= self.held_from:
             return newest.open_until
@@ -381,11 +382,16 @@ class SharedFilter:
             created_at,
             open_until=open_until or self._policy.open_until(created_at),
         )
-        if not self._make_blocks(new):
-            return False
-        self.change(set_=new.fields, draft=new.id)
-        if new.id not in {each.id for each in self.live}:  # another crawler was faster
-            self._discard(new)
+        with closing(Maker(self.server, self.key)) as maker:
+            if maker.begin(self.id, self.version):
+                try:
+                    maker.make(new)
+                    maker.check()
+                except NoRoomError as error:
+                    raise NoRoomError(_no_room_for(new, error)) from error
+                self.change(set_=new.new_fields)
+            else:
+                self.refresh()
         return self.live[-1].number > ended.number
 
     def extend(self, open_until: float) -> None:
@@ -400,25 +406,16 @@ class SharedFilter:
         gone = self.live[:number]
         self.change(
             [f"{kind}:{each.number}" for each in gone for kind in ("gen", "count")],
-            # Whoever comes next removes their keys if this crawler dies first.
-            {f"draft:{each.id}": f"[{each.num_chunks}, 0]" for each in gone},
+            {f"unlink:{each.id}": str(each.num_chunks) for each in gone},
         )
-        for each in gone:
-            if each not in self.live:
-                self._discard(each)
 
-    def change(
-        self, remove: Iterable[str] = (), set_: dict[str, str] | None = None, draft: str = ""
-    ) -> None:
-        """Change fields of the hash, unless others have changed the generations meanwhile.
-
-        A draft becomes a generation in the same step.
-        """
-        removed = list(remove)
+    def change(self, remove: Iterable[str] = (), set_: dict[str, str] | None = None) -> None:
+        """Change fields of the hash, unless others have changed the generations meanwhile."""
+        removed, added = list(remove), dict(set_ or {})
         answer = self._script(
             scripts.CHANGE,
-            *(self.id, self.version, secrets.token_hex(8), draft, len(removed), *removed),
-            *_counted_words(set_ or {}),
+            *(self.id, self.version, secrets.token_hex(8), len(removed), *removed, len(added)),
+            *(word for field in added.items() for word in field),
         )
         if answer[0] == b"other":
             raise OtherFilterError(f"{self.name} was removed, or lost")
@@ -427,92 +424,12 @@ class SharedFilter:
     # Blocks.
 
     def chunk_key(self, generation: RedisGeneration, chunk: int) -> str:
-        """Return the name of the key of some blocks: see `CHUNK_BLOCKS`."""
+        """Return the name of one of the keys of a generation's blocks."""
         return block_key(self.key, generation.id, chunk)
 
-    def _make_blocks(self, new: RedisGeneration, content: BloomFilter | None = None) -> bool:
-        """Make a generation's keys; False if another crawler is making one. Raises NoRoomError."""
-        if not self.note_drafts([new], goes_on=False):
-            return False
-        try:
-            for start in range(0, new.num_chunks, _KEYS_AT_ONCE):
-                chunks = range(start, min(start + _KEYS_AT_ONCE, new.num_chunks))
-                self.server.call(partial(self._make, new, chunks, content))
-                if not self.note_drafts([new], goes_on=True):  # taken for dead
-                    self._discard(new)
-                    return False
-        except (NoRoomError, RefusedError, OtherFilterError):
-            self._discard(new)
-            raise
-        return True
 
-    def _make(
-        self, new: RedisGeneration, chunks: range, content: BloomFilter | None, client: Any
-    ) -> None:
-        pipeline = client.pipeline(transaction=False)
-        for chunk in chunks:
-            # Neither changes a key that is there: a copy of them may arrive later.
-            blocks, key = new.blocks(chunk), self.chunk_key(new, chunk)
-            if content is not None:
-                pipeline.set(key, bytes(content.blocks(blocks.start, blocks.stop)), nx=True)
-            last = 8 * len(blocks) * BLOCK_BYTES - 1
-            pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)
-        # Memory is checked before a command, not after it: the last key may have filled it.
-        pipeline.execute_command("BITFIELD", key, "INCRBY", "u1", last, 0)
-        try:
-            pipeline.execute()
-        except Exception as error:
-            if (
-                "OOM command not allowed" in str(error)
-                or type(error).__name__ == "OutOfMemoryError"
-            ):
-                raise NoRoomError(
-                    f"the server's memory is full (maxmemory), and a generation takes "
-                    f"{new.geometry.nbytes:,} bytes"
-                ) from error
-            raise
-
-    def _discard(self, new: RedisGeneration) -> None:
-        self.remove_blocks(new)
-        self._drop_draft(new.id)
-
-    def remove_blocks(self, generation: RedisGeneration) -> None:
-        """Remove all keys of a generation that is none any more."""
-        self._remove_keys(generation.id, generation.num_chunks)
-
-    def _remove_keys(self, generation_id: str, num_chunks: int) -> None:
-        for start in range(0, num_chunks, _KEYS_AT_ONCE):
-            chunks = range(start, min(start + _KEYS_AT_ONCE, num_chunks))
-            names = [block_key(self.key, generation_id, chunk) for chunk in chunks]
-            self.server.send("UNLINK", *names)
-
-    def note_drafts(self, new: Sequence[RedisGeneration], *, goes_on: bool) -> bool:
-        """Note that generations are being made, and remove those whose makers have died.
-
-        Args:
-            new: what is made here.
-            goes_on: they were noted before.
-
-        Returns:
-            False if others are making some, or have given these up.
-
-        Raises:
-            OtherFilterError: the filter, or its absence, is not what it was.
-        """
-        words = [word for each in new for word in (each.id, each.num_chunks)]
-        answer = self._script(scripts.DRAFT, self.id, _DRAFT_MS, int(goes_on), *words)
-        if answer[0] == b"other":
-            raise OtherFilterError(f"{self.name} was removed, or lost, or made by another crawl")
-        if answer[0] == b"busy":
-            return False
-        left_over = iter(answer[1])
-        for draft, number in zip(left_over, left_over, strict=True):
-            self._remove_keys(draft.decode(), int(number))
-            self._drop_draft(draft.decode())
-        return True
-
-    def _drop_draft(self, generation_id: str) -> None:
-        self.server.send("HDEL", self.key, f"draft:{generation_id}")
+def _no_room_for(new: RedisGeneration, error: NoRoomError) -> str:
+    return f"{error}, and a generation takes {new.geometry.nbytes:,} bytes"
 
 
 def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]:
@@ -528,7 +445,3 @@ def _remembering(locate: Callable[[bytes], Hashed]) -> Callable[[bytes], Hashed]
         return hashed
 
     return located
-
-
-def _counted_words(fields: dict[str, str]) -> list[Any]:
-    return [len(fields), *(word for field in fields.items() for word in field)]

@@ -44,7 +44,7 @@ class RedisForgotten:
         filter_id: of the filter; nothing is added to the set of another one.
 
     Attributes:
-        filter_id: may be set, when the crawl goes on with another filter; see `Forgotten.open`.
+        filter_id: may be set, when the crawl goes on with another filter.
     """
 
     def __init__(self, server: RedisServer, key: str, filter_id: str) -> None:

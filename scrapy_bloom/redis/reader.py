@@ -53,7 +53,7 @@ def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes
 
 
 class RedisReader:
-    """A filter in Redis, as its generations are now: see `FilterReader`, which has the same names.
+    """Reads a filter in Redis, as its generations are now; `FilterReader` is its twin for files.
 
     Each method may raise a StorageError, as the constructor does if there is no such filter.
 
@@ -140,7 +140,7 @@ class RedisReader:
         return None
 
     def is_in_use(self) -> bool | None:
-        """Return None; see `is_closed`."""
+        """Return None: nobody knows which crawls share the filter."""
         return None
 
     def close(self) -> None:

@@ -8,8 +8,10 @@ All keys of a filter `<key>` are in one slot of a Cluster:
       version                   changes with the generations
       gen:<n>                   JSON: generation n: id, geometry, capacity, error rate, times
       count:<n>                 requests recorded in it
-      draft:<id>                JSON: keys of no generation, not yet or no more: how many, and since
-                                when in ms; 0: they are being removed
+      persist:<id>              number of keys of a new generation that still expire; whoever reads
+                                this makes them permanent, and removes this field
+      unlink:<id>               number of keys of an expired generation; whoever reads this removes
+                                them, and then this field
       mirror:<name>             of a crawl without this queue: number of its last batch, and when in
                                 seconds; without it, its batches are refused
       forgets                   how often fingerprints were forgotten
@@ -22,7 +24,9 @@ All keys of a filter `<key>` are in one slot of a Cluster:
       last                      the slot that was served last
       crew                      how many workers there are, about
       look                      when to look for expired leases next, in ms
-    {<key>}:blocks:<id>:<c>   the blocks of a generation, 127 to a key, as they are in a file
+    {<key>}:blocks:<id>:<c>   the blocks of a generation, 127 to a key, as they are in a file; they
+                              expire in an hour until the generation is in the hash
+    {<key>}:maker             a string: who makes a generation at the moment; it expires in a minute
     {<key>}:forgotten         a sorted set: fingerprints, by the time of forgetting in seconds
     {<key>}:pending           a sorted set whose scores are all 0, in the order of its members:
                               slot, NUL, priority (8 bytes), rank (1), position (8), number of
@@ -241,78 +245,15 @@ return {'ok', number, call('ZCARD', from)}
 """
 )
 
-DRAFTS = (
-    COMMON
-    + r"""
--- How many keys a draft has, and since when.
-local function draft(id)
-  local text = call('HGET', filter, 'draft:' .. id) or ''
-  local number, since = string.match(text, '^%[(%d+), (%d+)%]$')
-  return number or 0, tonumber(since) or 0
-end
-
--- Whether nobody has given it up: else its keys are being removed.
-local function is_live(id)
-  return select(2, draft(id)) > 0
-end
-
-local function keep_draft(id, number, since)
-  call('HSET', filter, 'draft:' .. id, string.format('[%s, %.0f]', number, since))
-end
-"""
-)
-
-# id of the filter ('' if there is none), oldest age in ms of a live draft, 1 if the drafts are
-# there already and shall go on; ids of generations that are being made, each with its number of
-# keys. The answer has the ids of drafts whose makers have died, each with its number of keys, to be
-# removed by the caller.
-DRAFT = (
-    DRAFTS
-    + r"""
-local id, oldest, goes_on = arg(), number(), arg() == '1'
-if (call('HGET', filter, 'id') or '') ~= id then return {'other'} end
-local ours = {}
-while at < #ARGV do
-  local new = arg()
-  ours[new] = arg()
-  if not is_live(new) and (goes_on or call('HEXISTS', filter, 'draft:' .. new) == 1) then
-    return {'busy'}
-  end
-end
-local left_over = {}
-for _, name in ipairs(call('HKEYS', filter)) do
-  local other = string.match(name, '^draft:(.*)$')
-  if other and not ours[other] then
-    local number, since = draft(other)
-    if math.abs(now - since) > oldest then
-      -- Its maker may only have stood still: it can no longer be made a generation.
-      keep_draft(other, number, 0)
-      left_over[#left_over + 1] = other
-      left_over[#left_over + 1] = number
-    elseif next(ours) then
-      return {'busy'}
-    end
-  end
-end
-for new, keys in pairs(ours) do keep_draft(new, keys, now) end
-return {'ok', left_over}
-"""
-)
-
-# id, version, next version, draft that becomes a generation or ''; names of fields to remove, and
-# fields to set: how many, and these.
+# id, version, next version; names of fields to remove, and fields to set: how many, and these.
 CHANGE = (
-    DRAFTS
+    BASE
     + r"""
-local id, version, next_version, new = arg(), arg(), arg(), arg()
+local id, version, next_version = arg(), arg(), arg()
 local state = call('HMGET', filter, 'id', 'version')
 if state[1] ~= id then return {'other'} end
 if state[2] == next_version then return {'ok'} end  -- the reply was lost
 if state[2] ~= version then return {'version'} end
-if new ~= '' then
-  if not is_live(new) then return {'draft'} end
-  call('HDEL', filter, 'draft:' .. new)
-end
 for _ = 1, number() do call('HDEL', filter, arg()) end
 local fields = {'version', next_version}
 for index = 3, 2 * number() + 2 do fields[index] = arg() end
@@ -321,21 +262,45 @@ return {'ok'}
 """
 )
 
-# id of a new filter, draft that becomes its generation; its fields: how many, and these. Nothing is
-# changed if there is a filter.
+# Keys: as all scripts have them; then temporary sets, and the names that they get. Arguments: id of
+# a new filter; how many members each set must have; the filter's fields: how many, and these.
+# Nothing is changed if there is a filter. Until the hash is there, the sets expire, and those of an
+# earlier filter belong to none.
 CREATE = (
-    DRAFTS
+    BASE
     + r"""
-local id, new = arg(), arg()
+local id, sets = arg(), (#KEYS - 9) / 2
 local there = call('HGET', filter, 'id')
-if there then return {'ok', there} end
-if not is_live(new) then return {'draft', ''} end
-call('UNLINK', unpack(KEYS, 2))
-call('HDEL', filter, 'draft:' .. new)
+if there then return {there == id and 'ok' or 'other'} end  -- ours: the reply was lost
+local numbers = {}
+for index = 1, sets do
+  numbers[index] = number()
+  if call('ZCARD', KEYS[9 + index]) ~= numbers[index] then return {'lost'} end
+end
 local fields = {'id', id}
 for index = 3, 2 * number() + 2 do fields[index] = arg() end
+call('UNLINK', unpack(KEYS, 2, 9))
+for index = 1, sets do
+  if numbers[index] > 0 then call('RENAME', KEYS[9 + index], KEYS[9 + sets + index]) end
+end
 call('HSET', filter, unpack(fields))
-return {'ok', id}
+for index = 1, sets do call('PERSIST', KEYS[9 + sets + index]) end
+return {'ok'}
+"""
+)
+
+# Keys of blocks. Arguments: seconds until they expire; the length of each in bytes. A key that is
+# there is not changed, since a copy of this call may arrive late; but the write to it fails if the
+# server's memory is full.
+MAKE = (
+    BASE
+    + r"""
+local secs = arg()
+for _, key in ipairs(KEYS) do
+  local is_new = call('EXISTS', key) == 0
+  call('BITFIELD', key, 'INCRBY', 'u1', 8 * number() - 1, 0)
+  if is_new then call('EXPIRE', key, secs) end
+end
 """
 )
 
@@ -354,8 +319,16 @@ def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue, as the scripts take them; not those of blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
     names.append("forgotten")
-    tagged = key if key.startswith("{") else f"{{{key}}}"
-    return [key, *(f"{tagged}:{name}" for name in names)]
+    return [key, *(f"{_tag(key)}:{name}" for name in names)]
+
+
+def maker_key(key: str) -> str:
+    """Return the name of the lock of whoever makes a generation."""
+    return f"{_tag(key)}:maker"
+
+
+def _tag(key: str) -> str:
+    return key if key.startswith("{") else f"{{{key}}}"
 
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from scrapy_bloom.exceptions import SettingError, StorageError
 from scrapy_bloom.filters.bloom import BloomFilter
@@ -35,7 +35,7 @@ _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 _ID = re.compile(rb"[0-9a-f]{16}")
 _SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-_DRAFT = re.compile(rb"\[[0-9]{1,7}, [0-9]{1,15}\]")  # how many keys, and since when in ms
+_KEYS = re.compile(rb"[0-9]{1,7}")  # how many there are of a generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class FilterInfo:
     fingerprinter: str  # import path of what makes the fingerprints
     spider: str  # for information
     created_at: float  # seconds since 1970
-    error_rate: float = 0.0  # as asked for, for information; 0: not said
+    error_rate: float  # as asked for when the filter was made
     shards: int = 1  # that filter and queue are split into
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
@@ -100,6 +100,11 @@ class RedisGeneration(Generation):
         return len(self.blocks(chunk)) * BLOCK_BYTES
 
     @property
+    def new_fields(self) -> dict[str, str]:
+        """Its fields of the hash when it is published: its keys have to be made permanent."""
+        return {**self.fields, f"persist:{self.id}": str(self.num_chunks)}
+
+    @property
     def fields(self) -> dict[str, str]:
         """Its fields of the hash."""
         content = {
@@ -127,6 +132,14 @@ def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> No
             )
 
 
+class Unfinished(NamedTuple):
+    """What is left to do with the keys of a generation, after the generations were changed."""
+
+    action: str  # "persist" or "unlink"
+    generation_id: str
+    num_keys: int
+
+
 @dataclass(frozen=True)
 class Stored:
     """Content of a filter's hash."""
@@ -135,7 +148,8 @@ class Stored:
     version: str
     info: FilterInfo
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    held_from: float  # see `Generations`
+    held_from: float  # number of the first generation that must not end; infinite: all may
+    unfinished: Sequence[Unfinished]
 
 
 def parsed(raw: Mapping[bytes, bytes]) -> Stored:
@@ -145,17 +159,20 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         StorageError: the filter is of a newer format.
         ValueError: this is no filter of ours, or a damaged one; it says what is wrong.
     """
-    name, generations = b"", []
+    name, generations, unfinished = b"", [], []
     try:
         for name in (b"id", b"version"):
             _check(_ID, raw[name])
         name = b"filter"
         info = _info(raw[name])
         for name, value in raw.items():
-            if name.startswith(b"draft:"):
-                _check(_DRAFT, value)
-            elif name.startswith(b"gen:"):
-                generations.append(_generation(raw, _number(name[4:])))
+            kind, _, rest = name.partition(b":")
+            if kind == b"gen":
+                generations.append(_generation(raw, _number(rest)))
+            elif kind in {b"persist", b"unlink"}:
+                _check(_ID, rest)
+                _check(_KEYS, value)
+                unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
         name = b"held"
         held = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
     except KeyError:
@@ -168,7 +185,14 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         raise ValueError(f"its generations are {numbers}")
     if len({each.id for each in generations}) < len(generations):
         raise ValueError("two of its generations have one id")
-    return Stored(raw[b"id"].decode(), raw[b"version"].decode(), info, generations, held)
+    return Stored(
+        id=raw[b"id"].decode(),
+        version=raw[b"version"].decode(),
+        info=info,
+        generations=generations,
+        held_from=held,
+        unfinished=unfinished,
+    )
 
 
 def _info(text: bytes) -> FilterInfo:

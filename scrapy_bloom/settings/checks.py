@@ -8,7 +8,7 @@ from typing import Any
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.filters.hashing import SALT_BYTES
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.redis.connection.url import looks_like_url, without_secrets
+from scrapy_bloom.redis.connection.client import looks_like_url, without_secrets
 from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 
 _MAX_SECONDS = 10**9

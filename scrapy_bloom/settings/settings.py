@@ -13,7 +13,7 @@ from scrapy.utils.misc import load_object
 
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.generations.policy import Policy
-from scrapy_bloom.redis.connection.url import with_login_of
+from scrapy_bloom.redis.connection.client import with_login_of
 from scrapy_bloom.settings import checks
 
 if TYPE_CHECKING:

@@ -64,7 +64,8 @@ def test_nothing_stays_of_a_filter_that_was_reset(
 ) -> None:
     shared_filter(server, key, fingerprints(urls(range(10))))
     make_queue(server.url, key)
-    server.client.hset(key, "draft:0123456789abcdef", "[3, 0]")
+    server.client.hset(key, "unlink:0123456789abcdef", "1")
+    server.client.set(f"{{{key}}}:blocks:0123456789abcdef:0", "of a generation that has expired")
     assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
     assert not server.client.keys(f"*{key}*")
     assert "has no filter" in bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).error

@@ -85,42 +85,19 @@ def test_bad_setting(
     assert f"{name} is '{value}'; allowed is {allowed}" in line
 
 
-def spoil(path: Path, offset: int, data: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(data)
-
-
-@pytest.mark.parametrize(
-    ("size", "told"),
-    [(0, "is cut off"), (1000, "is cut off"), (20_000, "where its header promises")],
-)
-def test_truncated_filter(site: Site, job: Path, size: int, told: str) -> None:
-    """All other sizes: tests/faults/test_damaged_files.py."""
-    os.truncate(job / FILTER, size)
-    line = refused(site, job, {})
-    assert FILTER in line
-    assert told in line
-    assert "move it away" in line
-
-
 def test_foreign_filter(site: Site, job: Path) -> None:
+    """Damaged files: tests/faults/test_damaged_files.py."""
     (job / FILTER).write_bytes(b"<html>" + random.Random(1).randbytes(50_000))
     assert f"{FILTER} is not a filter of scrapy_bloom" in refused(site, job, {})
 
 
 def test_filter_of_a_newer_version(site: Site, job: Path) -> None:
-    spoil(job / FILTER, 8, b"\0\x02")
+    with (job / FILTER).open("r+b") as file:
+        file.seek(8)
+        file.write(b"\0\x02")
     line = refused(site, job, {})
     assert "has format version 2" in line
     assert "upgrade scrapy_bloom" in line
-
-
-def test_damaged_header(site: Site, job: Path) -> None:
-    """Each other byte: tests/faults/test_damaged_files.py."""
-    byte = (job / FILTER).read_bytes()[3000]
-    spoil(job / FILTER, 3000, bytes([byte ^ 0x10]))
-    assert FILTER in refused(site, job, {})
 
 
 def test_other_fingerprinter(

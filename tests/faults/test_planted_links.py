@@ -62,9 +62,8 @@ def test_the_marks_of_a_job_follow_no_link(
     job = {"JOBDIR": "job"}  # with Scrapy's scheduler: CrashSafeScheduler's has no such note
     crawl = Crawl.held(tree, 10, tmp_path, job)
     crawl.kill()
-    (tmp_path / "job/requests.seen").touch()
     (tmp_path / "job/bloom.in-use").unlink()
-    for name in ("bloom.in-use", "bloom.in-use.tmp", "bloom.ended", "bloom.ended.tmp"):
+    for name in ("bloom.in-use", "bloom.in-use.tmp"):
         plant(tmp_path / "job" / name, victim, kind)
     crawl = Crawl.held(tree, 10, tmp_path, job)
     note = tmp_path / "job/bloom.in-use"
@@ -73,7 +72,6 @@ def test_the_marks_of_a_job_follow_no_link(
     tree.release()
     assert crawl.finish() == 0, crawl.output
     assert not crawl.told("ERROR")
-    assert (tmp_path / "job/bloom.ended").read_text().startswith("0\nbytes were in")
     assert not [each for each in (tmp_path / "job").glob("bloom*") if each.is_symlink()]
 
 

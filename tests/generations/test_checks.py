@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from scrapy_bloom.filters.sizing import BLOCK_BITS, Geometry, choose_geometry, classic_error_rate
+from scrapy_bloom.filters.sizing import Geometry, choose_geometry, classic_error_rate
 from scrapy_bloom.generations.policy import Generation, check_generation, check_time
 
 LAST = 253_402_300_799
@@ -73,13 +73,6 @@ def test_the_oldest_generation_is_none_after_it() -> None:
             check_generation(generation(), oldest=oldest)
 
 
-@pytest.mark.parametrize("num_hashes", [1, 64])
-def test_any_number_of_hashes_up_to_64(num_hashes: int) -> None:
-    rate = classic_error_rate(BLOCK_BITS, num_hashes, 800)
-    shape = Geometry(1, num_hashes)
-    check_generation(generation(geometry=shape, capacity=800, error_rate=rate * 1.001))
-
-
 def test_a_hundredth_is_left_for_other_roundings() -> None:
     shape = Geometry(5, 10)
     rate = classic_error_rate(shape.num_bits, 10, 20_000)
@@ -96,14 +89,6 @@ def test_a_filter_of_two_blocks_may_be_half_empty() -> None:
         else:
             with pytest.raises(ValueError, match="does not fit"):
                 check_generation(found)
-
-
-def test_half_the_size_is_not_enough() -> None:
-    shape = Geometry(8, 10)
-    half = classic_error_rate(shape.num_bits // 2, 10, 20_000)
-    check_generation(generation(geometry=shape, error_rate=half))
-    with pytest.raises(ValueError, match="does not fit"):
-        check_generation(generation(geometry=shape, error_rate=half * 1.0001))
 
 
 def test_times() -> None:

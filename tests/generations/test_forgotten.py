@@ -104,15 +104,6 @@ def test_a_lost_reply_makes_it_new_twice_and_never_to_none(key: str) -> None:
         server.end()
 
 
-def test_what_is_new_and_forgotten_counts_once(key: str) -> None:
-    backend = shared(key, window_secs=100.0)
-    assert backend.add(b"page")
-    backend.forgotten.add([b"page", b"other"])
-    assert backend.add_many([b"page", b"other", b"third", b"page"]) == 3
-    assert backend.add_many([b"page", b"other", b"third"]) == 0
-    backend.close()
-
-
 def test_what_is_set_aside_or_cleared_takes_it_along(key: str) -> None:
     backend = shared(key)
     backend.add(b"page")

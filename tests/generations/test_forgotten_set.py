@@ -88,15 +88,6 @@ def test_only_what_may_be_in_it_is_asked_about() -> None:
     assert not any(map(found.take, pages(8192)))
 
 
-def test_bits_grow_with_what_is_in() -> None:
-    store = Store()
-    found = Forgotten(store)
-    found.add(pages(100_000))
-    for page in pages(10**6, 10**6 + 1000):
-        assert not found.take(page)
-    assert store.asked < 100  # were it one small table, all would be asked about
-
-
 def test_what_others_add_is_looked_for_each_second(clock: Clock) -> None:
     store = Store()
     store.fresh = [b"before"]
@@ -136,15 +127,3 @@ def test_bits_are_made_anew_once_most_questions_are_in_vain() -> None:
     for _ in range(4097):  # counted from the beginning
         found.take(b"page 0")
     assert store.asked == 9 + 4096 + 1 + 2 + 4097
-
-
-def test_the_rest_goes_to_the_store() -> None:
-    store = Store()
-    found = Forgotten(store)
-    found.add([b"page", b"other"])
-    assert found.take(b"page")
-    assert store.held == {b"other"}
-    found.expire(5.0)
-    assert store.expired == [5.0]
-    found.close()
-    assert store.is_closed

@@ -9,9 +9,7 @@ import pytest
 
 from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
-from scrapy_bloom.filters.sizing import Geometry, choose_geometry
-from scrapy_bloom.generations.policy import Generation, Policy
-from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.clock import Clock
 from tests.support.local_filters import SALT, WINDOW, file_size_limit, files, fps, make
 
@@ -81,35 +79,6 @@ class TestGrowth:
         assert len(backend.status().generations) == 5
         backend.close()
 
-    def test_the_sum_of_the_rates_stays_below_what_was_asked(self) -> None:
-        policy, live = Policy(expected=10, error_rate=1e-12), []
-        for number in range(1, 25):
-            size = policy.next(live) if live else policy.first()
-            live.append(
-                Generation(
-                    number=number,
-                    geometry=Geometry(1, 1),
-                    capacity=size.capacity,
-                    error_rate=size.error_rate,
-                    created_at=0.0,
-                )
-            )
-        assert sum(each.error_rate for each in live) <= 1e-12
-        assert [each.capacity for each in live[:4]] == [10, 20, 40, 80]
-
-    def test_changed_settings_count_for_the_next_generation(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        for fingerprint in fps(100):
-            backend.add(fingerprint)
-        backend.close()
-        backend = make(tmp_path, capacity=5000, error_rate=1e-3)
-        backend.add(b"one more")
-        one, two = backend.status().generations
-        assert (one.capacity, one.error_rate) == (100, 5e-10)
-        assert two.capacity == 4900
-        assert two.error_rate == pytest.approx(5e-4)
-        backend.close()
-
     def test_stricter_settings_than_before(self, tmp_path: Path) -> None:
         backend = make(tmp_path, error_rate=1e-2, on_full="warn")
         for fingerprint in fps(101):
@@ -148,29 +117,6 @@ class TestGrowth:
                 backend.add(fingerprint)
             assert [each.capacity for each in backend.status().generations] == capacities
             backend.close()
-
-    def test_so_does_one_that_is_not_full_yet(self, place: Path | None) -> None:
-        backend = make(place, on_full="close")
-        for fingerprint in fps(90):
-            backend.add(fingerprint)
-        if place:
-            backend.close()
-            backend = make(place, on_full="close", capacity=1000)
-            for fingerprint in fps(500):
-                backend.add(fingerprint)
-            assert [each.capacity for each in backend.status().generations] == [100, 900]
-        backend.close()
-
-    def test_so_does_a_quarter_of_a_window(self, tmp_path: Path, clock: Clock) -> None:
-        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW)
-        for fingerprint in fps(100):
-            backend.add(fingerprint)
-        backend.close()
-        backend = make(tmp_path, clock, on_full="close", window_secs=WINDOW, capacity=1000)
-        for fingerprint in fps(300):
-            backend.add(fingerprint)
-        assert [each.capacity for each in backend.status().generations] == [100, 900]
-        backend.close()
 
     def test_a_missing_generation_is_noticed(self, tmp_path: Path) -> None:
         backend = make(tmp_path)
@@ -212,16 +158,6 @@ class TestGrowth:
         with pytest.raises(FilterFileError, match="belong to different filters"):
             make(tmp_path / "a", clock, window_secs=WINDOW)
         assert foreign.exists()
-
-    def test_an_unclean_shutdown_sets_all_generations_aside(self, tmp_path: Path) -> None:
-        backend = make(tmp_path)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        backend.unlock()
-        backend = make(tmp_path, job=Job(None, "reset"))
-        assert backend.status().count == 0
-        assert len([name for name in files(tmp_path) if ".set-aside-" in name]) == 4
-        backend.close()
 
 
 class TestNoRoom:

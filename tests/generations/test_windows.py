@@ -62,31 +62,6 @@ class TestWindow:
         assert backend.status().count <= 2
         backend.close()
 
-    def test_a_long_pause_expires_all(self, tmp_path: Path, clock: Clock) -> None:
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        backend.close()
-        clock.now += 100 * WINDOW
-        backend = make(tmp_path, clock, window_secs=WINDOW)
-        backend.begin()
-        assert not any(fingerprint in backend for fingerprint in fps(1000))
-        assert backend.status().count == 0
-        assert len(files(tmp_path)) == 1
-        backend.close()
-
-    def test_the_error_rate_holds_with_all_quarters_full(self, clock: Clock) -> None:
-        backend = make(None, clock, capacity=8000, error_rate=1e-2, window_secs=WINDOW)
-        for quarter in range(6):
-            for number in range(9000):
-                backend.add(b"%d/%d" % (quarter, number))
-            clock.now += WINDOW / 4
-        status = backend.status()
-        assert status.error_rate_now <= 1e-2
-        assert sum(each.error_rate for each in status.generations) <= 1e-2
-        wrong = sum(fingerprint in backend for fingerprint in fps(100_000))
-        assert wrong / 100_000 <= 1e-2
-
     def test_a_clock_that_jumps_back_loses_nothing(self, place: Path | None, clock: Clock) -> None:
         backend = make(place, clock, window_secs=WINDOW)
         for step in (0, 300, -5000, 10, 250, 250, -10):

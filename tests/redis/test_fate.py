@@ -138,23 +138,6 @@ class TestAllIsLost:
         first.close()
         late.close()
 
-    @LOSSES
-    def test_it_happens_again(
-        self,
-        lose: Callable[[servers.Server], None],
-        server: servers.Server,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
-        backend = opened(server.url)
-        for number in range(1, 4):
-            assert all(backend.add(fingerprint) for fingerprint in fps(100))
-            assert not any(backend.add(fingerprint) for fingerprint in fps(100))
-            lose(server)
-            backend.confirm()
-            assert fps(1)[0] not in backend
-            assert len(messages(caplog, WARNING)) == number
-        backend.close()
-
     def test_the_server_is_away_again_before_another_filter_is_begun(
         self,
         server: servers.Server,
@@ -242,37 +225,6 @@ class TestSomeIsLost:
         backend.close()
         service.end()
 
-    def test_an_answer_that_only_the_lost_changes_had(self, server: servers.Server) -> None:
-        """Another crawl has recorded what this one was told of, and only it is asked again."""
-        first, late = opened(server.url), opened(server.url, trust_secs=3600)
-        server.client.save()
-        assert first.add(b"page")
-        assert not late.add(b"page")
-        server.client.shutdown(nosave=True)
-        server.start()
-        late.confirm()
-        assert late.voided == 1
-        assert late.add(b"page")
-        assert not first.add(b"page")
-        first.close()
-        late.close()
-
-    def test_who_has_seen_nothing_of_what_is_lost_goes_on(self, server: servers.Server) -> None:
-        """The last reply may be that of before the snapshot."""
-        first, late = opened(server.url), opened(server.url)
-        assert all(first.add(fingerprint) for fingerprint in fps(100))
-        assert not any(late.add(fingerprint) for fingerprint in fps(100))
-        server.client.save()
-        assert first.add(b"lost")
-        server.client.shutdown(nosave=True)
-        server.start()
-        for each in (first, late):
-            each.confirm()
-        assert (first.voided, late.voided) == (1, 0)
-        assert late.add(b"lost")
-        first.close()
-        late.close()
-
     def test_a_master_of_a_cluster_that_is_back_empty(self) -> None:
         cluster = servers.Cluster()
         backend = opened(cluster.url, cluster=True)
@@ -289,18 +241,6 @@ class TestSomeIsLost:
         assert backend.add(b"new")
         assert all(backend.add(fingerprint) for fingerprint in fps(1000))
         assert backend.voided == 1
-        backend.close()
-        cluster.end()
-
-    def test_a_promoted_replica_in_a_cluster(self) -> None:
-        """It has all that its master had: nothing is lost, and nothing said."""
-        cluster = servers.Cluster(with_replicas=True)
-        backend = opened(cluster.url, cluster=True)
-        assert all(backend.add(fingerprint) for fingerprint in fps(1000))
-        cluster.replace(cluster.master_of("k"))
-        assert all(backend.add(fingerprint) for fingerprint in fps(1000, 1100))
-        assert not any(backend.add(fingerprint) for fingerprint in fps(1100))
-        assert backend.voided == 0
         backend.close()
         cluster.end()
 
@@ -341,15 +281,4 @@ class TestUnconfirmed:
         backend.confirm()
         assert (backend.unconfirmed, backend.voided) == (0, 1)
         assert fps(1)[0] not in backend
-        backend.close()
-
-    def test_there_are_never_many(self, server: servers.Server) -> None:
-        backend = opened(server.url, trust_secs=3600)
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        for _ in range(15):
-            assert not any(backend.add(fingerprint) for fingerprint in fps(100))
-            assert backend.unconfirmed <= 1000
-        restart_empty(server)
-        answers = [backend.add(fingerprint) for _ in range(12) for fingerprint in fps(100)]
-        assert any(answers[:1001])
         backend.close()

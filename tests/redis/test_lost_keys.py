@@ -32,15 +32,6 @@ class TestLostKeys:
         other.close()
         backend.close()
 
-    def test_a_key_that_was_cut_off(self, key: str, caplog: pytest.LogCaptureFixture) -> None:
-        backend = opened("valkey", key, mirror=False)
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        name = backend.filter.chunk_key(backend.filter.live[0], 0)
-        servers.shared("valkey").client.set(name, b"cut off")
-        assert all(backend.add(fingerprint) for fingerprint in fps(100))
-        assert len(messages(caplog, WARNING)) == 1
-        backend.close()
-
     def test_flushall_without_mirrors(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -57,20 +48,6 @@ class TestLostKeys:
         assert all("was lost" in warning for warning in messages(caplog, WARNING))
         first.close()
         second.close()
-
-    def test_only_the_hash_is_lost(self, server: servers.Server) -> None:
-        backend = opened("valkey", "k", url=server.url, capacity=1000)
-        for fingerprint in fps(3000):
-            assert backend.add(fingerprint)
-        server.client.delete("k")
-        assert backend.add(b"new")  # before that, the mirrors may be trusted
-        for fingerprint in fps(2000, 5000):
-            assert backend.add(fingerprint)
-        backend.close()
-        again = opened("valkey", "k", url=server.url)
-        assert not any(again.add(fingerprint) for fingerprint in fps(2000, 5000))
-        assert again.status().count == 3001
-        again.close()
 
     def test_an_evicting_policy_is_warned_of(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture

@@ -92,14 +92,6 @@ class TestFull:
         assert stored is not None
         assert [each.open_until for each in stored.generations] == [0]
 
-    def test_warn_stays_in_one_generation(self, key: str) -> None:
-        backend = opened("valkey", key, capacity=100, on_full="warn", error_rate=1e-6)
-        for fingerprint in fps(1000):
-            backend.add(fingerprint)
-        assert len(backend.status().generations) == 1
-        assert backend.status().load > 5
-        backend.close()
-
 
 def found_in(number: int) -> list[Found]:
     """The requests of a batch of 200 KB, each another one."""

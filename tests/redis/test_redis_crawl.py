@@ -199,15 +199,6 @@ def test_scrapy_redis_settings_name_the_server(
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
 
 
-def test_scrapy_redis_needs_a_shared_filter(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    crawl = shared(tree.url, tmp_path, REDIS_URL=server.url, BLOOM_BACKEND="local")
-    assert crawl.finish() != 0
-    assert 'set BLOOM_BACKEND = "redis"' in crawl.told("ERROR")[0]
-    assert not tree.hits
-
-
 def test_a_server_that_is_down_at_the_start(tree: Site, tmp_path: Path) -> None:
     port = servers.free_port()
     crawl = Crawl(

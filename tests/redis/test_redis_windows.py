@@ -62,16 +62,3 @@ class TestWindows:
         clock.now += 2000
         assert backend.add(b"more")
         backend.close()
-
-    def test_growth_within_a_quarter(self, key: str) -> None:
-        clock = Clock()
-        options = {"window_secs": 1000, "clock": clock}
-        backend = opened("valkey", key, capacity=400, **options)
-        for fingerprint in fps(1000):
-            assert backend.add(fingerprint)
-        assert len(backend.status().generations) > 2
-        clock.now += 1300
-        for fingerprint in fps(1000):
-            assert backend.add(fingerprint)
-        assert len(backend.status().generations) == 1
-        backend.close()

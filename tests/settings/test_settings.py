@@ -25,38 +25,26 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        ("BLOOM_EXPECTED_REQUESTS", 5, 5),
         ("BLOOM_EXPECTED_REQUESTS", "1_000_000", 1_000_000),
         ("BLOOM_EXPECTED_REQUESTS", "1e9", 10**9),
         ("BLOOM_EXPECTED_REQUESTS", 1e9, 10**9),
-        ("BLOOM_ERROR_RATE", 0.5, 0.5),
         ("BLOOM_ERROR_RATE", "1e-9", 1e-9),
-        ("BLOOM_DIR", "x", "x"),
         ("BLOOM_DIR", Path("x/y"), "x/y"),
-        ("BLOOM_DIR", None, None),
-        ("BLOOM_ON_UNCLEAN_SHUTDOWN", "stop", "stop"),
         ("BLOOM_SYNC_SECS", 0, 0.0),
         ("BLOOM_SYNC_SECS", "2.5", 2.5),
         ("BLOOM_SALT", "00112233445566778899aabbccddeeff", bytes(range(0, 256, 17))),
-        ("BLOOM_SALT", None, None),
         *((f"BLOOM_{name}", "", None) for name in ("DIR", "SALT", "REDIS_SENTINEL", "REDIS_URL")),
         ("BLOOM_FORGET_FAILED", "0", False),
         ("BLOOM_FORGET_FAILED", "True", True),
-        ("BLOOM_RECORD_ON", "scheduled", "scheduled"),
         ("BLOOM_REDIS_URL", "rediss://me:pw@h:1/2?a=b", "rediss://me:pw@h:1/2?a=b"),
         ("BLOOM_REDIS_URL", "redis://a:1,b,c", "redis://a:1,b,c"),
         ("BLOOM_REDIS_URL", "unix:///run/sock", "unix:///run/sock"),
         ("BLOOM_REDIS_URL", None, None),
-        ("BLOOM_REDIS_CLUSTER", "True", True),
-        ("BLOOM_REDIS_CLUSTER", "0", False),
         ("BLOOM_REDIS_MIRROR", 0, False),
-        ("BLOOM_REDIS_FLUSH", "1", True),
         ("BLOOM_REDIS_SHARDS", "64", 64),
         ("BLOOM_REDIS_SHARDS", 4.0, 4),
         ("BLOOM_REDIS_SENTINEL", "mymaster", "mymaster"),
-        ("BLOOM_REDIS_SENTINEL", None, None),
         ("BLOOM_REDIS_KEY", "seen:%(spider)s:100%%", "seen:%(spider)s:100%%"),
-        ("BLOOM_REDIS_DEADLINE_SECS", "2.5", 2.5),
         ("BLOOM_REDIS_ON_OUTAGE", "pass", "pass"),
     ],
 )
@@ -82,9 +70,7 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (-1, "-0.5", "soon", None, True, float("inf"), 10**400)
         ),
         ("BLOOM_BACKEND", "Local", 'one of "local"'),
-        ("BLOOM_BACKEND", 1, 'one of "local"'),
         ("BLOOM_ON_UNCLEAN_SHUTDOWN", "", 'one of "auto", "keep", "reset", "stop"'),
-        ("BLOOM_ON_UNCLEAN_SHUTDOWN", None, 'one of "auto", "keep", "reset", "stop"'),
         *(("BLOOM_FORGET_FAILED", each, "True or False") for each in ("", "yes", None, 2, 0.5, [])),
         ("BLOOM_RECORD_ON", "crawl", 'one of "scheduled", "crawled"'),
         *(
@@ -92,9 +78,8 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             for value in (7, b"x", "a\0b", "%(job)s", "100%", "%d", "%(spider)d")
         ),
         *(
-            (f"BLOOM_REDIS_{name}", value, "True or False")
+            (f"BLOOM_REDIS_{name}", "yes", "True or False")
             for name in ("CLUSTER", "MIRROR", "FLUSH")
-            for value in ("", "yes", None, 2, 1.0, [])
         ),
         *(
             ("BLOOM_REDIS_SHARDS", value, "a whole number from 1 to 64")
@@ -108,20 +93,14 @@ def test_accepted(name: str, value: object, expected: object) -> None:
             ("BLOOM_REDIS_KEY", value, "a name without braces")
             for value in ("", None, 5, b"x", "{x}", "x}", "%(job)s", "100%", "%d")
         ),
-        *(
-            ("BLOOM_REDIS_DEADLINE_SECS", value, "a number of seconds from 0")
-            for value in (-1, "soon", None, True, float("nan"), 10**400)
-        ),
+        ("BLOOM_REDIS_DEADLINE_SECS", float("nan"), "a number of seconds from 0"),
         *(
             ("BLOOM_QUEUE_LEASE_SECS", value, "a number of seconds from 1 to 86,400")
             for value in (0, 0.5, 86_401, "2d", None)
         ),
         ("BLOOM_SHARED_LIMITS", "yes", "True or False"),
         ("BLOOM_QUEUE_WHEN_EMPTY", "stay", 'one of "close", "wait"'),
-        *(
-            ("BLOOM_REDIS_ON_OUTAGE", value, 'one of "close", "pass"')
-            for value in ("", None, "Close", "grow", True)
-        ),
+        ("BLOOM_REDIS_ON_OUTAGE", "Close", 'one of "close", "pass"'),
     ],
 )
 def test_refused(name: str, value: object, allowed: str) -> None:
@@ -141,6 +120,9 @@ CRAWLED = {"BLOOM_RECORD_ON": "crawled", "BLOOM_DIR": "filter"}
 def test_what_goes_together() -> None:
     assert read(**CRAWLED).record_on == "crawled"
     assert read(**CRAWLED, JOBDIR=None, BLOOM_FORGET_FAILED=True).forget_failed
+    assert read(BLOOM_REDIS_SHARDS=4).redis_shards == 4  # without any effect
+    scheduler = "scrapy_bloom.CrashSafeScheduler"
+    assert read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis", SCHEDULER=scheduler).shares_queue
 
 
 @pytest.mark.parametrize(
@@ -157,6 +139,11 @@ def test_what_goes_together() -> None:
             },
             'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler .* set it to "close"',
         ),
+        (
+            {"BLOOM_REDIS_SHARDS": 4, "BLOOM_BACKEND": "redis"},
+            "^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler",
+        ),
+        ({"BLOOM_QUEUE_WHEN_EMPTY": "wait"}, "^BLOOM_QUEUE_WHEN_EMPTY .* shared queue"),
     ],
 )
 def test_what_does_not_go_together(values: dict[str, object], reason: str) -> None:
@@ -255,14 +242,6 @@ def place(**values: object) -> tuple[str | None, dict[str, object]]:
     return read_settings.redis_url, dict(read_settings.redis_params)
 
 
-def test_shards_need_the_queue_of_crash_safe_scheduler() -> None:
-    assert read(BLOOM_REDIS_SHARDS=4).redis_shards == 4  # without any effect
-    with pytest.raises(SettingError, match="^BLOOM_REDIS_SHARDS is 4, .* CrashSafeScheduler"):
-        read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis")
-    scheduler = "scrapy_bloom.CrashSafeScheduler"
-    assert read(BLOOM_REDIS_SHARDS=4, BLOOM_BACKEND="redis", SCHEDULER=scheduler).shares_queue
-
-
 BAD_URLS = [
     *(5, b"redis://host", ["redis://host"], True, SECRET, f"redis:{SECRET}"),
     *(f"http://me:{SECRET}@host", f"redis://:{SECRET}", f"redis://:a/{SECRET}@host:6379/0"),
@@ -272,13 +251,8 @@ BAD_URLS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("BLOOM_REDIS_URL", value) for value in BAD_URLS),
-        *(("REDIS_URL", value) for value in BAD_URLS),
-    ],
-)
+@pytest.mark.parametrize("name", ["BLOOM_REDIS_URL", "REDIS_URL"])
+@pytest.mark.parametrize("value", BAD_URLS)
 def test_a_bad_url_is_refused_and_not_shown(name: str, value: object) -> None:
     with pytest.raises(SettingError, match=f"^{name} is not valid ") as caught:
         place(**{name: value})

@@ -14,6 +14,7 @@ from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.sharded import ShardedStore, store_of
 from scrapy_bloom.queues.shared import Reply, SharedBatch, VoidError
 from scrapy_bloom.redis import filter as filter_module
+from scrapy_bloom.redis import making
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
 from scrapy_bloom.redis.shards import join_shards, shard_key, shard_of
@@ -21,7 +22,7 @@ from tests.support import servers
 
 KEY = "sim"
 LEASE_MS = 1000
-DRAFT_MS = 2000
+LOCK_MS = 1  # of the clock on the wall: each crawl makes what it needs
 MAX_BATCH = 3  # requests found and done
 CALL_MS = 20  # what a call of the server takes
 CONTROL = "control"  # a key: the time of the scripts, and how many writes the next one may make
@@ -135,10 +136,16 @@ class SimServer(RedisServer):
         self._world = world
         self._worker = worker
 
-    def script(self, text: str, keys: Sequence[str], *args: Any, patient: bool = True) -> Any:
-        return super().script(controlled(text, self._world.moves), keys, *args, patient=patient)
+    def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
+        return super().script(controlled(text, self._world.moves), keys, *args, **options)
 
-    def call(self, function: Callable[[Any], Any], *, patient: bool = True) -> Any:
+    def call(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        patient: bool = True,
+        fails_when_full: bool = False,
+    ) -> Any:
         return self._world.call(self._worker, functools.partial(super().call, function))
 
 
@@ -297,7 +304,7 @@ ids = random.Random()
 
 def patch(monkeypatch: Any) -> None:
     """Let what waits for other crawlers wait in the simulated time, and batches be small."""
-    monkeypatch.setattr(filter_module, "_DRAFT_MS", DRAFT_MS)
+    monkeypatch.setattr(making, "_LOCK_MS", LOCK_MS)
     monkeypatch.setattr(filter_module, "_POLL_SECS", 0)
     monkeypatch.setattr(collected, "MAX_BATCH", MAX_BATCH)
     monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 1 << 20)

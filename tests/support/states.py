@@ -64,7 +64,7 @@ class State:
         had_fault: no further one comes.
         copy: of a call, which may arrive later.
         saved: what the server may be set back to.
-        waits: for leases of a worker that was killed, or for a draft of one that began again.
+        waits: for leases of a worker that was killed.
     """
 
     stored: Stored

@@ -14,7 +14,7 @@ from scrapy.exceptions import UsageError
 from scrapy_bloom.commands.shared.lists import FORMATS
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.filters.sizing import MAX_CAPACITY, MIN_ERROR_RATE
-from scrapy_bloom.redis.connection.url import looks_like_url
+from scrapy_bloom.redis.connection.client import looks_like_url
 from scrapy_bloom.text import parsed_number
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")

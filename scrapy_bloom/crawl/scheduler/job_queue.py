@@ -4,23 +4,30 @@ import contextlib
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+from scrapy_bloom.crawl.engine import call_later, is_closing
 from scrapy_bloom.crawl.failures import Failures
 from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
-from scrapy_bloom.queues.batch import Batch, Found, Taken
+from scrapy_bloom.job.paths import set_aside
+from scrapy_bloom.queues.added import added_files, read_added
+from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
+from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
+_LOOK_SECS = 0.5  # between two looks for what `scrapy bloom add` has handed over
 
 
 class JobQueue(SafeQueue):
@@ -47,13 +54,16 @@ class JobQueue(SafeQueue):
             assert isinstance(ours.backend, LocalBackend)
             self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
         self._progress_at = monotonic()
+        self._job = Path(store.name).parent
+        call_later(_LOOK_SECS, self._take_up_added)
         for data in store.died:
             self._log_dead(data, "processes")
 
     def __len__(self) -> int:
         if self.has_failed:
             return 0
-        return self._database.pending + len(self._batch.found) + self._database.suspects
+        pending = self._database.pending + len(self._batch.found) + self._database.suspects
+        return pending or len(added_files(self._job))  # the crawl must not end before it has these
 
     def enqueue(self, request: Request) -> str | None:  # noqa: D102 - as in the base class
         changes = self._changes
@@ -102,6 +112,40 @@ class JobQueue(SafeQueue):
             self.flush()
         elif len(collected) == 1:
             self._flush_soon.schedule()
+
+    def _take_up_added(self) -> None:
+        """Queue the requests of the oldest file that `scrapy bloom add` has written, if any."""
+        if self.has_failed:
+            return
+        files = [] if is_closing(self._engine) else added_files(self._job)
+        call_later(0 if files[1:] else _LOOK_SECS, self._take_up_added)
+        if not files:
+            return
+        requests = read_added(files[0])
+        if requests is None:
+            if aside := self._attempt(set_aside, files[0]):
+                self._logger.error(
+                    "The requests that scrapy bloom add has handed over in %s cannot be read, "
+                    "and are not crawled. It was renamed to %s: add the requests again",
+                    files[0],
+                    aside.name,
+                )
+            return
+        for each in requests:
+            try:
+                request = request_from_dict(each, spider=self._spider)
+            except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
+                self._add(Found(serialized(each)))
+            else:
+                self._engine.crawl(request)
+        self.flush()
+        self._attempt(self._database.sync)
+        if not self.has_failed:
+            self._attempt(files[0].unlink)
+            self._logger.info(
+                "Queued %s that scrapy bloom add has handed over, but for duplicates",
+                counted(len(requests), "request"),
+            )
 
     # Batches.
 

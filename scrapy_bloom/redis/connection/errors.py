@@ -1,4 +1,4 @@
-"""Errors of a Redis server: whether they may pass, and what to do about them."""
+"""Judge errors of a Redis server: whether they may pass, and what to do about them."""
 
 import re
 
@@ -85,6 +85,12 @@ def is_passing(error: Exception) -> bool:
         "access a non local key" in text
     )  # a script's: its slot moves, and not all keys have
     return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Check whether a server refused a write because its memory is full."""
+    name = type(reason(error)).__name__
+    return name == "OutOfMemoryError" or "OOM command not allowed" in str(error)
 
 
 def short_text(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A Redis or Valkey server: asking it, and waiting out its outages."""
+"""Call a Redis or Valkey server, and wait out its outages."""
 
 import functools
 import hashlib
@@ -9,9 +9,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, SettingError
-from scrapy_bloom.redis.connection.client import connect, import_redis
-from scrapy_bloom.redis.connection.errors import hint, is_passing, reason, short_text
-from scrapy_bloom.redis.connection.url import hosts_of, without_secrets
+from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.redis.connection.client import connect, hosts_of, import_redis, without_secrets
+from scrapy_bloom.redis.connection.errors import (
+    hint,
+    is_out_of_memory,
+    is_passing,
+    reason,
+    short_text,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +25,7 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
-_SILENT_SECS = 2.0  # nobody needs to be told of a wait that is over by then
+_SILENT_SECS = 2.0  # a shorter wait is not logged
 _BATCH = 64  # commands sent at once
 _CLOSING_SECS = 5.0  # for an outage that begins at the close
 
@@ -83,7 +89,13 @@ class RedisServer:
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
-    def call(self, function: Callable[[Any], _T], *, patient: bool = True) -> _T:
+    def call(
+        self,
+        function: Callable[[Any], _T],
+        *,
+        patient: bool = True,
+        fails_when_full: bool = False,
+    ) -> _T:
         """Call a function with redis-py's client; after a failure of the server again, with pauses.
 
         So the server may have executed the commands more than once: compare `retries` before and
@@ -93,9 +105,11 @@ class RedisServer:
         Args:
             function: sends commands that may be repeated.
             patient: wait out an outage; else one failure is enough.
+            fails_when_full: do not wait until a server whose memory is full has room again.
 
         Raises:
             OutageError: the server could not be reached within the deadline.
+            NoRoomError: its memory is full, with `fails_when_full`.
             RefusedError: it refused the command.
         """
         begun = time.monotonic()
@@ -111,7 +125,7 @@ class RedisServer:
                 result = function(self._connected())
             except BloomError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is told below
+            except Exception as error:  # noqa: BLE001 - it is reported below
                 failure = reason(error)
             else:
                 self._log_return()
@@ -119,6 +133,8 @@ class RedisServer:
             # Not in the handler above: what redis-py's errors say may hold a password, and would
             # be printed with ours.
             now = time.monotonic()
+            if fails_when_full and is_out_of_memory(failure):
+                raise NoRoomError("the server's memory is full (maxmemory)")
             if not is_passing(failure):
                 text = f"{type(failure).__name__}: {short_text(failure)}"
                 raise RefusedError(f"{self.address}: {text}{hint(failure)}")
@@ -134,11 +150,11 @@ class RedisServer:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def send(self, *words: Any, patient: bool = True) -> Any:
-        """Send one command, and return its answer; see `call`."""
+        """Send one command, and return its answer; raises what `call` raises."""
         return self.call(lambda client: client.execute_command(*words), patient=patient)
 
-    def script(self, text: str, keys: Sequence[str], *args: Any, patient: bool = True) -> Any:
-        """Run a Lua script on the server, and return its answer; see `call`."""
+    def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
+        """Run a Lua script on the server, and return its answer; `call` has the options."""
 
         def run(client: Any) -> Any:
             try:
@@ -146,7 +162,7 @@ class RedisServer:
             except import_redis().exceptions.NoScriptError:  # of a server that has not met it yet
                 return self._execute(client, "EVAL", text, len(keys), *keys, *args)
 
-        return self.call(run, patient=patient)
+        return self.call(run, **options)
 
     def _execute(self, client: Any, *words: Any) -> Any:
         """Send one command; of a single server, on a connection that its pool does not know.
@@ -170,9 +186,9 @@ class RedisServer:
         finally:
             self._idle.append(connection)  # after most errors, it is disconnected
 
-    def transaction(self, *commands: Sequence[Any]) -> list[Any]:
+    def transaction(self, *commands: Sequence[Any], **options: bool) -> list[Any]:
         """Send commands, each a sequence of words, as one transaction; return their answers."""
-        return self.call(lambda client: _piped(client, commands, transaction=True))
+        return self.call(lambda client: _piped(client, commands, transaction=True), **options)
 
     def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send any number of commands, not as one transaction, and return their answers."""
@@ -219,7 +235,7 @@ class RedisServer:
         def ask(client: Any) -> str | None:
             info = client.info("memory", **self._at_one(client))
             policy = str(info.get("maxmemory_policy", "noeviction"))
-            # The volatile-* policies remove keys with an expiry only, and ours have none.
+            # The volatile-* policies remove keys that expire only: ours do while they are made.
             return policy if policy.startswith("allkeys") and info.get("maxmemory") else None
 
         try:

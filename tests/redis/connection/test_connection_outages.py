@@ -1,9 +1,7 @@
 """Outages of a server: waited out, told of, and over when it is back."""
 
 import math
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -78,18 +76,6 @@ class TestOutages:
         failure(server.now, OutageError)
         assert server.retries == 0
 
-    @pytest.mark.parametrize("kind", ["sentinel", "cluster"])
-    def test_nobody_listens_there_either(self, kind: str) -> None:
-        options = {"cluster": True} if kind == "cluster" else {"sentinel": "mymaster"}
-        address = f"redis://127.0.0.1:{servers.free_port()}"
-        url = address.replace("//", f"//{LOGIN}")
-        server = RedisServer(url, deadline_secs=0.5, **options)
-        assert failure(server.now, OutageError).startswith(f"{address} cannot be used: ")
-
-    def test_nothing_at_the_socket(self, tmp_path: Path) -> None:
-        server = RedisServer(f"unix://{LOGIN}{tmp_path}/sock", deadline_secs=0.5)
-        assert f"unix://{tmp_path}/sock cannot be used: " in failure(server.now, OutageError)
-
     def test_a_crash_and_a_restart(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -118,21 +104,6 @@ class TestOutages:
         server.kill()
         failure(tried.now, OutageError)  # the next outage is waited for again
         assert tried.round_trips > trips + 3
-
-    def test_a_short_outage_is_waited_out(self, server: servers.Server) -> None:
-        tried = RedisServer(server.url, deadline_secs=20)
-        tried.call(setting_bits(3))
-        server.kill()
-
-        def start_when_missed() -> None:
-            servers.wait_for(lambda: tried.retries > 2, lambda: "nobody waits for it")
-            server.start()
-
-        soon = threading.Thread(target=start_when_missed)
-        soon.start()
-        assert tried.call(setting_bits(3)) == [0] * 3  # it had saved nothing
-        assert tried.retries > 2
-        soon.join()
 
     def test_a_server_that_hangs(self, server: servers.Server) -> None:
         url = locked_up(server)

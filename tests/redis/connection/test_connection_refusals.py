@@ -1,7 +1,6 @@
 """Connections that are refused: at once, with what to do, and without a secret."""
 
 import re
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -46,23 +45,6 @@ class TestRefusals:
         assert message.endswith(LOGIN_HINT)
 
     @pytest.mark.parametrize("program", PROGRAMS)
-    def test_login_where_there_is_none(self, program: str) -> None:
-        url = servers.shared(program).url.replace("//", f"//:{SECRET}@")
-        assert refusal(url).endswith(LOGIN_HINT)
-
-    @pytest.mark.parametrize("program", PROGRAMS)
-    def test_login_of_the_master_behind_a_sentinel(self, program: str) -> None:
-        own = servers.Service(program)
-        own.servers[0].client.config_set("requirepass", PASSWORD)
-        url = f"redis://{{}}127.0.0.1:{own.sentinel.port}"
-        for login in ("", f":wrong{SECRET}@"):
-            message = refusal(url.format(login), sentinel="mymaster")
-            assert message.endswith(LOGIN_HINT)
-        login = f":{quote(PASSWORD, safe='')}@"
-        assert RedisServer(url.format(login), sentinel="mymaster").now() > 0
-        own.end()
-
-    @pytest.mark.parametrize("program", PROGRAMS)
     def test_login_of_the_sentinel(self, program: str) -> None:
         own = servers.Service(program)
         admin = own.sentinel.client
@@ -74,17 +56,6 @@ class TestRefusals:
         params = {"sentinel_kwargs": {"password": PASSWORD}}
         assert RedisServer(own.url, sentinel="mymaster", params=params).now() > 0
         own.end()
-
-    def test_login_to_a_cluster(self, tls_cluster: servers.Cluster, certificate: Path) -> None:
-        options = f"ssl_ca_certs={certificate}"
-        for login in ("", f":wrong{SECRET}@"):
-            url = f"rediss://{login}127.0.0.1:{tls_cluster.nodes[0].tls_port}?{options}"
-            message = refusal(url, cluster=True)
-            assert message.endswith(LOGIN_HINT)
-
-    def test_certificate_of_a_cluster(self, tls_cluster: servers.Cluster) -> None:
-        url = f"rediss://:{SECRET}@127.0.0.1:{tls_cluster.nodes[0].tls_port}"
-        assert "CERTIFICATE_VERIFY_FAILED" in refusal(url, cluster=True)
 
     @pytest.mark.parametrize("place", [*PROGRAMS, "cluster"])
     def test_permissions_and_what_the_message_says_is_enough(self, place: str, key: str) -> None:
@@ -148,10 +119,6 @@ class TestRefusals:
 
     HINT = "; BLOOM_REDIS_CLUSTER = True is for a Cluster, and only for one"
 
-    @pytest.mark.parametrize("program", PROGRAMS)
-    def test_a_cluster_that_is_none(self, program: str) -> None:
-        assert refusal(servers.shared(program).url, cluster=True).endswith(self.HINT)
-
     def test_a_cluster_taken_for_a_single_server(self) -> None:
         def ask(client: Any) -> None:
             for name in "abcdefgh":
@@ -199,10 +166,6 @@ class TestRefusals:
             assert "wrong_option" in message
             assert "BLOOM_REDIS_URL" in message
             assert "REDIS_PARAMS" in message
-
-    def test_an_option_that_is_not_valid(self) -> None:
-        server = RedisServer(f"{servers.shared('valkey').url}?socket_timeout=soon")
-        assert "Invalid value for 'socket_timeout'" in failure(server.now, SettingError)
 
     def test_errors_in_pipelines_do_not_show_the_commands(self, key: str) -> None:
         def do(client: Any) -> None:

@@ -28,9 +28,6 @@ from tests.support.connections import (
 
 @pytest.mark.parametrize("program", PROGRAMS)
 class TestConnections:
-    def test_tcp(self, program: str, key: str) -> None:
-        use(RedisServer(servers.shared(program).url), key)
-
     def test_another_database(self, program: str, key: str) -> None:
         server = RedisServer(servers.shared(program).url.replace("/0", "/3"))
         server.call(lambda client: client.set(key, 1))
@@ -45,17 +42,6 @@ class TestConnections:
         assert "redis.sock" in client["addr"]
         assert client["db"] == "2"
         server.close()
-
-    def test_user_and_password_percent_encoded(self, program: str, key: str) -> None:
-        server = RedisServer(f"redis://{LOGIN}127.0.0.1:{locked(program).port}")
-        use(server, key)
-        assert server.call(lambda client: str_of(client.acl_whoami())) == USER
-        assert server.address == f"redis://127.0.0.1:{locked(program).port}"
-
-    def test_password_alone(self, program: str, key: str) -> None:
-        server = RedisServer(f"redis://:{SECRET}@127.0.0.1:{locked(program).port}")
-        use(server, key)
-        assert server.call(lambda client: str_of(client.acl_whoami())) == "default"
 
     def test_login_in_the_parameters(self, program: str, key: str) -> None:
         # What scrapy-redis's REDIS_PARAMS may hold; what would make redis-py repeat is left out.
@@ -133,10 +119,6 @@ def test_all_commands_share_one_connection() -> None:
     own.end()
 
 
-def str_of(answer: str | bytes) -> str:
-    return answer if isinstance(answer, str) else answer.decode()
-
-
 def clients(admin: redis.Redis) -> int:
     """Normal connections to a server, but for those of a Sentinel."""
     listed = admin.client_list(_type="normal")
@@ -144,18 +126,6 @@ def clients(admin: redis.Redis) -> int:
 
 
 class TestCluster:
-    def test_plain(self, key: str) -> None:
-        server = RedisServer(servers.shared_cluster().url, cluster=True)
-        use(server, key)
-        assert abs(server.now() - time.time()) < 5
-        for name in "abcdefgh":  # on all nodes
-            server.call(lambda client, name=name: client.set(key + name, 1))
-        assert all(node.client.dbsize() for node in servers.shared_cluster().nodes)
-
-    def test_any_node_will_do(self, key: str) -> None:
-        for node in servers.shared_cluster().nodes:
-            use(RedisServer(node.url, cluster=True), key)
-
     def test_tls_and_password(
         self, key: str, tls_cluster: servers.Cluster, certificate: Path
     ) -> None:

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from scrapy_bloom import SettingError
+from scrapy_bloom.redis.connection.client import without_secrets
 from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.connection.url import without_secrets
 from tests.support.connections import SECRET, check_tells_nothing, failure
 
 

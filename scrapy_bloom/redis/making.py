@@ -1,0 +1,194 @@
+"""Make the keys of a filter, which no crawl uses before a script publishes them.
+
+The keys expire within an hour, so a process that dies leaves nothing behind. A lock keeps two
+processes from making the same generation, which would take its memory twice. It does no more than
+that: the script that publishes a generation decides whose keys are used.
+
+The script that publishes a generation, or removes one, leaves a field in the filter's hash, which
+says what is left to do with the keys. Every crawl that reads such a field does it.
+"""
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.filters.bloom import BloomFilter
+from scrapy_bloom.generations.lifecycle import NoRoomError
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, keys_of, maker_key
+from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
+
+EXPIRE_SECS = 3600  # keys that were not published in that time are gone
+_LOCK_MS = 60_000
+_RENEW_SECS = 10.0
+_MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
+_KEYS_AT_ONCE = 64  # in one command that takes no time for each
+
+
+class Maker:
+    """Makes generations of one filter; to be closed.
+
+    Args:
+        server: the connection.
+        key: the name of the filter's hash.
+    """
+
+    def __init__(self, server: RedisServer, key: str) -> None:
+        self._server = server
+        self._key = key
+        self._lock = maker_key(key)
+        self._token = secrets.token_hex(8)
+        self._made: list[RedisGeneration] = []
+        self._sets: dict[str, int] = {}  # numbers of members, by the final names of the sets
+        self._renewed_at = 0.0
+
+    def begin(self, filter_id: str, version: str) -> bool:
+        """Take the lock.
+
+        Args:
+            filter_id: of the filter as the caller knows it; empty if there is none.
+            version: likewise.
+
+        Returns:
+            False if another process is making a generation, or has changed the filter meanwhile.
+        """
+        commands = [
+            ("SET", self._lock, self._token, "NX", "PX", _LOCK_MS),
+            ("GET", self._lock),
+            ("HMGET", self._key, "id", "version"),
+        ]
+        _, owner, there = self._server.batches(commands)
+        self._renewed_at = time.monotonic()
+        return bool(
+            owner == self._token.encode()
+            and [each or b"" for each in there] == [filter_id.encode(), version.encode()]
+        )
+
+    def make(self, new: RedisGeneration, content: BloomFilter | None = None) -> None:
+        """Make the keys of a generation, which are empty, or have the content of a filter.
+
+        Raises:
+            NoRoomError: the server's memory is full.
+            StorageError: or one of its children: what was written differs when it is read.
+        """
+        self._made.append(new)
+        if content is None:
+            for start in range(0, new.num_chunks, _MADE_AT_ONCE):
+                self._make_empty(new, range(start, min(start + _MADE_AT_ONCE, new.num_chunks)))
+        else:
+            for chunk in range(new.num_chunks):
+                blocks = new.blocks(chunk)
+                self._write(new, chunk, bytes(content.blocks(blocks.start, blocks.stop)))
+        # The server checks its memory before a write, not after it: the last key may have filled
+        # it, and then this call fails.
+        self._make_empty(new, range(new.num_chunks - 1, new.num_chunks))
+
+    def _make_empty(self, new: RedisGeneration, chunks: range) -> None:
+        names = [block_key(self._key, new.id, chunk) for chunk in chunks]
+        lengths = [new.chunk_bytes(chunk) for chunk in chunks]
+        self._server.script(MAKE, names, EXPIRE_SECS, *lengths, fails_when_full=True)
+        self.renew()
+
+    def _write(self, new: RedisGeneration, chunk: int, data: bytes) -> None:
+        name = block_key(self._key, new.id, chunk)
+        written = self._server.transaction(
+            ("SET", name, data, "NX", "EX", EXPIRE_SECS), ("GET", name), fails_when_full=True
+        )
+        if written[1] != data:
+            raise StorageError(
+                f"the copy in {self._server.address} differs; it was removed: try again, and check "
+                "the memory of that machine"
+            )
+        self.renew()
+
+    def add(self, name: str, score: float, members: Iterable[bytes]) -> None:
+        """Add members to a sorted set, which gets its name when the filter is created.
+
+        Raises a NoRoomError if the server's memory is full.
+        """
+        words = [word for member in members for word in (score, member)]
+        temporary = self._temporary(name)
+        self._server.transaction(
+            ("ZADD", temporary, *words), ("EXPIRE", temporary, EXPIRE_SECS), fails_when_full=True
+        )
+        self._sets[name] = self._sets.get(name, 0) + len(words) // 2
+        self.renew()
+
+    def _temporary(self, name: str) -> str:
+        return f"{name}:{self._token}"
+
+    def renew(self) -> None:
+        """Keep the lock, if it is time to."""
+        if time.monotonic() > self._renewed_at + _RENEW_SECS:
+            self._server.send("EXPIRE", self._lock, _LOCK_MS // 1000)
+            self._renewed_at = time.monotonic()
+
+    def check(self) -> None:
+        """Check that all keys are still there, before they are published.
+
+        When its memory is full, a server whose maxmemory-policy is one of volatile-* removes them,
+        because they expire. So a generation that has no room would look as if it had.
+
+        Raises:
+            NoRoomError: keys are missing.
+        """
+        for new in self._made:
+            for names in _names(self._key, new.id, new.num_chunks):
+                if self._server.send("EXISTS", *names) != len(names):
+                    raise NoRoomError("the server has removed keys while they were made")
+
+    def create(self, filter_id: str, fields: Mapping[str, str]) -> str:
+        """Create the filter, with all that was made, in one step.
+
+        Returns:
+            "ok"; "other" if there is a filter; "lost" if the server has lost members of a set.
+        """
+        for each in self._made:
+            fields = {**fields, **each.new_fields}
+        keys = [*keys_of(self._key), *map(self._temporary, self._sets), *self._sets]
+        words = [word for field in fields.items() for word in field]
+        answer = self._server.script(
+            CREATE, keys, filter_id, *self._sets.values(), len(fields), *words
+        )
+        return str(answer[0].decode())
+
+    def close(self) -> None:
+        """Remove the keys of generations that were not published, and release the lock."""
+        with suppress(StorageError):  # the keys and the lock expire
+            for new in self._made:
+                # The reply of the script that publishes may have been lost.
+                stored = self._server.send("HGET", self._key, f"gen:{new.number}")
+                if new.id.encode() not in (stored or b""):
+                    remove_blocks(self._server, self._key, new.id, new.num_chunks)
+            for name in self._sets:
+                self._server.send("UNLINK", self._temporary(name))
+            if self._server.send("GET", self._lock) == self._token.encode():
+                self._server.send("UNLINK", self._lock)
+
+
+def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> None:
+    """Make the keys of published generations permanent, and remove those of expired generations.
+
+    It may be done any number of times, by any number of crawls.
+    """
+    for action, generation_id, number in unfinished:
+        if action == "unlink":
+            remove_blocks(server, key, generation_id, number)
+        else:
+            for names in _names(key, generation_id, number):
+                server.batches([("PERSIST", name) for name in names])
+        server.send("HDEL", key, f"{action}:{generation_id}")
+
+
+def remove_blocks(server: RedisServer, key: str, generation_id: str, number: int) -> None:
+    """Remove the keys of a generation that is not in the filter's hash any more."""
+    for names in _names(key, generation_id, number):
+        server.send("UNLINK", *names)
+
+
+def _names(key: str, generation_id: str, number: int) -> Iterator[list[str]]:
+    for start in range(0, number, _KEYS_AT_ONCE):
+        chunks = range(start, min(start + _KEYS_AT_ONCE, number))
+        yield [block_key(key, generation_id, chunk) for chunk in chunks]
