@@ -39,7 +39,8 @@ PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. `filter_log` has one row: `applied` is the last batch that was deleted from `ops`,
-# `left` is the number of requests, and `checksum` is what `_checksum_of` returns.
+# `left` is the number of requests, `checksum` is what `_checksum_of` returns, and `done` is the
+# number of requests that were finished, for `scrapy bloom info`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -60,7 +61,7 @@ _TABLES = (
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
-        suspect INTEGER, opened_as TEXT
+        suspect INTEGER, opened_as TEXT, done INTEGER
     )
     """,
 )
@@ -84,7 +85,9 @@ _REQUEST = "SELECT id, request FROM requests WHERE id = ?"
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE_LOG = "UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?"
+_UPDATE_LOG = """
+    UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
+"""
 _COUNT_OF_SLOT = """
     INSERT INTO slots VALUES (?, ?) ON CONFLICT DO UPDATE SET queued = queued + excluded.queued
 """
@@ -170,11 +173,12 @@ class RequestDatabase:
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             for table in _TABLES:
                 run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
             run("COMMIT")
             run("PRAGMA wal_checkpoint(TRUNCATE)")  # so the file itself says what it is
         row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, last = row
+        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, *rest = row
+        last, self._done = rest
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
         if self.was_killed:
@@ -298,12 +302,13 @@ class RequestDatabase:
                 if self.counts_slots:
                     slots = Counter(_text(each.slot) for each in batch.found)
                     self._db.executemany(_COUNT_OF_SLOT, slots.items())
-            number, numbers = len(batch.found), 0
+            number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
             for row in batch.done:
                 if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
                     left, ids = left - 1, ids - row
+                    done += 1
             suspect = 0 if self._suspect in batch.done else self._suspect
             seq = self.seq + bool(batch)
             if batch.changes:
@@ -315,7 +320,7 @@ class RequestDatabase:
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
             checksum = _checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect))
+                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect, done))
             yield
             run("COMMIT")
         except BaseException:
@@ -323,7 +328,7 @@ class RequestDatabase:
                 run("ROLLBACK")
             raise
         self.seq, self.applied, self.left = seq, applied, left
-        self._checksum, self._suspect = checksum, suspect
+        self._checksum, self._suspect, self._done = checksum, suspect, done
         self._last_id += number
         self.pending += number
         self._bound_log()
@@ -507,6 +512,12 @@ def read_counts(path: Path) -> tuple[int, int]:
     counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
     waiting = counts.get(PENDING, 0) + counts.get(SUSPECT, 0) + counts.get(SET_ASIDE, 0)
     return waiting, counts.get(IN_FLIGHT, 0)
+
+
+def read_done(path: Path) -> int:
+    """Return how many requests of a job were finished, in all its runs; raises as `read_counts`."""
+    ((done,),) = _read(path, "SELECT done FROM filter_log")
+    return int(done)
 
 
 def read_dead(path: Path) -> list[bytes]:

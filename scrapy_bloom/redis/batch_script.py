@@ -198,17 +198,20 @@ if number_forgotten > 0 then forgets = call('HINCRBY', filter, 'forgets', 1) end
 """
 
 _LEASES = r"""
+local finished = 0
 for _ = 1, number() do
   local token = arg()
   local entry = me .. token
   if call('ZLEXCOUNT', leased, '[' .. entry, '(' .. entry .. '\255') > 0 then
     call('HINCRBY', filter, 'done', 1)
     call('ZREMRANGEBYLEX', leased, '[' .. entry, '(' .. entry .. '\255')
+    finished = finished + 1
     if call('HGET', workers, me .. ':suspect') == token then
       call('HDEL', workers, me .. ':suspect')
     end
   end
 end
+if finished > 0 then call('HINCRBY', workers, me .. ':done', finished) end
 for _ = 1, number() do
   local entry = first_of(leased, me .. arg())
   if entry then move(leased, entry, aside, string.sub(entry, 25)) end

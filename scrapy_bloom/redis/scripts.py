@@ -47,6 +47,7 @@ All keys of a filter `<key>` are in one slot of a Cluster:
       <worker>:number           of its last batch; "gone" stands before it once the worker has
                                 lost its lease, or joined again; then its batches are refused
       <worker>:name             host:pid, for people
+      <worker>:done             how many requests it has finished, for people
       <worker>:suspect          token of the suspect that it has
       <worker>:stop             `scrapy bloom stop` asks it to end
       <worker>:back             it came back: what it had is not blamed for its death
@@ -143,7 +144,8 @@ local function give_back(worker, is_blamed, died)
   while may_move() do
     local entry = first_of(leased, worker)
     if not entry then
-      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop')
+      call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop',
+           worker .. ':done')
       return given, true
     end
     local member, to = string.sub(entry, 25), pending
