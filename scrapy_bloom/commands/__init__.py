@@ -24,6 +24,7 @@ from scrapy.exceptions import UsageError
 SUBCOMMANDS = (
     "plan",
     "info",
+    "ls",
     "queue",
     "stop",
     "add",

@@ -27,6 +27,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     backend.add(b"page")
     backend.close()
     command = [sys.executable, "-m", "benchmarks.pictures", "--output", str(path)]
+    command += ["--no-watch"]  # its picture differs each time
     if CHROMIUM or "chromium" in REQUIRED:
         command += ["--job", str(path / "job")]
     else:
@@ -45,6 +46,12 @@ def test_the_drawing_is_what_the_program_draws(drawn: Path) -> None:
     assert said(drawn / drawing.name) == said(drawing)
     assert len(said(drawing)) > 10
     assert drawing.stat().st_size < 100_000
+
+
+def test_the_watch_is_drawn() -> None:
+    kept = PICTURES / "watch.svg"
+    assert kept.stat().st_size < 200_000
+    assert "pages/s" in kept.read_text("utf-8").replace("&#160;", " ")
 
 
 def size(png: Path) -> tuple[int, int]:
