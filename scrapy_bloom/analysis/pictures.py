@@ -45,8 +45,7 @@ def import_pyplot() -> Any:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
             raise BloomError(
-                "pictures need matplotlib, which is not installed: "
-                "pip install 'matplotlib>=3.9.2'"
+                "pictures need matplotlib, which is not installed: pip install 'matplotlib>=3.9.2'"
             ) from None
         reason = " ".join(str(error).split())
         raise BloomError(

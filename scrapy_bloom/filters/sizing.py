@@ -159,7 +159,7 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     return weighted / total
 
 
-def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
+def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> float:
     """Return the expected false positives while a filter records its first `count` requests.
 
     The filter starts empty, so its first requests are hardly ever false positives. The result is
@@ -171,7 +171,7 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
         count: fingerprints recorded, at least 0.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
-    >>> 0.05 < expected_false_drops(*geometry, 1_000_000) < 0.1
+    >>> 0.05 < expected_false_positives(*geometry, 1_000_000) < 0.1
     True
     """
     if count <= 0:

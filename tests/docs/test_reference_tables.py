@@ -6,7 +6,7 @@ import re
 from scrapy_bloom.filters.sizing import (
     block_error_rate,
     choose_geometry,
-    expected_false_drops,
+    expected_false_positives,
     optimal_num_bits,
 )
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
@@ -55,7 +55,7 @@ def test_the_table_of_expected_losses() -> None:
         shown = []
         for exponent in (6, 7, 8, 9):
             geometry = choose_geometry(10**exponent, error_rate)
-            lost = expected_false_drops(geometry.num_blocks, geometry.num_hashes, 10**exponent)
+            lost = expected_false_positives(geometry.num_blocks, geometry.num_hashes, 10**exponent)
             shown.append(f"{lost:,.0f}" if lost >= 10 else f"{lost:.1g}")
         assert cells.split(" | ") == shown
         assert bits == f"{choose_geometry(10**8, error_rate).num_bits / 1e8:.1f}"
