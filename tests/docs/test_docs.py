@@ -125,6 +125,19 @@ def test_the_readme_is_short() -> None:
     assert all((ROOT / target).exists() for target in linked)
 
 
+def test_the_documentation_is_short() -> None:
+    """Without code, the messages of the program, and the pages that the benchmarks write."""
+    prose = [
+        re.sub(r"^- `.*$", "", without_blocks(document), flags=re.MULTILINE)
+        if document.name == "troubleshooting.md"
+        else without_blocks(document)
+        for document in [README, *PAGES]
+        if not document.name.startswith("benchmarks")
+    ]
+    words = [word for word in " ".join(prose).split() if re.search(r"\w", word)]
+    assert len(words) <= 27_000
+
+
 def test_each_set_up_of_the_readme_is_explained_on_its_page() -> None:
     part = README.read_text().split("\n## Settings\n")[1].split("\n## ")[0]
     intro, *set_ups = part.split("\n### ")
