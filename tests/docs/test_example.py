@@ -128,12 +128,12 @@ def _when_both_ask(self, answer=_Handler.do_GET):
 
 _Handler.do_GET = _when_both_ask
 """
-TERMINALS = re.compile(r"^\| \d \| `(.+)` \|$", re.MULTILINE)
+TERMINALS = re.compile(r"^\| \d \| `(python.+|scrapy crawl .+)` \|$", re.MULTILINE)
 
 
 @pytest.fixture
 def workers(project: Path) -> Iterator[list[tuple[Scrapy, Path]]]:
-    """Each command of the page, run as it stands there: the first serves, the others are these."""
+    """The commands of the page, run as they are: the first serves, the others crawl."""
     with (project / "example/site.py").open("a") as source:
         source.write(FOR_BOTH)
     first, *others = TERMINALS.findall((ROOT / "docs/distributed.md").read_text())
