@@ -15,7 +15,7 @@ from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.crawl.engine import engine_of
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
@@ -161,9 +161,10 @@ def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
     Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
     behind an error of its own, and the event loop would log a traceback.
     """
-    logger.error("%s", error, extra={"spider": crawler.spider})
+    text = f"{error} ({TROUBLESHOOTING})"
+    logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # otherwise the terminal would show nothing
+        sys.stderr.write(f"{text}\n")  # otherwise the terminal would show nothing
     # Closing the spider would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:

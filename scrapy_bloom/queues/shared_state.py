@@ -25,7 +25,7 @@ _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
 # Keys: as all scripts have them. Removes the queue, and leaves the filter.
 _REMOVE = """
-redis.call('UNLINK', unpack(KEYS, 2, 8))
+redis.call('UNLINK', unpack(KEYS, 2, 9))
 redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
            'look', 'crew')
 """
@@ -75,8 +75,14 @@ class Worker:
 
     id: str
     name: str  # host:pid
-    is_alive: bool  # else its lease is over
+    lease_left: float  # seconds; negative: the lease has expired
     in_flight: int
+    done: int  # requests that it has finished
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its lease has not expired."""
+        return self.lease_left >= 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +129,15 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
     counts = {name: sum(getattr(each, name) for each in found) for name in (*SETS, "done")}
     workers: dict[str, Worker] = {}
     for worker in (each for state in found for each in state.workers):
-        same = workers.setdefault(worker.name, replace(worker, in_flight=0, is_alive=False))
-        workers[worker.name] = replace(
-            same,
-            is_alive=same.is_alive or worker.is_alive,
-            in_flight=same.in_flight + worker.in_flight,
-        )
+        total = worker
+        if same := workers.get(worker.name):
+            total = replace(
+                worker,
+                lease_left=max(same.lease_left, worker.lease_left),
+                in_flight=same.in_flight + worker.in_flight,
+                done=same.done + worker.done,
+            )
+        workers[worker.name] = total
     ends = [each.ended_at for each in found]
     return replace(
         states[0],
@@ -174,8 +183,9 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
         Worker(
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
-            is_alive=until >= now,
+            lease_left=(until - now) / 1000,
             in_flight=count,
+            done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
         )
         for (worker, until), count in zip(ends.items(), counts, strict=True)
     ]
