@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scrapy import FormRequest, Request
-from scrapy.http import HtmlResponse, JsonRequest
+from scrapy import Request
+from scrapy.http import HtmlResponse
 from scrapy.utils.request import RequestFingerprinter, fingerprint
 from scrapy_redis.dupefilter import RFPDupeFilter
 
@@ -200,20 +200,6 @@ def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | 
     assert ScrapyRedisFingerprinter().fingerprint(request).hex() == expected
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        FormRequest("https://example.com/", formdata={"a": "1", "b": "ü"}),
-        JsonRequest("https://example.com/", data={"a": [1, None]}),
-        Request("https://example.com/", headers={"Cookie": "a=1"}, cookies={"b": "2"}),
-        Request("https://example.com/" + "x" * 100_000),
-    ],
-    ids=["form", "json", "headers", "long"],
-)
-def test_other_kinds_of_request(request_: Request) -> None:
-    assert fast(request_) == fingerprint(request_)
-
-
 def test_what_somebody_has_patched_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it differs for some requests only, which no sample shows."""
     patched = RequestFingerprinter()
@@ -246,14 +232,6 @@ def test_a_subclass_is_left_to_itself() -> None:
     function = fingerprint_function(Own())
     assert function(Request("https://example.com/")) == b"own"
     assert function.__func__ is Own.fingerprint  # type: ignore[attr-defined] # nothing between
-
-
-def test_another_fingerprinter_is_left_to_itself() -> None:
-    class Other:
-        def fingerprint(self, request: Request) -> bytes:
-            return b"other"
-
-    assert fingerprint_function(Other())(Request("https://example.com/")) == b"other"
 
 
 def test_a_scrapy_that_computes_otherwise_is_noticed(
