@@ -220,18 +220,6 @@ def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> N
     assert not crawl.lines("ERROR")
 
 
-def test_a_killed_job_is_noticed_with_another_bloom_dir(tree: Site, tmp_path: Path) -> None:
-    for number in (1, 2):
-        crawl = Crawl.held(tree, 16, tmp_path, JOB)
-        if number == 1:
-            assert crawl.interrupt() == 0
-    crawl.kill()
-    tree.forget()
-    crawl = Crawl.finished(tree.url, tmp_path, {**JOB, "BLOOM_DIR": "other"})
-    assert len(tree.hits) == PAGES
-    assert len(crawl.told("WARNING")) == 1
-
-
 def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     """The next run says once what it sets aside and why, crawls everything, and ends."""
     before = set((tmp_path / "job").rglob("*.set-aside-*"))

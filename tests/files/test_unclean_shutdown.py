@@ -1,7 +1,6 @@
 """A filter that was not closed: set aside, kept or refused, as the settings say."""
 
 import errno
-import logging
 import os
 from pathlib import Path
 
@@ -15,53 +14,6 @@ from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
 class TestUncleanShutdown:
-    def test_auto_sets_filter_and_queue_aside(
-        self, job: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
-        content = (job / "bloom" / FILTER_NAME).read_bytes()
-        backend = make(job / "bloom", job_dir=job)
-        assert b"page" not in backend
-        (record,) = caplog.records
-        assert record.levelno == logging.WARNING
-        (old,) = (job / "bloom").glob("*.set-aside-*")
-        assert old.read_bytes() == content
-        (queue,) = job.glob("requests.queue.set-aside-*")
-        assert (queue / "active.json").read_text() == "[0]"
-        assert not (job / "requests.queue").exists()
-        assert str(old) in record.getMessage()
-        assert str(queue) in record.getMessage()
-        backend.close()
-
-    def test_auto_keeps_a_filter_without_job(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        backend = make(tmp_path)
-        add(backend, b"page")
-        abandon(backend)
-        backend = make(tmp_path)
-        assert b"page" in backend
-        (record,) = caplog.records
-        assert "What was recorded is kept (at least 1 request)" in record.getMessage()
-        assert backend.add(b"other")
-        backend.close()
-        caplog.clear()
-        make(tmp_path).close()
-        assert not caplog.records
-
-    def test_keep(self, job: Path) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
-        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
-        assert b"page" in backend
-        # Scrapy's queue would fail on every pop, and the crawl never end.
-        assert not (job / "requests.queue").exists()
-        assert len(list(job.glob("requests.queue.set-aside-*"))) == 1
-        backend.close()
-
     def test_reset_without_job(self, tmp_path: Path) -> None:
         backend = make(tmp_path)
         add(backend, b"page")
@@ -69,15 +21,6 @@ class TestUncleanShutdown:
         backend = make(tmp_path, on_unclean_shutdown="reset")
         assert b"page" not in backend
         backend.close()
-
-    def test_stop(self, job: Path) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        abandon(backend)
-        with pytest.raises(UncleanShutdownError, match='"reset".*"keep".*Nothing was changed'):
-            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
-        names = sorted(path.name for path in job.iterdir())
-        assert names == ["bloom", "bloom.in-use", "requests.queue"]
 
     def test_a_crash_between_the_two_renames_loses_nothing(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,13 +81,6 @@ class TestUncleanShutdown:
         backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
         assert b"page" in backend
         backend.close()
-
-    def test_a_clean_run_leaves_no_mark(self, job: Path) -> None:
-        backend = make(job / "bloom", job_dir=job)
-        add(backend, b"page")
-        assert (job / "bloom.in-use").exists()
-        backend.close()
-        assert not (job / "bloom.in-use").exists()
 
     def test_the_count_does_not_drift_over_many_kills(self, tmp_path: Path) -> None:
         backend = make(tmp_path, capacity=25_000)
