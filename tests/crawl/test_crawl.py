@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from scrapy_bloom.files.directory import found_files
 from tests.support.crawls import Crawl, spider_with
 from tests.support.machine import REAL_SITES
 from tests.support.sites import Site, python_doc_site, tree_site
@@ -239,18 +238,6 @@ def check_resumes_from_scratch(site: Site, tmp_path: Path) -> None:
     assert all(path.relative_to(tmp_path).as_posix() in warning for path in moved)
 
 
-def test_bloom_dir_without_jobdir_crawls_only_new_pages_in_the_next_run(
-    tree: Site, tmp_path: Path
-) -> None:
-    settings = {"BLOOM_DIR": "kept/%(spider)s"}
-    Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    tree.forget()
-    Crawl.finished(tree.url, tmp_path, settings)
-    assert set(tree.hits) == {"/p/0"}  # the start page, which Scrapy never filters
-    assert (tmp_path / "kept/links/generation-0001.bloom").exists()
-
-
 def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, 24, tmp_path, {"BLOOM_DIR": "kept"})
     crawl.kill()
@@ -335,21 +322,3 @@ def test_the_addon_switches_the_filter_on(tree: Site, tmp_path: Path, jobs: dict
     )
     assert "Bloom filter in" in crawl.output
     assert len(tree.hits) == PAGES
-
-
-def rates(job: Path) -> list[float]:
-    return [each.error_rate for each in found_files(job)]
-
-
-def test_a_filter_of_another_rate_keeps_it(tree: Site, tmp_path: Path) -> None:
-    settings = {"JOBDIR": "job", "BLOOM_EXPECTED_REQUESTS": 40}
-    at_first = {**settings, "BLOOM_ERROR_RATE": "1e-6", "CLOSESPIDER_PAGECOUNT": 15}
-    crawl = Crawl.finished(tree.url, tmp_path, at_first)
-    files = len(rates(tmp_path / "job"))
-    crawl = Crawl.finished(tree.url, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    (line,) = [line for line in crawl.told("INFO") if "keeps the error rate" in line]
-    kept = sum(rates(tmp_path / "job")[:files])
-    assert f"that its files were made for, {kept:.2g}; BLOOM_ERROR_RATE = 1e-09 is for" in line
-    assert not [line for line in crawl.told("WARNING") if "error rate" in line]
-    assert all(each <= 1e-9 for each in rates(tmp_path / "job")[files:])

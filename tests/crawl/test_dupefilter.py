@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
-from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
 from scrapy_bloom import BloomDupeFilter
@@ -266,13 +265,6 @@ def test_per_request_recording_without_filtering(variant: dict[str, object]) -> 
         assert not scheduler.enqueue_request(Request(page, meta={"bloom_filter": True}))
     added = 0 if "BLOOM_RECORD_ON" in variant else 1
     assert bloom_stats(scheduler)["bloom/added"] == added
-
-
-class FailingOnce(RequestFingerprinter):
-    def fingerprint(self, request: Request) -> bytes:
-        if request.url.endswith("/broken"):
-            raise ValueError("broken")
-        return super().fingerprint(request)
 
 
 @pytest.fixture

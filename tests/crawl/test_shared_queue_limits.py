@@ -16,7 +16,7 @@ from tests.support.crawls import Crawl, stat
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import ScriptedSite, Site, tree_site
 
-FOUND = 900  # requests of one callback
+FOUND = 600  # requests of one callback
 MOST_CONSUMED = 500  # of them, by a worker that cannot send any
 OUTAGE_SECS = 2
 RENAMED = 2000

@@ -73,18 +73,6 @@ class TestConflicts:
         check_no_disk_queue(tmp_path)
         queue.close()
 
-    def test_requests_wait_in_scrapys_queue(self, tmp_path: Path) -> None:
-        queue = tmp_path / "requests.queue"
-        queue.mkdir()
-        (queue / "active.json").write_text("[]")
-        check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
-        (queue / "p0").write_bytes(b"request")
-        with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
-            check_no_disk_queue(tmp_path)
-        assert has_waiting(tmp_path)
-        check_no_database(tmp_path)
-
     def test_scrapys_queue_was_broken_by_a_kill(self, tmp_path: Path) -> None:
         queue = tmp_path / "requests.queue"
         queue.mkdir()
