@@ -268,16 +268,6 @@ def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     assert forgotten.fingerprints[-1] == b"e"
 
 
-def test_a_failed_page_is_crawled_again_by_a_later_link(
-    looping: ScriptedSite, tmp_path: Path
-) -> None:
-    looping.answers["/dead"] = [500, (), ()]
-    settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
-    run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert looping.hits["/dead"] == 2
-    assert "'bloom/forgotten': 1," in run.output
-
-
 def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> None:
     """What was redirected in the first run, and is in the queue of the second, fails there."""
     looping.answers["/moved"] = ["/dead"]

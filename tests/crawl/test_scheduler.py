@@ -261,22 +261,6 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     assert len(tree.hits) == PAGES
 
 
-def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.interrupt()
-    path = tmp_path / "job" / DATABASE
-    good = path.read_bytes()
-    path.write_bytes(b"x" * 5000)
-    line = Crawl(tree.url, tmp_path, SAFE).refusal()
-    assert (
-        "job/requests.sqlite cannot be used: file is not a database; it was left as it is" in line
-    )
-    assert path.read_bytes() == b"x" * 5000
-    path.write_bytes(good)
-    finished(tree, tmp_path, SAFE)
-    assert len(tree.hits) == PAGES
-
-
 def test_a_queue_of_unknown_order(tree: Site, tmp_path: Path) -> None:
     settings = {**SAFE, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.LifoMemoryQueue"}
     crawl = Crawl(tree.url, tmp_path, settings)

@@ -246,25 +246,6 @@ def test_a_checkpoint_that_begins_at_the_close_does_not_keep_it_open(tmp_path: P
     crawl.close()
 
 
-def test_growth_with_changes_that_are_not_applied(tmp_path: Path) -> None:
-    for ends in ("close", "die"):
-        job = tmp_path / ends
-        crawl = LoggedFilter(job, capacity=100)
-        pages = fps(650)
-        for each in pages:
-            assert crawl.find(each) == [True]
-        assert [each.count for each in crawl.backend.status().generations] == [100, 200, 350]
-        crawl.store()
-        getattr(crawl, ends)()
-        again = LoggedFilter(job, capacity=100)
-        assert not any(again.find(*pages))
-        assert again.backend.status().count == 650
-        again.close()
-        headers = [FileGeneration.at(path) for path in sorted((job / "bloom").glob("*.bloom"))]
-        assert sum(each.count for each in headers) == 650
-        assert not any(each.in_use for each in headers)
-
-
 def test_the_count_after_kills_is_nearly_right_and_does_not_drift(tmp_path: Path) -> None:
     """Also that of generations that were full before their changes were applied."""
     number = 0
