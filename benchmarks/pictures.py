@@ -1,23 +1,31 @@
 """The pictures of the documents: `python -m benchmarks.pictures` draws them, into docs/pictures.
 
-memory.svg    of README: Scrapy's set against the filter
-survives.svg  of docs/survives.md: its first table, in colours
-badge-*.svg   of README: what is needed, as pyproject.toml has it
-report.png    of README: `scrapy bloom report` of the example project's crawl, in Chromium
+memory.svg   of README: Scrapy's set against the filter
+badge-*.svg  of README: what is needed, as pyproject.toml has it
+report.png   of README: `scrapy bloom report` of the example project's crawl, in Chromium
+watch.svg    of docs/distributed.md: `scrapy bloom info --watch` of a shared crawl
 """
 
 import argparse
+import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+
+from rich.console import Console
 
 from benchmarks.shared.results import DIRECTORY as RESULTS
 from scrapy_bloom.analysis.pictures import INK, OTHER, OURS, THIRD, import_pyplot
 from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
+from scrapy_bloom.commands.shared.watch import progress_table
 from scrapy_bloom.filters.sizing import choose_geometry
 from scrapy_bloom.text import in_short, size_text
 
@@ -26,8 +34,8 @@ PICTURES = ROOT / "docs" / "pictures"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 MOST_REQUESTS = 100_000_000
 TIMEOUT_SECS = 120
+WATCH_COLUMNS, WATCH_PORT, WATCH_DONE = 92, 8990, 150
 SCREEN = (1100, 1480)  # pixels
-COLOURS = {"goes on": "#cfe8dc", "again": "#fbe6c4", "lost": "#f6cfca", "": "#ffffff"}
 
 
 def main() -> None:
@@ -36,11 +44,13 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PICTURES, metavar="DIRECTORY")
     parser.add_argument("--job", type=Path, help="a job to report of, in place of a new crawl's")
     parser.add_argument("--no-report", action="store_true", help="leave out what needs Chromium")
+    parser.add_argument("--no-watch", action="store_true", help="leave out the shared crawl")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     draw_memory(options.output / "memory.svg")
-    draw_survival(options.output / "survives.svg")
     draw_badges(options.output)
+    if not options.no_watch:
+        draw_watch(options.output / "watch.svg")
     if not options.no_report:
         with tempfile.TemporaryDirectory(prefix="example-") as directory:
             job = options.job or _crawl_the_example(Path(directory))
@@ -80,30 +90,6 @@ def draw_memory(path: Path) -> None:
     plt.close(figure)
 
 
-def draw_survival(path: Path) -> None:
-    """Draw the table of docs/survives.md."""
-    rows = survival_table()
-    plt = import_pyplot()
-    figure, axes = plt.subplots(figsize=(9.5, 0.6 * len(rows)))
-    axes.set_axis_off()
-    ends = len(rows[0]) - 1
-    table = axes.table(
-        cellText=[[re.sub("(:|,) ", r"\1\n", cell, count=1) for cell in row] for row in rows],
-        colWidths=[0.26, *[0.74 / ends] * ends],
-        cellLoc="center",
-        bbox=(0, 0, 1, 1),
-    )
-    table.auto_set_font_size(False)
-    for (row, column), cell in table.get_celld().items():
-        if row and column:
-            cell.set_facecolor(COLOURS[rows[row][column].partition(":")[0]])
-        cell.set_edgecolor("#ffffff")
-        cell.set_fontsize(10)
-        cell.set_text_props(color=INK, fontweight="bold" if not row or not column else "normal")
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-
-
 def draw_badges(directory: Path) -> None:
     """Draw what the project needs, so that README shows it without asking another server."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -131,13 +117,6 @@ width="{left + right}" height="20">
         )
 
 
-def survival_table() -> list[list[str]]:
-    """The rows of the first table of the page, that of the names included."""
-    page = (ROOT / "docs" / "survives.md").read_text("utf-8")
-    lines = page[page.index("\n| ") :].strip().split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if "---" not in line]
-
-
 def photograph_report(job: Path, path: Path) -> None:
     """Write a picture of the first screens of a job's report, as a browser shows it.
 
@@ -156,6 +135,59 @@ def photograph_report(job: Path, path: Path) -> None:
         subprocess.run(
             [*command, page.as_uri()], check=True, capture_output=True, timeout=TIMEOUT_SECS
         )
+
+
+def draw_watch(path: Path) -> None:
+    """Draw the table of `scrapy bloom info --watch` while two workers share the example crawl."""
+    console = Console(record=True, width=WATCH_COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(progress_table(_watched_crawl(), WATCH_COLUMNS))
+    command = "scrapy bloom info redis://127.0.0.1:8971/0 --key shared:bloom --watch"
+    drawn = console.export_svg(title=command, unique_id="watch")
+    drawn = re.sub(r"@font-face {.*?}\n", "", drawn, flags=re.DOTALL)  # of another server
+    path.write_text(drawn, "utf-8")
+
+
+def _watched_crawl() -> dict[str, Any]:
+    """Return the figures of the example project's shared crawl once some pages are done."""
+    env = {**os.environ, "EXAMPLE_PORT": str(WATCH_PORT)}
+    url = f"redis://127.0.0.1:{WATCH_PORT + 1}/0"
+
+    def start(stack: ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT / "example_project",
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        return process
+
+    with ExitStack() as stack:
+        servers = start(stack, "-m", "example.shared")
+        assert servers.stdout is not None
+        servers.stdout.readline()
+        slow = ("-s", "DOWNLOAD_DELAY=0.02", "-s", "BLOOM_SHARED_LIMITS=False")
+        for _ in range(2):
+            start(stack, "-m", "scrapy", "crawl", "shared", *slow)
+        end = time.monotonic() + TIMEOUT_SECS
+        watching = None
+        watch = ("bloom", "info", url, "--key", "shared:bloom", "--watch", "1", "--json")
+        while time.monotonic() < end:
+            watching = watching or start(stack, "-m", "scrapy", *watch)
+            assert watching.stdout is not None
+            line = watching.stdout.readline()
+            if not line:  # there is no filter yet
+                watching = None
+                continue
+            figures: dict[str, Any] = json.loads(line)
+            queue = figures.get("queue") or {"done": 0, "pending": 0}
+            if queue["done"] > WATCH_DONE and len(queue["workers"]) > 1:
+                figures["location"] = figures["location"].replace(str(WATCH_PORT + 1), "8971")
+                return figures
+    raise SystemExit("the shared crawl of the example project does not progress")
 
 
 def _crawl_the_example(directory: Path) -> Path:

@@ -27,14 +27,14 @@ from scrapy.settings import Settings
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
 from scrapy_bloom.commands.shared.output import note, print_json, progress
 from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl, url_list
-from scrapy_bloom.text import escaped
+from scrapy_bloom.text import counted, escaped
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
 HELP = "print the URLs of a list that a filter has not seen, or has"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument("urls", metavar="URLFILE", help='a list; "-": the standard input')
     either = parser.add_mutually_exclusive_group()
@@ -71,6 +71,5 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     if options.json:
         print_json({"read": read, "new": read - seen, "seen": seen, "skipped": urls.skipped})
     else:
-        what = "URL" if read == 1 else "URLs"
-        note(f"{read:,} {what}: {read - seen:,} new, {seen:,} seen")
+        note(f"{counted(read, 'URL')}: {read - seen:,} new, {seen:,} seen")
     urls.check_skipped()

@@ -13,7 +13,7 @@ Examples:
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain, compress, islice
 from pathlib import Path
@@ -22,7 +22,7 @@ from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_list, add_place
-from scrapy_bloom.commands.shared.lists import begins_with_scheme
+from scrapy_bloom.commands.shared.lists import checked_urls
 from scrapy_bloom.commands.shared.output import print_json, say
 from scrapy_bloom.commands.shared.project import Reader, load_project, opened_for_crawl, url_list
 from scrapy_bloom.exceptions import BloomError, LockedError
@@ -30,6 +30,7 @@ from scrapy_bloom.files import forgotten as forgotten_file
 from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.locks import lock_directory
+from scrapy_bloom.text import counted
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
 HELP = "have single requests crawled again, though they are recorded"
@@ -38,7 +39,7 @@ _BATCH = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
     parser.add_argument("--file", metavar="URLFILE", help='a list of them; "-": the standard input')
@@ -53,7 +54,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.place)
     forgotten = unrecorded = 0
     urls = url_list(options.file, project, options) if options.file is not None else None
-    fingerprints = chain(_fingerprints(options.rest, project.url_fingerprint), urls or ())
+    fingerprints = chain(
+        (each for _, each in checked_urls(options.rest, project.url_fingerprint)), urls or ()
+    )
     with (
         opened_for_crawl(options, project) as reader,
         _forgetting(options.place, reader) as forget,
@@ -73,22 +76,12 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             }
         )
     else:
-        what = "request is" if forgotten == 1 else "requests are"
-        say(f"{forgotten:,} {what} crawled again when a crawl next meets them")
+        what = counted(forgotten, "request is", "requests are")
+        say(f"{what} crawled again when a crawl next meets them")
         if unrecorded:
             say(f"Not recorded, and left out: {unrecorded:,}")
     if urls:
         urls.check_skipped()
-
-
-def _fingerprints(urls: Iterable[str], fingerprint: Callable[[str], bytes]) -> Iterator[bytes]:
-    for url in urls:
-        if not begins_with_scheme(url):
-            raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
-        try:
-            yield fingerprint(url)
-        except ValueError as error:
-            raise BloomError(f"{url!r} is not a URL: {error}") from None
 
 
 @contextmanager

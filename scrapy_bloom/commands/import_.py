@@ -63,7 +63,7 @@ from scrapy_bloom.job.locks import LOCK_NAME
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.settings.settings import BloomSettings
-from scrapy_bloom.text import masked
+from scrapy_bloom.text import counted, masked
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
 HELP = "record in a filter what was crawled before"
@@ -72,7 +72,7 @@ _BATCH = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     parser.add_argument("source", metavar="SOURCE", help="what was crawled before")
     parser.add_argument("dest", metavar="DEST", help="the filter")
     parser.add_argument(
@@ -118,8 +118,8 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     seconds = time.monotonic() - begun
     if not options.json:
         say(
-            f"Read {_requests(read)} in {seconds:.1f} seconds ({read / max(seconds, 1e-3):,.0f} a "
-            f"second), {added:,} of them new"
+            f"Read {counted(read, 'request')} in {seconds:.1f} seconds "
+            f"({read / max(seconds, 1e-3):,.0f} a second), {added:,} of them new"
         )
     print_changed(
         options,
@@ -165,20 +165,14 @@ def _imported(
                 _check_storage(backend)
             return read, added, backend.status()
     except KeyboardInterrupt:
-        note(f"scrapy bloom: {_are_recorded(read)}; repeat the command to continue")
+        recorded = counted(read, "request is", "requests are")
+        note(f"scrapy bloom: {recorded} recorded; repeat the command to continue")
         raise
     except StorageError as error:
+        recorded = counted(read, "request is", "requests are")
         raise BloomError(
-            f"{error} ({_are_recorded(read)}; fix that, and repeat the command to continue)"
+            f"{error} ({recorded} recorded; fix that, and repeat the command to continue)"
         ) from error
-
-
-def _requests(number: int) -> str:
-    return f"{number:,} {'request' if number == 1 else 'requests'}"
-
-
-def _are_recorded(number: int) -> str:
-    return f"{_requests(number)} {'is' if number == 1 else 'are'} recorded"
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:

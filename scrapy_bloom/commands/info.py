@@ -11,6 +11,10 @@ For a queue that workers share in Redis, it prints the pending requests, the wor
 requests each of them holds, which leases have expired (those workers are dead, and the others get
 their requests), and how many requests are done in a second.
 
+--watch shows how the crawl progresses, until Ctrl-C: the rate of each worker, the queue, and the
+hosts with the most pending requests. Without a terminal it prints a line per interval, and with
+--json a line of JSON. --format prometheus prints the figures for a Prometheus text-file collector.
+
 What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
 bits themselves: it reads all of the filter, and tells what is really there.
 
@@ -18,15 +22,20 @@ Examples:
   scrapy bloom info jobs/shop
   scrapy bloom info jobs/shop --scan --json
   scrapy bloom info redis://localhost:6379/0 --key shop:bloom
+  scrapy bloom info redis://localhost:6379/0 --key shop:bloom --watch
+  scrapy bloom info jobs/shop --format prometheus
 """
 
 import argparse
 import math
+import sys
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
 from scrapy_bloom.commands.shared.arguments import add_json, add_place, check_filter_name, is_redis
@@ -40,29 +49,43 @@ from scrapy_bloom.commands.shared.project import (
     opened_filter,
     state_text,
 )
+from scrapy_bloom.commands.shared.prometheus import prometheus_text
+from scrapy_bloom.commands.shared.watch import Rates, watch
 from scrapy_bloom.files.directory import FilterReader, filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.shared_state import read_members, read_state
-from scrapy_bloom.queues.sqlite import read_counts, read_dead
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.queues.shared_state import read_hosts, read_members, read_state
+from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_done, read_slots
+from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import opened_reader
-from scrapy_bloom.text import duration_text, number_text, rate_text, share_text, size_text
+from scrapy_bloom.text import (
+    duration_text,
+    number_text,
+    parsed_seconds,
+    rate_text,
+    share_text,
+    size_text,
+)
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json]"
+SYNTAX = (
+    "PATH|REDIS-URL [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json] "
+    "[--watch [SECONDS]] [--format prometheus]"
+)
 HELP = "what a filter is, and how full"
 
 _Figures = dict[str, Any]
 _MASKED = "***"
 _RATE_SECS = 1.0
+_WATCH_SECS = 2.0
+_WATCH_DEADLINE_SECS = 1.0  # then the watch says that the server does not answer
 _MOST_DEAD = 10  # whose URLs are shown
 
 # What is printed with --json, also if there is a queue alone.
 _KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
-    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_drops"),
+    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
     *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "queue", "forgotten"),
 )
 
@@ -101,11 +124,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scan", action="store_true", help="count the bits: reads all of it")
     parser.add_argument("--show-salt", action="store_true", help="print the salt, which is secret")
     add_json(parser)
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_interval,
+        const=_WATCH_SECS,
+        metavar="SECONDS",
+        help="show the progress of the crawl again and again, every 2 seconds by default",
+    )
+    parser.add_argument("--format", choices=["prometheus"], help="print the figures for Prometheus")
+
+
+def _interval(text: str) -> float:
+    value = parsed_seconds(text)
+    if not 0.1 <= value <= 86_400:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an interval; allowed is a time from 0.1 seconds to 1 day, for "
+            "example 2 or 1m"
+        )
+    return value
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Print the figures of a filter."""
-    figures = (_in_redis if is_redis(options.place) else _in_files)(options, settings)
+    if options.format and (options.json or options.watch or options.scan):
+        raise UsageError("--format prometheus cannot be combined with --json, --watch or --scan")
+    if options.watch and options.scan:
+        raise UsageError("--scan reads the whole filter, and cannot be combined with --watch")
+    with _opened(options, settings) as (read, read_pending_hosts):
+        if options.watch:
+            watch(read, read_pending_hosts, options.watch, as_json=options.json)
+            return
+        figures = read()
+        if options.format:
+            sys.stdout.write(prometheus_text(figures))
+            return
+        queue = figures["queue"]
+        if queue and any(each["is_alive"] for each in queue["workers"] or ()):
+            rates = Rates()
+            rates.add(queue)
+            time.sleep(_RATE_SECS)
+            figures = read()
+            rates.add(figures["queue"])
+    _print_all(figures, options)
+
+
+def _print_all(figures: _Figures, options: argparse.Namespace) -> None:
     if not options.show_salt and figures["salt"]:
         figures["salt"] = _MASKED
     if options.json:
@@ -119,21 +183,40 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         _print_workers(figures["queue"])
 
 
+@contextmanager
+def _opened(
+    options: argparse.Namespace, settings: Settings
+) -> Iterator[tuple[Callable[[], _Figures], Callable[[], dict[str, int]]]]:
+    """Open a place; return what reads its figures, and its numbers of pending requests by host."""
+    if not is_redis(options.place):
+        check_filter_name(options, options.place)
+        database = job_database(Path(options.place))
+        yield (
+            lambda: _in_files(options, settings),
+            lambda: read_slots(database) if database else {},
+        )
+        return
+    project = load_project(settings, options.spider, options.place)
+    filter_ = connect(options, project)
+    server, key = filter_.server, filter_.key
+    if options.watch:
+        server.deadline_secs = min(server.deadline_secs, _WATCH_DEADLINE_SECS)
+
+    def read() -> _Figures:
+        reader = opened_reader(server, key)
+        return _figures(reader, options, _shared_queue(server, key, project.bloom.queue_lease_secs))
+
+    with closing(server):
+        yield read, lambda: read_hosts(server, key)
+
+
 def _in_files(options: argparse.Namespace, settings: Settings) -> _Figures:
-    check_filter_name(options, options.place)
     path = Path(options.place)
     queue = _job_queue(path)
     if queue and not jobdir.filter_files(filter_directory(path)):
         return _without_filter(str(path), queue)  # it is elsewhere
     with opened_filter(options, settings) as reader:
         return _figures(reader, options, queue)
-
-
-def _in_redis(options: argparse.Namespace, settings: Settings) -> _Figures:
-    filter_ = connect(options, load_project(settings, options.spider, options.place))
-    with closing(filter_.server):
-        reader = opened_reader(filter_.server, filter_.key)
-        return _figures(reader, options, _shared_queue(filter_))
 
 
 def _without_filter(location: str, queue: _Figures) -> _Figures:
@@ -153,7 +236,7 @@ def _figures(reader: Reader, options: argparse.Namespace, queue: _Figures | None
         "error_rate_at_capacity": math.fsum(generation.error_rate for generation in live),
         "error_rate_asked": status.error_rate,
         "window_secs": window_of(live) or None,
-        "expected_false_drops": status.expected_false_drops,
+        "expected_false_positives": status.expected_false_positives,
         "generations": [
             {
                 "number": generation.number,
@@ -209,7 +292,7 @@ def _print(figures: _Figures) -> None:
         "size": size_text(figures["bytes"]),
         "fill": f"{share_text(figures['fill_ratio'])} of the bits",
         "error rate": "; ".join(rates),
-        "false positives": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
+        "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
     }
     if queue := figures["queue"]:
         lines["queue"] = _queue_text(queue)
@@ -229,24 +312,15 @@ def _job_queue(path: Path) -> _Figures | None:
         return None
     pending, in_flight = read_counts(database)
     dead = [url_of(data) for data in read_dead(database)]
-    known = {"pending": pending, "in_flight": in_flight, "dead": dead}
+    known = {"pending": pending, "in_flight": in_flight, "dead": dead, "done": read_done(database)}
     return {**dict.fromkeys(_QUEUE_KEYS), **known}
 
 
-def _shared_queue(filter_: SharedFilter) -> _Figures | None:
-    """Return the figures of a shared queue, None if there is none.
-
-    If a worker is alive, that takes a second: how many requests are done in it.
-    """
-    server, key = filter_.server, filter_.key
-    begun, before = time.monotonic(), read_state(server, key)
-    if before is None:
+def _shared_queue(server: RedisServer, key: str, lease_secs: float) -> _Figures | None:
+    """Return the figures of a shared queue, None if there is none."""
+    state = read_state(server, key)
+    if state is None:
         return None
-    state, rate = before, None
-    if before.live:
-        time.sleep(_RATE_SECS)
-        state = read_state(server, key) or before
-        rate = max(0, state.done - before.done) / (time.monotonic() - begun)
     return {
         "spider": state.crawl or None,
         "dead": [url_of(each.data) for each in read_members(server, key, "dead")],
@@ -254,7 +328,7 @@ def _shared_queue(filter_: SharedFilter) -> _Figures | None:
         "in_flight": state.leased,
         "set_aside": state.aside,
         "done": state.done,
-        "done_per_second": rate,
+        "done_per_second": None,
         "started": state.is_started,
         "ended_at": state.ended_at or None,
         "workers": [
@@ -263,6 +337,8 @@ def _shared_queue(filter_: SharedFilter) -> _Figures | None:
                 "name": each.name,
                 "is_alive": each.is_alive,
                 "in_flight": each.in_flight,
+                "done": each.done,
+                "heartbeat_secs": max(0.0, lease_secs - each.lease_left),
             }
             for each in state.workers
         ],

@@ -22,7 +22,7 @@ HELP = "make one filter of several that were made alike"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     parser.add_argument("first", type=arguments.path, metavar="A", help="a filter")
     parser.add_argument("others", type=arguments.path, nargs="+", metavar="B", help="more of them")
     parser.add_argument(

@@ -30,7 +30,7 @@ HELP = "copy a filter, and its queue, from Redis into files"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     arguments.add_server(parser)
     parser.add_argument("path", type=arguments.path, metavar="DIRECTORY", help="where the files go")
     arguments.add_filter_name(parser)

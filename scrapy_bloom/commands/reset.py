@@ -42,7 +42,7 @@ HELP = "delete a filter, so that everything is crawled again"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser)
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
@@ -144,9 +144,9 @@ def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | N
     """Return how the queue stands, if there is one; without --force, no worker may use it."""
     queue = read_state(filter_.server, filter_.key)
     if queue and queue.live and not options.force:
-        number = len(queue.live)
+        workers = counted(len(queue.live), "worker uses", "workers use")
         raise StorageError(
-            f"{number:,} worker{'s use' if number > 1 else ' uses'} the queue {filter_.key!r} in "
+            f"{workers} the queue {filter_.key!r} in "
             f"{filter_.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
             "try again (one that was killed counts until its lease has expired, "
             "BLOOM_QUEUE_LEASE_SECS); or add --force"
@@ -159,9 +159,9 @@ def _waiting(queue: QueueState) -> str:
 
 
 def _users(queue: QueueState, fate: str) -> str:
-    if number := len(queue.live):
-        use = "s use" if number > 1 else " uses"
-        return f" {number:,} worker{use} it now ({_names(queue)}): {fate}."
+    if queue.live:
+        workers = counted(len(queue.live), "worker uses", "workers use")
+        return f" {workers} it now ({_names(queue)}): {fate}."
     return " No worker uses it now."
 
 

@@ -5,7 +5,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from scrapy.crawler import Crawler
 from scrapy.settings import BaseSettings
@@ -15,7 +15,7 @@ from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.crawl.engine import engine_of
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
@@ -23,6 +23,10 @@ from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.conflicts import check_no_database
 from scrapy_bloom.settings.settings import BloomSettings
+
+if TYPE_CHECKING:
+    from scrapy_bloom.redis.backend import RedisBackend
+    from scrapy_bloom.redis.shards import ShardedBackend
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +81,7 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     fingerprinter = global_object_name(type(crawler.request_fingerprinter))
     origin = Origin(salt=settings.salt, fingerprinter=fingerprinter, spider=spider)
     if settings.backend == "redis":
-        return _redis_backend(settings, origin, job)
+        return redis_backend(settings, origin, job)
     policy = settings.policy
     if only_crawled:
         policy = replace(policy, error_rate=policy.error_rate / 2)
@@ -89,7 +93,10 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
     return RecordCrawled(stored, MemoryBackend(replace(policy, on_full="grow")))
 
 
-def _redis_backend(settings: BloomSettings, origin: Origin, job: Job) -> Backend:
+def redis_backend(
+    settings: BloomSettings, origin: Origin, job: Job
+) -> "RedisBackend | ShardedBackend":
+    """Make the filter in Redis that settings ask for, not yet opened; raises a SettingError."""
     from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
     from scrapy_bloom.redis.shards import ShardedBackend, shard_key, share_of  # noqa: PLC0415
 
@@ -150,9 +157,10 @@ def fail_at_the_start(crawler: Crawler, error: BloomError) -> NoReturn:
     Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
     The event loop would log a traceback.
     """
-    logger.error("%s", error, extra={"spider": crawler.spider})
+    text = f"{error} ({TROUBLESHOOTING})"
+    logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # else the terminal would show nothing at all
+        sys.stderr.write(f"{text}\n")  # else the terminal would show nothing at all
     # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:

@@ -28,11 +28,11 @@ def _opened_exclusively(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, contents: str | bytes) -> None:
     """Write a small file to the disk, whole or not at all; raises OSError."""
     draft = path.with_name(f"{path.name}.tmp")
     with create(draft) as file:
-        file.write(text.encode())
+        file.write(contents.encode() if isinstance(contents, str) else contents)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

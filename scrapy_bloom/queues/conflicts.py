@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.text import counted
 
 _ONE, _MORE = "request of the job waits", "requests of the job wait"
@@ -65,4 +66,4 @@ def _waiting_in(database: Path) -> int:
         return 0
     from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes a MB
 
-    return sum(read_counts(database))
+    return sum(read_counts(database)) + count_added(database.parent)

@@ -25,7 +25,7 @@ _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
 # Keys: as all scripts have them. Removes the queue, and leaves the filter.
 _REMOVE = """
-redis.call('UNLINK', unpack(KEYS, 2, 8))
+redis.call('UNLINK', unpack(KEYS, 2, 9))
 redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
            'look', 'crew')
 """
@@ -38,6 +38,19 @@ for index = 1, #fields, 2 do
   local worker = string.match(fields[index], '^(.+):name$')
   if worker and names[fields[index + 1]] then redis.call('HSET', KEYS[4], worker .. ':stop', 1) end
 end
+"""
+
+# Keys: as all scripts have them; "dead" or "pending", and between which of its members, as
+# ZRANGEBYLEX has it. Removes at most 100 of them, and returns how many. They count
+# as done before they are removed: if the script fails half-way, no entry seems to be missing.
+_DROP = r"""
+local from = KEYS[ARGV[1] == 'dead' and 6 or 2]
+local members = redis.call('ZRANGEBYLEX', from, ARGV[2], ARGV[3], 'LIMIT', 0, 100)
+if #members > 0 then
+  redis.call('HINCRBY', KEYS[1], 'done', #members)
+  redis.call('ZREM', from, unpack(members))
+end
+return #members
 """
 
 # Keys: as all scripts have them; between which members of pending to look, as ZRANGEBYLEX has it.
@@ -62,8 +75,14 @@ class Worker:
 
     id: str
     name: str  # host:pid
-    is_alive: bool  # else its lease is over
+    lease_left: float  # seconds; negative: the lease has expired
     in_flight: int
+    done: int  # requests that it has finished
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its lease has not expired."""
+        return self.lease_left >= 0
 
 
 @dataclass(frozen=True)
@@ -110,12 +129,15 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
     counts = {name: sum(getattr(each, name) for each in found) for name in (*SETS, "done")}
     workers: dict[str, Worker] = {}
     for worker in (each for state in found for each in state.workers):
-        same = workers.setdefault(worker.name, replace(worker, in_flight=0, is_alive=False))
-        workers[worker.name] = replace(
-            same,
-            is_alive=same.is_alive or worker.is_alive,
-            in_flight=same.in_flight + worker.in_flight,
-        )
+        total = worker
+        if same := workers.get(worker.name):
+            total = replace(
+                worker,
+                lease_left=max(same.lease_left, worker.lease_left),
+                in_flight=same.in_flight + worker.in_flight,
+                done=same.done + worker.done,
+            )
+        workers[worker.name] = total
     ends = [each.ended_at for each in found]
     return replace(
         states[0],
@@ -161,8 +183,9 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
         Worker(
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
-            is_alive=until >= now,
+            lease_left=(until - now) / 1000,
             in_flight=count,
+            done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
         )
         for (worker, until), count in zip(ends.items(), counts, strict=True)
     ]
@@ -221,6 +244,25 @@ def remove_queue(server: RedisServer, key: str) -> None:
     """Remove the queue of a filter, for all crawlers, with all that is in it."""
     for each in shard_keys(server, key):
         server.script(_REMOVE, keys_of(each))
+
+
+def drop_dead(server: RedisServer, key: str) -> int:
+    """Remove the dead letters of a queue; return how many there were."""
+    return _drop(server, key, "dead", "-", "+")
+
+
+def drop_host(server: RedisServer, key: str, host: str) -> int:
+    """Remove the pending requests of a host; return how many there were. Workers may go on."""
+    name = slot_name(host)
+    return _drop(server, key, "pending", b"[" + name + b"\0", b"(" + name + b"\1")
+
+
+def _drop(server: RedisServer, key: str, *words: str | bytes) -> int:
+    number = 0
+    for each in shard_keys(server, key):
+        while some := server.script(_DROP, keys_of(each), *words):
+            number += some
+    return number
 
 
 def stop_workers(server: RedisServer, key: str, names: Iterable[str]) -> None:

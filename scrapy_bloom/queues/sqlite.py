@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -38,7 +39,8 @@ PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
 
 # A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
 # `position`. `filter_log` has one row: `applied` is the last batch that was deleted from `ops`,
-# `left` is the number of requests, and `checksum` is what `_checksum_of` returns.
+# `left` is the number of requests, `checksum` is what `_checksum_of` returns, and `done` is the
+# number of requests that were finished, for `scrapy bloom info`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -55,10 +57,11 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
+    "CREATE TABLE slots (slot TEXT PRIMARY KEY, queued INTEGER NOT NULL)",
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
-        suspect INTEGER, opened_as TEXT
+        suspect INTEGER, opened_as TEXT, done INTEGER
     )
     """,
 )
@@ -82,7 +85,12 @@ _REQUEST = "SELECT id, request FROM requests WHERE id = ?"
 _RELEASE = "UPDATE requests SET state = 2 * (deaths >= ?) WHERE state IN (1, 4)"
 _TAKE = "UPDATE requests SET state = 1 WHERE id = ?"
 _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPDATE_LOG = "UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?"
+_UPDATE_LOG = """
+    UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
+"""
+_COUNT_OF_SLOT = """
+    INSERT INTO slots VALUES (?, ?) ON CONFLICT DO UPDATE SET queued = queued + excluded.queued
+"""
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 _REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 
@@ -104,6 +112,7 @@ class RequestDatabase:
         were_in_flight: how many of them were in flight when the last process died.
         died: the serialized requests that were found to be dead at this opening.
         suspects: how many suspects can be taken.
+        counts_slots: count the requests of each slot that are stored from now on.
     """
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
@@ -111,6 +120,7 @@ class RequestDatabase:
         self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
+        self.counts_slots = False
         self._connect()
 
     def _connect(self) -> None:
@@ -163,11 +173,12 @@ class RequestDatabase:
             run(f"PRAGMA user_version = {FORMAT_VERSION}")
             for table in _TABLES:
                 run(table)
-            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '')", (secrets.token_hex(8),))
+            run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
             run("COMMIT")
             run("PRAGMA wal_checkpoint(TRUNCATE)")  # so the file itself says what it is
         row = run("SELECT * FROM filter_log").fetchone()
-        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, last = row
+        self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, *rest = row
+        last, self._done = rest
         self.was_killed = bool(last)
         self.is_copy = self.was_killed and last != self._name_of_file()
         if self.was_killed:
@@ -288,12 +299,16 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
-            number, numbers = len(batch.found), 0
+                if self.counts_slots:
+                    slots = Counter(_text(each.slot) for each in batch.found)
+                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
+            number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
             for row in batch.done:
                 if run("DELETE FROM requests WHERE id = ?", (row,)).rowcount:
                     left, ids = left - 1, ids - row
+                    done += 1
             suspect = 0 if self._suspect in batch.done else self._suspect
             seq = self.seq + bool(batch)
             if batch.changes:
@@ -305,7 +320,7 @@ class RequestDatabase:
                 run("DELETE FROM ops WHERE seq <= ?", (applied,))
             checksum = _checksum_of(self._checksum + ids, numbers)
             if batch or applied > self.applied:
-                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect))
+                run(_UPDATE_LOG, (seq, applied, left, checksum, suspect, done))
             yield
             run("COMMIT")
         except BaseException:
@@ -313,10 +328,16 @@ class RequestDatabase:
                 run("ROLLBACK")
             raise
         self.seq, self.applied, self.left = seq, applied, left
-        self._checksum, self._suspect = checksum, suspect
+        self._checksum, self._suspect, self._done = checksum, suspect, done
         self._last_id += number
         self.pending += number
         self._bound_log()
+
+    def queued_of(self, slot: str) -> int:
+        """Return how many requests of a slot were counted; raises sqlite3.Error."""
+        query = "SELECT queued FROM slots WHERE slot = ?"
+        found = self._db.execute(query, (_text(slot),)).fetchone()
+        return found[0] if found else 0
 
     def _bound_log(self) -> None:
         """Truncate the write-ahead log if it is long, unless it is being read just now."""
@@ -438,13 +459,16 @@ def _checksum_of(ids: int, numbers: int) -> int:
     return (ids + 1_000_003 * numbers) % 2**62
 
 
+def _text(slot: str) -> str:
+    """Return the name of a slot as SQLite can have it: without surrogates."""
+    return slot if slot.isascii() else slot.encode(errors="backslashreplace").decode()
+
+
 def _row(number: int, found: Found) -> tuple[Any, ...]:
-    slot = found.slot
     return (
         number,
         PENDING,
-        # SQLite knows no surrogates.
-        slot if slot.isascii() else slot.encode(errors="backslashreplace").decode(),
+        _text(found.slot),
         max(-_LARGEST, min(found.priority, _LARGEST)),
         found.rank,
         -number if found.newest_first else number,
@@ -488,6 +512,12 @@ def read_counts(path: Path) -> tuple[int, int]:
     counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
     waiting = counts.get(PENDING, 0) + counts.get(SUSPECT, 0) + counts.get(SET_ASIDE, 0)
     return waiting, counts.get(IN_FLIGHT, 0)
+
+
+def read_done(path: Path) -> int:
+    """Return how many requests of a job were finished, in all its runs; raises as `read_counts`."""
+    ((done,),) = _read(path, "SELECT done FROM filter_log")
+    return int(done)
 
 
 def read_dead(path: Path) -> list[bytes]:
@@ -576,6 +606,36 @@ def requeue_dead(path: Path) -> int:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
             check_database(db, path)
             return db.execute(_REQUEUE, (PENDING, DEAD)).rowcount
+    except (sqlite3.Error, OSError) as error:
+        raise unusable(path, error) from error
+
+
+def drop_dead(path: Path) -> int:
+    """Remove the dead requests of a job; return how many there were. Raises as `requeue_dead`."""
+    return _drop(path, "state = ?", DEAD)
+
+
+def drop_slot(path: Path, slot: str) -> int:
+    """Remove the pending requests of a slot; return how many there were. Raises as `drop_dead`."""
+    return _drop(path, "state = ? AND slot = ?", PENDING, slot)
+
+
+def _drop(path: Path, where: str, *values: object) -> int:
+    try:
+        check_no_links(path)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+            check_database(db, path)
+            db.execute("BEGIN IMMEDIATE")
+            query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
+            number, ids = db.execute(query, values).fetchone()
+            (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
+            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - of constants
+            db.execute(
+                "UPDATE filter_log SET left = left - ?, checksum = ?",
+                (number, _checksum_of(checksum - ids, 0)),
+            )
+            db.execute("COMMIT")
+            return int(number)
     except (sqlite3.Error, OSError) as error:
         raise unusable(path, error) from error
 

@@ -261,24 +261,6 @@ def test_a_broken_dependency_breaks_no_other_command(tmp_path: Path) -> None:
         assert ran.returncode == 0, ran
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("10k", 10_000),
-        ("5M", 5_000_000),
-        ("1e9", 10**9),
-        ("1_000_000", 10**6),
-        ("2.5B", 2_500_000_000),
-        ("1G", 10**9),
-        ("1t", 10**12),
-        ("1", 1),
-    ],
-)
-def test_numbers_of_requests(text: str, number: int) -> None:
-    assert requests(text) == requests_or_rate(text) == number
-    assert type(requests(text)) is int
-
-
 @pytest.mark.parametrize("text", ["", "0", "-5", "1.5", "nan", "inf", "2T", "k", "1e-6", "5 M x"])
 def test_no_number_of_requests(text: str) -> None:
     with pytest.raises(Exception, match="allowed is a whole number from 1 to"):

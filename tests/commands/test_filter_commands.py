@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.redis.connection.server import RedisServer
-from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers
-from tests.support.backends import local_backend, redis_backend
+from tests.support.backends import local_backend
 from tests.support.cli import SCRAPY, at_a_terminal, bloom
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
@@ -88,12 +86,6 @@ def test_info_of_a_damaged_filter(tmp_path: Path) -> None:
     assert "has a damaged header" in bloom("info", "filter", cwd=tmp_path).error
 
 
-def test_info_of_a_filter_with_a_window(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", [b"x"], window_secs=3600)
-    (row,) = bloom("info", "filter", "--json", cwd=tmp_path).json["generations"]
-    assert row["open_until"] == pytest.approx(row["created"] + 900, abs=1)
-
-
 def test_info_of_a_filter_in_redis(server: servers.Server, tmp_path: Path) -> None:
     key = f"{tmp_path.name}:bloom"
     recorded = fingerprints(urls(range(250)))
@@ -160,24 +152,6 @@ def test_check_in_redis(server: servers.Server, tmp_path: Path) -> None:
     assert "has lost keys of generation" in bloom("check", *place, cwd=tmp_path).error
 
 
-def test_a_reader_of_a_filter_in_a_cluster(tmp_path: Path) -> None:
-    key, recorded = f"{tmp_path.name}:bloom", fingerprints(urls(range(250)))
-    place, options = servers.shared_cluster(), {"cluster": True}
-    backend = redis_backend(
-        RedisServer(place.url, **options),
-        key,
-        capacity=100,
-        error_rate=1e-6,
-    )
-    backend.open()
-    assert backend.add_many(recorded) == 250
-    backend.close()
-    reader = RedisReader(RedisServer(place.url, **options), key)
-    assert reader.are_seen([*recorded, *fingerprints(urls(range(1000, 1100)))]) == (
-        [True] * 250 + [False] * 100
-    )
-
-
 def test_check_when_the_window_is_over(tmp_path: Path) -> None:
     """As a crawl would at this time, though none has removed the old files yet."""
     clock = Clock(time.time() - 24 * 3600)
@@ -206,14 +180,6 @@ def test_check_within_a_window_that_grew_shortly_before_a_quarter_ended(tmp_path
     backend.close()
     write_urls(tmp_path / "urls.txt", urls(range(120)))
     assert bloom("check", ".", "urls.txt", "--json", cwd=tmp_path).json["seen"] == 120
-
-
-def test_check_with_another_fingerprinter(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(10))))
-    write_urls(tmp_path / "urls.txt", urls(range(10)))
-    other = ("-s", "REQUEST_FINGERPRINTER_CLASS=scrapy_bloom.ScrapyRedisFingerprinter")
-    ran = bloom("check", "filter", "urls.txt", *other, cwd=tmp_path)
-    assert f"-s REQUEST_FINGERPRINTER_CLASS={FINGERPRINTER}" in ran.error
 
 
 def test_check_as_part_of_a_pipe(tmp_path: Path) -> None:
@@ -283,14 +249,6 @@ def test_merge_what_is_not_alike(options: dict, told: str, tmp_path: Path) -> No
     assert told in error
     assert "with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE" in error
     assert not list(tmp_path.glob("both/*.bloom"))
-
-
-def test_a_url_where_a_path_is_meant(tmp_path: Path) -> None:
-    ran = bloom("merge", "a", "b", "-o", "redis://me:secret@localhost:6379/0", cwd=tmp_path)
-    assert ran.status == 2
-    assert "give a path" in ran.err
-    assert "secret" not in ran.err
-    assert not list(tmp_path.iterdir())
 
 
 def test_two_filters_for_one_path(tmp_path: Path) -> None:

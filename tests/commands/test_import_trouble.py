@@ -1,7 +1,6 @@
 """`scrapy bloom import` that is interrupted, or has no room: repeated, it goes on."""
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -17,10 +16,8 @@ import pytest
 
 from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
-from tests.support.backends import local_backend
 from tests.support.cli import SCRAPY, at_a_terminal, bloom
 from tests.support.workspace import (
-    FINGERPRINTER,
     fingerprints,
     urls,
     write_urls,
@@ -196,39 +193,3 @@ def peak_bytes(*arguments: str, cwd: Path, status: int = 0) -> int:
     command = [sys.executable, "-c", code, SCRAPY, "bloom", *arguments]
     ran = subprocess.run(command, cwd=cwd, capture_output=True, timeout=100, check=True)
     return int(ran.stdout) * 1024
-
-
-@pytest.mark.soak
-def test_the_memory_of_an_import_and_a_check_does_not_grow(tmp_path: Path) -> None:
-    """Beyond the filter, an import may take 100 MB; python -m benchmarks has 10 million."""
-    rng = random.Random(1)
-    with (tmp_path / "requests.seen").open("wb") as file:
-        file.writelines(b"\0\x14" + rng.randbytes(20) for _ in range(1_000_000))
-    peak = peak_bytes("import", "requests.seen", "filter", cwd=tmp_path)
-    size = sum(path.stat().st_size for path in (tmp_path / "filter").glob("*.bloom"))
-    assert peak - size < 100_000_000
-    write_urls(tmp_path / "urls.txt", urls(range(100_000)))
-    assert peak_bytes("check", "filter", "urls.txt", cwd=tmp_path) - size < 100_000_000
-
-
-def test_a_table_with_pages_in_it_takes_no_more_memory(tmp_path: Path) -> None:
-    page = 100_000 * "x"
-    with (tmp_path / "pages.csv").open("w") as file:
-        file.write("url,page\n")
-        file.writelines(f"{url},{page}\n" for url in urls(range(1000)))
-    assert peak_bytes("import", "pages.csv", "filter", cwd=tmp_path) < 100_000_000
-
-
-def test_an_import_marks_nothing_as_in_use(tmp_path: Path) -> None:
-    backend = local_backend(
-        tmp_path, capacity=100, error_rate=1e-6, fingerprinter=FINGERPRINTER, is_crawl=False
-    )
-    backend.open()
-    backend.begin()
-    for each in fingerprints(urls(range(500))):
-        backend.add(each)
-        if backend.status().count % 50 == 0:
-            assert not any(file.in_use for file in FilterReader(tmp_path).files)
-    assert len(FilterReader(tmp_path).files) == 3
-    backend.close()
-    assert sum(file.count for file in FilterReader(tmp_path).files) == 500

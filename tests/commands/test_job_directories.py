@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
-from tests.support.workspace import fingerprints, make_filter, shared_filter, urls, write_urls
+from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 SCRAPYS = "scrapy.core.scheduler.Scheduler"
@@ -43,17 +42,6 @@ def test_merge_into_a_job_that_was_reset(tree: Site, tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=bytes(16))
     ran = bloom("merge", "a", "b", "-o", "job", cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert not list((tmp_path / "job").glob("*.bloom"))
-    assert Crawl(tree.url, tmp_path, settings).finish() == 0
-    assert bloom("info", "job", "--json", cwd=tmp_path).json["recorded"] > 10
-
-
-def test_pull_into_a_job_that_was_reset(server: servers.Server, tree: Site, tmp_path: Path) -> None:
-    settings = reset_job(tree, tmp_path, SCRAPYS)
-    key = f"{tmp_path.name}:bloom"
-    shared_filter(server, key, fingerprints(urls(range(10))))
-    ran = bloom("pull", server.url, "job", "--key", key, cwd=tmp_path)
     assert ran.status == 0, ran
     assert not list((tmp_path / "job").glob("*.bloom"))
     assert Crawl(tree.url, tmp_path, settings).finish() == 0

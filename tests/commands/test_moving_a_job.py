@@ -129,18 +129,15 @@ def test_a_job_that_was_killed_is_refused_until_it_was_closed(
 
 def damage(database: Path, how: str) -> None:
     data = database.read_bytes()
-    middle = len(data) // 2
     database.write_bytes(
         {
             "empty": b"",
-            "of zeros": bytes(len(data)),
-            "cut off": data[:middle],
             "damaged": data[:4096] + bytes(len(data) - 4096),
         }[how]
     )
 
 
-@pytest.mark.parametrize("how", ["empty", "of zeros", "cut off", "damaged"])
+@pytest.mark.parametrize("how", ["empty", "damaged"])
 def test_a_job_without_a_readable_queue_is_refused(
     how: str, key: str, server: servers.Server, tree: Site, tmp_path: Path
 ) -> None:

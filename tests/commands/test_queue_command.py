@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support.cli import bloom
-from tests.support.request_queues import InFile, InRedis, find
+from tests.support.request_queues import InFile, InRedis, find, take
 
 HOSTILE = "a.example\x1b[2J"
 
@@ -92,3 +92,44 @@ def test_a_place_without_a_queue(tmp_path: Path) -> None:
     assert ran.status == 1
     assert "holds no queue of CrashSafeScheduler; give its JOBDIR" in ran.error
     assert not (tmp_path / DATABASE).exists()
+
+
+def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
+    asked = bloom("queue", *place, "--drop-host", "b.example", cwd=tmp_path)
+    assert "Drop 20 pending requests of b.example? They are not crawled" in asked.error
+    for host, number in (("b.example", 20), (HOSTILE, 3), ("b.example", 0)):
+        ran = bloom("queue", *place, "--drop-host", host, "--yes", cwd=tmp_path)
+        assert f"{number} pending requests of " in ran.out
+        assert "\x1b" not in ran.out
+    queue = bloom("queue", *place, "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["hosts"]) == (1, 1)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("kind", ["a job", "redis"])
+def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
+    there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
+    store = there.open()
+    find(store, found("deadly.example", 1))
+    for _ in range(4):
+        assert take(store) or store.take_suspect()
+        there.die(store)
+        store = there.open()
+    assert take(store) is None
+    there.leave(store)
+    arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
+    for each in ("--requeue", "--drop"):
+        ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
+        assert "they show nothing: leave --dead and --json out" in ran.err
+    dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
+    assert [each["reason"] for each in dead] == [
+        "was in flight in four processes that died, the last time alone"
+    ]
+    ran = bloom("queue", *arguments, "--drop", "--yes", cwd=tmp_path)
+    assert ran.out.startswith("1 dead letter of ")
+    queue = bloom("queue", *arguments, "--json", cwd=tmp_path).json
+    assert (queue["pending"], queue["in_flight"], queue["dead"]) == (0, 0, 0)
+    store = there.open()  # nothing seems to be missing
+    find(store, found("b.example", 1))
+    assert take(store)
+    there.end()

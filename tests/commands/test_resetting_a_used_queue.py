@@ -58,10 +58,3 @@ def test_force_deletes_the_filter_too_and_says_that_workers_start_over(crawl: Sh
     assert reset(crawl, "--force", "--yes").status == 0
     crawl.finish()
     assert len(crawl.site.hits) == PAGES
-
-
-def test_force_is_for_a_queue_in_redis(tmp_path: Path) -> None:
-    ran = bloom("reset", "job", "--force", cwd=tmp_path)
-    assert ran.status == 2
-    assert "--force" in ran.err
-    assert "Redis" in ran.err

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -174,11 +173,3 @@ def test_what_cannot_be_read(name: str, content: bytes, told: str, tmp_path: Pat
     with pytest.raises(StorageError, match=told) as caught:
         read(tmp_path / name)
     assert str(caught.value).isprintable()
-
-
-@pytest.mark.parametrize("name", ["x.txt", "x.jl", "x.csv"])
-@pytest.mark.parametrize("change", [bytes, gzip.compress])
-def test_an_empty_list(name: str, change: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(change(b""))
-    found, reader = read(tmp_path / name)
-    assert (found, reader.count(), reader.skipped) == ([], 0, 0)

@@ -134,7 +134,10 @@ class _Directory(_Quiet, SimpleHTTPRequestHandler):
 
 
 class _Tree(_Quiet, BaseHTTPRequestHandler):
-    """Pages /p/0 to /p/<n-1>, each linking to its children in a tree, and to others."""
+    """Pages /p/0 to /p/<n-1>, each linking to its children in a tree, and to others.
+
+    No page leads to those below /added/, which have no links.
+    """
 
     protocol_version = "HTTP/1.1"
     server: Site
@@ -142,6 +145,10 @@ class _Tree(_Quiet, BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
+        if path.startswith("/added/"):
+            self.server.hit(path)
+            self._send(200, b"")
+            return
         number = 0 if path == "/" else int(path.removeprefix("/p/")) if path[:3] == "/p/" else -1
         if not 0 <= number < self.pages:
             self._send(404, b"")

@@ -118,6 +118,7 @@ def prepare(path: Path) -> str:
     client.flushdb()
     upload(path / "jobs/shop/bloom", RedisServer(url), "shop:bloom")
     make_queue(url, "shop:bloom")
+    client.rpush("shop:start_urls", *urls(range(600, 603)))
     client.sadd("shop:dupefilter", *[each.hex() for each in fingerprints(urls(range(50)))])
     return url
 

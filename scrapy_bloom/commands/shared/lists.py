@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.text import counted
 
 FORMATS = ("urls", "jl", "json", "csv")
 UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
@@ -44,6 +45,19 @@ _Entries = Iterator[tuple[int, Any] | None]
 def begins_with_scheme(text: str) -> bool:
     """Return whether a text begins as an absolute URL does."""
     return _SCHEME.match(text) is not None
+
+
+def checked_urls(
+    urls: Iterable[str], fingerprint: Callable[[str], bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield URLs of the command line and their fingerprints; raises a BloomError if one is none."""
+    for url in urls:
+        if not begins_with_scheme(url):
+            raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
+        try:
+            yield url, fingerprint(url)
+        except ValueError as error:
+            raise BloomError(f"{url!r} is not a URL: {error}") from None
 
 
 @dataclass
@@ -112,10 +126,10 @@ class UrlList:
     def check_skipped(self) -> None:
         """Raise a BloomError if lines were left out, since they are not URLs."""
         if self.skipped:
-            what = (
-                "line is not a URL and was" if self.skipped == 1 else "lines are not URLs and were"
+            lines = counted(
+                self.skipped, "line is not a URL and was", "lines are not URLs and were"
             )
-            raise BloomError(f"{self.skipped:,} {what} left out; the first: {self.first_skipped}")
+            raise BloomError(f"{lines} left out; the first: {self.first_skipped}")
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[_Entries, Callable[[Any], str]]]:
@@ -128,7 +142,7 @@ class UrlList:
                 form = self.form or format_of(self.path, file)
                 parts = iter(partial(file.read1, _PART_BYTES), b"")
                 if form == "json":
-                    yield _Array(self.name, parts).elements(), partial(_url_in, self.field)
+                    yield _elements(self.name, parts), partial(_url_in, self.field)
                 elif form == "csv":
                     yield _rows(self.name, self.field, parts), partial(_cell, self.field)
                 else:
@@ -284,74 +298,54 @@ def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
         raise StorageError(f"{name}: line {reader.line_num:,}: {error}") from error
 
 
-# Behind each mark of an array, which marks may follow, and whether a value may.
-_AFTER_MARK = {"[": ("]", True), ",": ("", True), "]": ("[", False)}
-_AFTER_VALUE = (",]", False)
-_SPACE = re.compile(r"[ \t\r\n]*")
+def _damaged(name: str, line: int, why: str) -> StorageError:
+    return StorageError(
+        f"{name}: line {line:,}: the JSON array is damaged or cut off here: {why}; repair it, or "
+        "give a list with a URL, or an object with one, on each line"
+    )
 
 
-class _Array:
-    """The elements of an array in JSON, or of several: Scrapy appends one to another."""
+_BETWEEN = re.compile(r"[ \t\r\n,\[\]]*")
 
-    def __init__(self, name: str, parts: Iterable[bytes]) -> None:
-        self._name, self._parts = name, parts
-        # As integers, numbers may have too many digits.
-        self._value = json.JSONDecoder(parse_int=float).raw_decode
-        self._line = 1
-        self._marks, self._may_be_value = _AFTER_MARK["]"]
 
-    def elements(self) -> _Entries:
-        decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
-        text, enough = "", 0
-        for part in chain(self._parts, [b""]):
-            text += decode(part, not part)
-            # What is long is not tried again with each part of it.
-            if part and len(text) < enough:
-                continue
-            text = text[(yield from self._whole_elements(text, is_all=not part)) :]
-            yield None
-            if len(text) > _MAX_LINE_BYTES:
-                raise _too_long(self._name, self._line)
-            enough = min(2 * len(text), _MAX_LINE_BYTES + 1) if len(text) > _PART_BYTES else 0
-        if self._marks != "[":
-            raise self._damaged("it ends without its ]")
+def _elements(name: str, parts: Iterable[bytes]) -> _Entries:
+    """Yield the elements of an array in JSON, or of several: Scrapy appends one to another.
 
-    def _whole_elements(
-        self, text: str, *, is_all: bool
-    ) -> Generator[tuple[int, Any] | None, None, int]:
-        """Yield the elements that a text has whole; return where they end."""
-        at = self._after_space(text, 0)
-        while at < len(text):
-            if text[at] in self._marks:
-                self._marks, self._may_be_value = _AFTER_MARK[text[at]]
-                at = self._after_space(text, at + 1)
-                continue
-            if not self._may_be_value:
-                raise self._damaged(f"Expecting one of {self._marks!r}")
-            try:
-                value, end = self._value(text, at)
-            except RecursionError:
-                raise self._damaged("it is nested too deeply") from None
-            except json.JSONDecodeError as error:
-                if is_all:
-                    raise self._damaged(error.msg) from None
+    Only whole elements and the last "]" are checked, and not the commas: no URL can be lost there.
+    """
+    decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
+    # As integers, numbers may have too many digits.
+    element_at = json.JSONDecoder(parse_int=float).raw_decode
+    text, line, enough, last_mark = "", 1, 0, ""
+
+    for part in chain(parts, [b""]):
+        text += decode(part, not part)
+        # What is long is not tried again with each part of it.
+        if part and len(text) < enough:
+            continue
+        at = 0
+        while between := _BETWEEN.match(text, at):
+            line += between[0].count("\n")
+            at = between.end()
+            last_mark = between[0].rstrip()[-1:] or last_mark
+            if at == len(text):
                 break
-            if end == len(text) and not is_all and isinstance(value, float):
+            try:
+                element, end = element_at(text, at)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if part and isinstance(error, json.JSONDecodeError):
+                    break
+                why = getattr(error, "msg", "it is nested too deeply")
+                raise _damaged(name, line, why) from None
+            if part and end == len(text) and isinstance(element, float):
                 break  # the number may go on
-            yield self._line, value
-            self._line += text.count("\n", at, end)
-            self._marks, self._may_be_value = _AFTER_VALUE
-            at = self._after_space(text, end)
-        return at
-
-    def _after_space(self, text: str, at: int) -> int:
-        space = _SPACE.match(text, at)
-        end = space.end() if space else at
-        self._line += text.count("\n", at, end)
-        return end
-
-    def _damaged(self, why: str) -> StorageError:
-        return StorageError(
-            f"{self._name}: line {self._line:,}: the JSON array is damaged or cut off here: {why}; "
-            "repair it, or give a list with a URL, or an object with one, on each line"
-        )
+            yield line, element
+            line += text.count("\n", at, end)
+            at, last_mark = end, ""
+        text = text[at:]
+        yield None
+        if len(text) > _MAX_LINE_BYTES:
+            raise _too_long(name, line)
+        enough = min(2 * len(text), _MAX_LINE_BYTES + 1) if len(text) > _PART_BYTES else 0
+    if last_mark != "]":
+        raise _damaged(name, line, "it ends without its ]")

@@ -89,14 +89,14 @@ def print_table(
     console.print(table)
 
 
-def _is_lively(stream: TextIO) -> bool:
+def is_lively(stream: TextIO) -> bool:
     """Return whether a line on it can be written again and again."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def working(what: str) -> AbstractContextManager[Any]:
     """Show that something of unknown length goes on, on the error output if it is a terminal."""
-    if not _is_lively(sys.stderr):
+    if not is_lively(sys.stderr):
         return nullcontext()
     from rich.console import Console  # noqa: PLC0415 - only for people
 
@@ -116,7 +116,7 @@ def progress(
     A function that counts the total is called only if the bar is shown; None: nobody knows it.
     The block gets a function to be told how many are done.
     """
-    if not (shown and _is_lively(sys.stderr)):
+    if not (shown and is_lively(sys.stderr)):
         yield lambda done: None  # noqa: ARG005 - nobody looks
         return
     if callable(total):

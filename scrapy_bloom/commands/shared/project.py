@@ -48,6 +48,7 @@ class Project:
     """The settings and the fingerprinter of a crawl."""
 
     settings: Settings  # as the command got them
+    crawler: Crawler  # not started
     bloom: BloomSettings
     fingerprint: Fingerprint
     fingerprinter: str  # import path of what makes it
@@ -109,6 +110,7 @@ def load_project(
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
         settings=settings,
+        crawler=crawler,
         bloom=bloom,
         fingerprint=fingerprint,
         fingerprinter=global_object_name(type(fingerprinter)),
@@ -180,9 +182,12 @@ def answering_server(project: Project) -> RedisServer:
 def opened_filter(
     options: argparse.Namespace, settings: Settings, project: Project | None = None
 ) -> Iterator[Reader]:
-    """Open a filter, wherever it is, to be looked at: see `FilterReader` and `RedisReader`.
+    """Open a filter in files or in Redis to read it.
 
-    The project is that of its crawls, loaded with the place, if the command needs it anyway.
+    Args:
+        options: the command line, with the place.
+        settings: as the command got them.
+        project: that of the filter's crawls, loaded with the place, if the command needs it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
     is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
@@ -200,7 +205,10 @@ def opened_filter(
 
 @contextmanager
 def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open a filter to see what a crawl of the project would find in it; see `opened_filter`."""
+    """Open a filter to read what a crawl of the project would find in it.
+
+    Raises a FingerprinterMismatchError if that crawl makes other fingerprints.
+    """
     with opened_filter(options, project.settings, project) as reader:
         if reader.fingerprinter != project.fingerprinter:
             raise FingerprinterMismatchError(
@@ -229,7 +237,7 @@ def job_database(path: Path) -> Path | None:
 
 
 def _recent_changes(path: Path) -> dict[bytes, bool | None]:
-    """Return what a job's log has and its filter lacks; see `FilterReader`."""
+    """Return which fingerprints in the log of a job its filter lacks, and if they are forgotten."""
     database = None if path.is_file() else job_database(path)
     if database is None:
         return {}

@@ -2,25 +2,33 @@
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from scrapy import Request
 from scrapy.crawler import Crawler
 from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.request import request_from_dict
 
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
+from scrapy_bloom.crawl.engine import call_later, is_closing
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, STANDSTILL_SECS, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
-from scrapy_bloom.queues.batch import Batch, Found, Taken
+from scrapy_bloom.job.paths import set_aside
+from scrapy_bloom.queues.added import added_files, read_added
+from scrapy_bloom.queues.batch import Batch, Found, Taken, serialized
 from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
+from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
+_LOOK_SECS = 0.5  # between two looks for what `scrapy bloom add` has handed over
 
 
 class JobQueue(SafeQueue):
@@ -38,7 +46,14 @@ class JobQueue(SafeQueue):
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
         ours = df if isinstance(df, BloomDupeFilter) else None
-        super().__init__(crawler, store.name, ours.failures if ours else Failures(crawler))
+        super().__init__(
+            crawler,
+            store.name,
+            ours.failures if ours else Failures(crawler),
+            max_pages=ours.settings.max_pages_per_slot if ours else 0,
+        )
+        store.counts_slots = bool(self._max_pages)
+        self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
         self._batch = Batch()
@@ -47,18 +62,24 @@ class JobQueue(SafeQueue):
             assert isinstance(ours.backend, LocalBackend)
             self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
         self._progress_at = monotonic()
+        self._job = Path(store.name).parent
+        call_later(_LOOK_SECS, self._take_up_added)
         for data in store.died:
             self._log_dead(data, "processes")
 
     def __len__(self) -> int:
         if self.has_failed:
             return 0
-        return self._database.pending + len(self._batch.found) + self._database.suspects
+        pending = self._database.pending + len(self._batch.found) + self._database.suspects
+        return pending or len(added_files(self._job))  # the crawl must not end before it has these
 
     def enqueue(self, request: Request) -> str | None:  # noqa: D102 - as in the base class
         changes = self._changes
         if changes is None:
             return self._enqueue_unlogged(request)
+        if self._max_pages and self._is_full(slot := self._slot_of(request)):
+            self._count_beyond_limit(slot)
+            return DROPPED
         before, fingerprint = changes.number, None
         if not request.dont_filter:
             if self._df.request_seen(request):
@@ -72,6 +93,10 @@ class JobQueue(SafeQueue):
             return "memory"
         self._add(found)
         return self.place
+
+    def _is_full(self, slot: str) -> bool:
+        stored: int = self._attempt(self._database.queued_of, slot) or 0
+        return stored + self._queued_of[slot] >= self._max_pages
 
     def _record(self, changes: Overlay, held: Sequence[Any]) -> None:
         """Record a request that is done, and was kept in memory, unless it has failed."""
@@ -98,10 +123,45 @@ class JobQueue(SafeQueue):
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
+        self._queued_of[found.slot] += 1
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
             self._flush_soon.schedule()
+
+    def _take_up_added(self) -> None:
+        """Queue the requests of the oldest file that `scrapy bloom add` has written, if any."""
+        if self.has_failed:
+            return
+        files = [] if is_closing(self._engine) else added_files(self._job)
+        call_later(0 if files[1:] else _LOOK_SECS, self._take_up_added)
+        if not files:
+            return
+        requests = read_added(files[0])
+        if requests is None:
+            if aside := self._attempt(set_aside, files[0]):
+                self._logger.error(
+                    "The requests that scrapy bloom add has handed over in %s cannot be read, "
+                    "and are not crawled. It was renamed to %s: add the requests again",
+                    files[0],
+                    aside.name,
+                )
+            return
+        for each in requests:
+            try:
+                request = request_from_dict(each, spider=self._spider)
+            except Exception:  # noqa: BLE001 - the spider has no such callback: `take` logs it
+                self._add(Found(serialized(each)))
+            else:
+                self._engine.crawl(request)
+        self.flush()
+        self._attempt(self._database.sync)
+        if not self.has_failed:
+            self._attempt(files[0].unlink)
+            self._logger.info(
+                "Queued %s that scrapy bloom add has handed over, but for duplicates",
+                counted(len(requests), "request"),
+            )
 
     # Batches.
 
@@ -121,6 +181,7 @@ class JobQueue(SafeQueue):
     def _stored(self) -> None:
         if not self.has_failed:
             self._batch = Batch()
+            self._queued_of.clear()
             if self._changes is not None:
                 self._changes.stored(self._database.seq)
 
@@ -166,8 +227,7 @@ class JobQueue(SafeQueue):
                 self._log_unreadable(error)
                 self._attempt(self._database.set_aside, taken.id)
                 continue
-            slot = str(self._downloader.get_slot_key(request)) if self._downloader else ""
-            return self._hand_out(request, slot, taken)
+            return self._hand_out(request, self._slot_of(request), taken)
         return None
 
     def _activity(self, slot: str) -> int:

@@ -1,0 +1,330 @@
+"""Add requests to a running or paused crawl with CrashSafeScheduler.
+
+PLACE is a JOBDIR, or the server with the queue that workers share. URLs are arguments, or in a list
+(--file), as `scrapy bloom import` reads it. Duplicates are counted and left out, unless
+--dont-filter is given.
+
+In Redis, the requests are queued and recorded in one step, and workers crawl them at once; if the
+crawl has ended, the next worker crawls them. For a JOBDIR, they are handed over in a file: the
+running crawl queues them within a second, a paused one when it is resumed.
+
+With --from-scrapy-redis, the source is what a stopped crawl with scrapy-redis has left on a server:
+its queue (SCHEDULER_QUEUE_KEY) and its start URLs (REDIS_START_URLS_KEY). These keys are left as
+they are, unless --drain is given. The queue's requests are queued even if the filter has recorded
+them; so run this once, or with --drain.
+
+Examples:
+  scrapy bloom add jobs/news https://news.example/today --callback parse_article
+  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --file urls.txt --priority 10
+  scrapy bloom add redis://localhost:6379/0 --key shop:bloom --from-scrapy-redis redis://localhost:6379/0
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from scrapy import Request, Spider
+from scrapy.exceptions import UsageError
+from scrapy.settings import Settings
+from scrapy.utils.httpobj import urlparse_cached
+
+from scrapy_bloom.commands.shared.arguments import (
+    add_json,
+    add_list,
+    add_place,
+    check_filter_name,
+    is_redis,
+    server_url,
+)
+from scrapy_bloom.commands.shared.lists import UrlList, checked_urls
+from scrapy_bloom.commands.shared.output import print_json, say
+from scrapy_bloom.commands.shared.project import (
+    Project,
+    answering_server,
+    connect,
+    load_project,
+    opened_for_crawl,
+    url_list,
+)
+from scrapy_bloom.commands.shared.scrapy_redis import RedisKey, request_of
+from scrapy_bloom.crawl.scheduler.collected import Collected, Entry, is_queued
+from scrapy_bloom.crawl.scheduler.safe_queue import order_of, serves_least_busy_slot
+from scrapy_bloom.crawl.startup import redis_backend
+from scrapy_bloom.exceptions import BloomError, StorageError
+from scrapy_bloom.generations.policy import Origin
+from scrapy_bloom.job import paths as jobdir
+from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
+from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.sharded import store_of
+from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.text import counted
+
+SYNTAX = (
+    "PATH|REDIS-URL [URL ...] [--file URLFILE] [--spider NAME] [--callback NAME] [--priority N] "
+    "[--dont-filter] ..."
+)
+HELP = "add requests to a running or paused crawl"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    add_place(parser)
+    parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl")
+    parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
+    add_list(parser)
+    parser.add_argument(
+        "--callback", metavar="NAME", help="the spider's method for the responses (parse)"
+    )
+    parser.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="higher ones are crawled first (0)"
+    )
+    parser.add_argument("--dont-filter", action="store_true", help="add duplicates, too")
+    parser.add_argument(
+        "--from-scrapy-redis",
+        type=server_url,
+        metavar="REDIS-URL",
+        help="add what a crawl with scrapy-redis has left on this server",
+    )
+    parser.add_argument(
+        "--drain", action="store_true", help="remove from scrapy-redis's keys what was added"
+    )
+    add_json(parser)
+
+
+@dataclass
+class _Counts:
+    new: int = 0
+    duplicate: int = 0
+    skipped: int = 0
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """Add requests."""
+    is_moving = options.from_scrapy_redis is not None
+    if is_moving == bool(options.rest or options.file is not None):
+        raise UsageError(
+            "which requests? Give URLs, a list of them with --file, or --from-scrapy-redis"
+        )
+    if options.drain and not is_moving:
+        raise UsageError("--drain is for --from-scrapy-redis")
+    if is_moving and not is_redis(options.place):
+        raise UsageError("--from-scrapy-redis adds to a queue in Redis: give its URL")
+    project = load_project(settings, options.spider, options.place)
+    _check_callback(options, project)
+    urls = url_list(options.file, project, options) if options.file is not None else None
+    counts = _Counts()
+    if is_moving:
+        source = load_project(settings, options.spider, options.from_scrapy_redis)
+        with closing(answering_server(source)) as server:
+            target = _target(project, options)
+            keys = _scrapy_redis_keys(project, options, target.spider, server)
+            _add_to_shared(project, target, _moved(keys), counts)
+        skipped = [each.first_skipped for each in keys if each.skipped]
+        counts.skipped = sum(each.skipped for each in keys)
+    else:
+        requests = _requests(options, urls, project)
+        if is_redis(options.place):
+            _add_to_shared(project, _target(project, options), requests, counts)
+        else:
+            _add_to_job(project, options, requests, counts)
+        counts.skipped = urls.skipped if urls else 0
+        skipped = []
+    _report(options, counts)
+    if urls:
+        urls.check_skipped()
+    if skipped:
+        raise BloomError(
+            f"{counted(counts.skipped, 'entry', 'entries')} of scrapy-redis could not be read, and "
+            f"stayed there; the first: {skipped[0]}"
+        )
+
+
+def _check_callback(options: argparse.Namespace, project: Project) -> None:
+    spider = project.crawler.spidercls
+    if options.callback is None or spider is Spider:
+        return
+    if not callable(getattr(spider, options.callback, None)):
+        raise BloomError(
+            f"--callback {options.callback}: the spider {options.spider!r} has no such method"
+        )
+
+
+def _report(options: argparse.Namespace, counts: _Counts) -> None:
+    is_local = not is_redis(options.place)
+    if options.json:
+        read = counts.new + counts.duplicate
+        print_json({"read": read, **vars(counts), "handed_over": is_local})
+        return
+    if is_local:
+        say(
+            f"{counted(counts.new, 'request was', 'requests were')} handed over to the crawl of "
+            f"{options.place}: it queues them within a second, or when it is resumed"
+        )
+    else:
+        say(f"{counted(counts.new, 'request was', 'requests were')} added to the queue")
+    if counts.duplicate:
+        say(f"Duplicates, left out: {counts.duplicate:,}")
+
+
+# The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
+_Requests = Iterator[list[tuple[Mapping[str, Any], str]]]
+
+
+def _requests(options: argparse.Namespace, urls: UrlList | None, project: Project) -> _Requests:
+    def made(url: str) -> tuple[Mapping[str, Any], str]:
+        request = Request(url, priority=options.priority, dont_filter=options.dont_filter)
+        return {**request.to_dict(), "callback": options.callback}, "n"
+
+    if options.rest:
+        yield [made(url) for url, _ in checked_urls(options.rest, project.url_fingerprint)]
+    for batch in urls.batches() if urls else ():
+        yield [made(url.decode()) for url, _ in batch]
+
+
+def _scrapy_redis_keys(
+    project: Project, options: argparse.Namespace, spider: str, server: RedisServer
+) -> list[RedisKey]:
+    """Return the keys of scrapy-redis, by the names that its settings have."""
+    settings = project.crawler.settings
+    queue = settings.get("SCHEDULER_QUEUE_KEY") or "%(spider)s:requests"
+    starts = getattr(project.crawler.spidercls, "redis_key", None)
+    starts = starts or settings.get("REDIS_START_URLS_KEY") or "%(name)s:start_urls"
+    keys = [
+        RedisKey(server, queue % {"spider": spider}, is_queue=True, drains=options.drain),
+        RedisKey(server, starts % {"name": spider}, is_queue=False, drains=options.drain),
+    ]
+    if not any(server.batches([("EXISTS", each.key) for each in keys])):
+        raise StorageError(
+            f"{server.address} has neither the queue {keys[0].key!r} nor the start URLs "
+            f"{keys[1].key!r} of scrapy-redis; set SCHEDULER_QUEUE_KEY or REDIS_START_URLS_KEY, if "
+            "they have other names"
+        )
+    return keys
+
+
+def _moved(keys: list[RedisKey]) -> _Requests:
+    # The filter may have recorded what is in the queue, since scrapy-redis's set had.
+    for key, kind in zip(keys, "un", strict=True):
+        for page in key.pages():
+            yield [(each, kind) for each in page]
+
+
+def _add_to_job(
+    project: Project, options: argparse.Namespace, requests: _Requests, counts: _Counts
+) -> None:
+    """Hand over requests that the filter has not recorded; the crawl filters them once more."""
+    job_dir = Path(options.place)
+    if not jobdir.is_database(job_dir / jobdir.DATABASE):
+        raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
+    check_filter_name(options, options.place, spider_counts=True)
+    has_filter = bool(jobdir.filter_files(job_dir / "bloom"))  # else it is in a BLOOM_DIR
+    with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
+        for batch in requests:
+            found = [request for request, _ in batch]
+            if reader is not None and not options.dont_filter:
+                seen = reader.are_seen([project.fingerprint(request_of(each)) for each in found])
+                found = [each for each, is_seen in zip(found, seen, strict=True) if not is_seen]
+            counts.duplicate += len(batch) - len(found)
+            for start in range(0, len(found), MOST_IN_A_FILE):
+                hand_over(job_dir, found[start : start + MOST_IN_A_FILE])
+            counts.new += len(found)
+
+
+@dataclass
+class _Target:
+    key: str
+    spider: str
+    shards: int
+
+
+def _target(project: Project, options: argparse.Namespace) -> _Target:
+    """Return the queue that requests are added to; raises a StorageError if there is none.
+
+    What scrapy-redis has left may begin a new one, whose spider --spider names.
+    """
+    filter_ = connect(options, project)
+    server, key = filter_.server, filter_.key
+    with closing(server):
+        state, is_new = read_state(server, key), filter_.read() is None
+        shards = project.bloom.redis_shards if is_new else len(shard_keys(server, key))
+    spider = options.spider or (state.crawl if state else "")
+    if state is None and not (options.from_scrapy_redis and spider):
+        hint = "; give the spider of a new one with --spider" if options.from_scrapy_redis else ""
+        raise StorageError(f"{server.address} has no queue {key!r}; no request was added{hint}")
+    return _Target(key, spider, shards)
+
+
+def _add_to_shared(project: Project, target: _Target, requests: _Requests, counts: _Counts) -> None:
+    """Add requests to the queue in Redis, as a worker that takes none."""
+    bloom = replace(
+        project.bloom,
+        redis_key=target.key.replace("%", "%%"),
+        redis_shards=target.shards,
+        redis_flush=False,
+        redis_mirror=False,
+    )
+    origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=target.spider)
+    backend = redis_backend(bloom, origin, Job())
+    order, by_slot = order_of(project.crawler), serves_least_busy_slot(project.crawler)
+    with ExitStack() as stack:
+        stack.callback(_end, backend.close)
+        backend.open()
+        store = store_of(
+            [each.filter for each in backend.parts],
+            target.spider,
+            by_slot=by_slot,
+            lease_secs=bloom.queue_lease_secs,
+            most_of_slot=bloom.max_pages_per_slot,
+        )
+        store.join()
+        stack.callback(_end, store.leave)
+        try:
+            for batch in requests:
+                collected = Collected()
+                for request, kind in batch:
+                    found = _found(request, kind, project, order, by_slot=by_slot)
+                    collected.add_found(Entry(found, None, has_parent=True))
+                while collected:
+                    parcel = collected.parcel()
+                    reply = store.apply(parcel)
+                    backend.keep_up()
+                    queued = [
+                        is_queued(entry, reply, index) for index, entry in enumerate(parcel.entries)
+                    ]
+                    counts.new += sum(queued)
+                    counts.duplicate += len(queued) - sum(queued)
+        except StorageError as error:
+            added = counted(counts.new, "request was", "requests were")
+            raise BloomError(
+                f"{error} ({added} added before that; repeat the command to continue)"
+            ) from error
+
+
+def _end(function: Callable[[], None]) -> None:
+    with suppress(StorageError):  # the lease of this worker expires by itself
+        function()
+
+
+def _found(
+    request: Mapping[str, Any], kind: str, project: Project, order: Any, *, by_slot: bool
+) -> Found:
+    """Return what the queue has of a request."""
+    plain = request_of(request)
+    rank, newest_first = order(plain)
+    slot = plain.meta.get("download_slot") or urlparse_cached(plain).hostname or ""
+    is_filtered = kind == "u" or not request.get("dont_filter")
+    return Found(
+        serialized(request),
+        project.fingerprint(plain) if is_filtered else None,
+        slot=str(slot) if by_slot else "",
+        priority=plain.priority,
+        rank=rank,
+        newest_first=newest_first,
+        kind=kind,
+    )

@@ -1,0 +1,283 @@
+"""List the filters and queues of a Redis server, and what nobody uses any more.
+
+All keys of the server are looked at, a thousand at a time, so it takes a while on a large server.
+Only keys of scrapy_bloom are listed; other keys are neither read nor changed.
+
+"Left over" are keys that no crawl will use: blocks that belong to no generation, queues without a
+filter, and filters that were set aside when a crawl started over. With --gc, they are removed. It
+asks before it does. Keys that expire by themselves are not listed.
+
+Examples:
+  scrapy bloom ls redis://localhost:6379/0
+  scrapy bloom ls redis://localhost:6379/0 --json
+  scrapy bloom ls redis://localhost:6379/0 --gc
+"""
+
+import argparse
+import re
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from scrapy.settings import Settings
+
+from scrapy_bloom.commands.shared.arguments import add_json, add_server
+from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
+from scrapy_bloom.commands.shared.project import answering_server, load_project
+from scrapy_bloom.exceptions import RefusedError, StorageError
+from scrapy_bloom.filters.sizing import BLOCK_BYTES
+from scrapy_bloom.queues.shared import Member
+from scrapy_bloom.queues.shared_state import read_state
+from scrapy_bloom.redis.connection.server import RedisServer
+from scrapy_bloom.redis.reader import opened_reader
+from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
+from scrapy_bloom.redis.shards import shard_keys
+from scrapy_bloom.text import counted, duration_text, number_text, size_text
+
+SYNTAX = "REDIS-URL [--gc] [--yes] [--json]"
+HELP = "list the filters and queues of a server; remove what is left over"
+
+_SCANNED = 1000  # keys at once
+_SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
+_ASIDE = r"\{(?P<tag>[^{}]+)\}\.set-aside-\d{8}-\d{6}-[0-9a-f]{16}"
+_BLOCKS = re.compile(r"\{(?P<tag>[^{}]+)\}:blocks:(?P<id>[0-9a-f]{16}):\d+")
+_SET = re.compile(rf"(?P<owner>\{{[^{{}}]+\}}|{_ASIDE}):(?:{'|'.join(_SETS)})")
+_SET_ASIDE = re.compile(_ASIDE)
+_ID = re.compile(rb"[0-9a-f]{16}")
+
+# The hash of a filter, then keys of its queue. Removes the queue unless there is a filter again.
+_REMOVE_SETS = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+return redis.call('UNLINK', unpack(KEYS, 2))
+"""
+
+_Figures = dict[str, Any]
+
+_COLUMNS = (
+    ("filter:", "key", str),
+    ("spider:", "spider", lambda name: name or "-"),
+    ("recorded", "recorded", lambda number: "damaged" if number is None else number_text(number)),
+    ("size", "bytes", lambda size: "-" if size is None else size_text(size)),
+    ("pending", "pending", lambda number: "-" if number is None else f"{number:,}"),
+    ("in flight", "in_flight", lambda number: "-" if number is None else f"{number:,}"),
+    ("workers", "workers", lambda number: "-" if number is None else f"{number:,}"),
+    ("created", "created", lambda at: _day(at) if at else "-"),
+    ("last used", "idle_secs", lambda secs: "-" if secs is None else f"{_rounded(secs)} ago"),
+)
+_LEFT_COLUMNS = (
+    ("left over:", "what", str),
+    ("of:", "key", str),
+    ("keys", "keys", lambda keys: f"{len(keys):,}"),
+    ("size", "bytes", size_text),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the subcommand."""
+    add_server(parser)
+    parser.add_argument("--gc", action="store_true", help="remove what is left over")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace, settings: Settings) -> None:
+    """List what a server holds, and remove what is left over if that is wanted."""
+    with closing(answering_server(load_project(settings, None, options.url))) as server:
+        filters, left_over = _found(server)
+        if options.json:
+            shown = [{**each, "keys": len(each["keys"])} for each in left_over]
+            print_json({"server": server.address, "filters": filters, "left_over": shown})
+        else:
+            _print(server, filters, left_over, gc=options.gc)
+        if options.gc and left_over:
+            _remove(server, left_over, options)
+
+
+def _print(
+    server: RedisServer, filters: list[_Figures], left_over: list[_Figures], *, gc: bool
+) -> None:
+    say(f"{server.address} has {counted(len(filters), 'filter')}")
+    for columns, rows in ((_COLUMNS, filters), (_LEFT_COLUMNS, left_over)):
+        if rows:
+            say("")
+            print_table(columns, rows)
+    if left_over and not gc:
+        say("")
+        say("No crawl uses what is left over: --gc removes it")
+
+
+def _remove(server: RedisServer, left_over: list[_Figures], options: argparse.Namespace) -> None:
+    keys = sum(len(each["keys"]) for each in left_over)
+    size = size_text(sum(each["bytes"] for each in left_over))
+    question = f"Remove {counted(keys, 'key')} ({size}) that no crawl uses?"
+    confirm(question, yes=options.yes, done="removed", do="remove them")
+    for each in left_over:
+        if each["what"] == "queue without a filter":
+            server.script(_REMOVE_SETS, [each["key"], *each["keys"]])
+        else:
+            server.unlink(each["keys"])
+    if not options.json:
+        say(f"Removed {counted(keys, 'key')}")
+
+
+def _found(server: RedisServer) -> tuple[list[_Figures], list[_Figures]]:
+    """Return the figures of the filters of a server, and those of what is left over."""
+    blocks: dict[tuple[str, str], list[str]] = {}  # by tag and id of the generation
+    sets: dict[str, list[str]] = {}  # by the name of the filter's hash
+    set_aside: list[str] = []
+    for name in _permanent_keys(server):
+        if match := _BLOCKS.fullmatch(name):
+            blocks.setdefault((match["tag"], match["id"]), []).append(name)
+        elif match := _SET.fullmatch(name):
+            owner = match["owner"]
+            sets.setdefault(owner[1:-1] if owner.endswith("}") else owner, []).append(name)
+        elif _SET_ASIDE.fullmatch(name):
+            set_aside.append(name)
+    hashes = sorted({tag for tag, _ in blocks} | set(sets) - set(set_aside))
+    idle = {key: _idle_secs(server, key) for key in hashes}  # before they are read
+    # Read after the keys were listed: a generation that was made meanwhile is in it.
+    mentioned = {key: _ids_in(server, key) for key in (*hashes, *set_aside)}
+    left_over = [
+        _left_over(server, "filter that was set aside", key, [key, *sets.get(key, ()), *ours])
+        for key in set_aside
+        if mentioned[key]
+        for ours in [_blocks_of(blocks, key, mentioned)]
+    ]
+    used = {(_tag(key), each) for key, ids in mentioned.items() for each in ids}
+    left_over += [
+        _left_over(server, "blocks of no generation", tag, names)
+        for (tag, generation), names in sorted(blocks.items())
+        if (tag, generation) not in used and _are_blocks(server, names)
+    ]
+    left_over += [
+        _left_over(server, "queue without a filter", key, names)
+        for key, names in sorted(sets.items())
+        if not mentioned.get(key) and key not in set_aside and _are_sets(server, key, names)
+    ]
+    filters = [key for key in hashes if mentioned[key]]
+    shards = {each for key in filters for each in shard_keys(server, key)[1:]}
+    return [_figures(server, key, idle[key]) for key in filters if key not in shards], left_over
+
+
+def _permanent_keys(server: RedisServer) -> list[str]:
+    """Return the names of all keys that may be ours, and do not expire."""
+    found = server.call(
+        lambda client: {
+            name for name in client.scan_iter(match="{*}*", count=_SCANNED) if _may_be_ours(name)
+        }
+    )
+    names = sorted(name.decode() for name in found)
+    ages = server.batches([("PTTL", name) for name in names])
+    return [name for name, ttl in zip(names, ages, strict=True) if ttl == -1]
+
+
+def _may_be_ours(name: bytes) -> bool:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return False
+    return any(pattern.fullmatch(text) for pattern in (_BLOCKS, _SET, _SET_ASIDE))
+
+
+def _tag(key: str) -> str:
+    return key[1:].partition("}")[0] if key.startswith("{") else key
+
+
+def _ids_in(server: RedisServer, key: str) -> set[str]:
+    """Return all ids that the hash of a filter mentions; nothing if it is none."""
+    try:
+        fields = server.send("HGETALL", key)
+    except RefusedError:  # it is something else
+        return set()
+    return {each.decode() for pair in fields.items() for text in pair for each in _ID.findall(text)}
+
+
+def _blocks_of(
+    blocks: dict[tuple[str, str], list[str]], key: str, mentioned: dict[str, set[str]]
+) -> list[str]:
+    """Return the keys of blocks that only a filter which was set aside mentions."""
+    tag = _tag(key)
+    return [
+        name
+        for each in sorted(mentioned[key] - mentioned.get(tag, set()))
+        for name in blocks.get((tag, each), ())
+    ]
+
+
+def _are_blocks(server: RedisServer, names: Sequence[str]) -> bool:
+    try:
+        sizes = server.batches([("STRLEN", name) for name in names])
+    except RefusedError:  # they are no strings
+        return False
+    return all(0 < size <= CHUNK_BLOCKS * BLOCK_BYTES and not size % BLOCK_BYTES for size in sizes)
+
+
+def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
+    """Return whether keys without a filter are what they are called, as far as they show it."""
+    is_ours = False
+    for name in names:
+        kind = name.rpartition(":")[2]
+        try:
+            if kind == "workers":
+                is_ours |= all(_ID.match(field) for field in server.send("HKEYS", name))
+                continue
+            first = server.send("ZRANGE", name, 0, 0)[0]
+            if kind not in ("forgotten", "downloading"):  # these may be anybody's
+                Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])
+                is_ours = True
+        except (RefusedError, IndexError, ValueError, struct.error):
+            return False
+    return is_ours and not server.send("EXISTS", key)
+
+
+def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> _Figures:
+    try:
+        sizes = server.batches([("MEMORY", "USAGE", name) for name in names])
+    except RefusedError:  # an ACL need not allow it
+        sizes = []
+    return {"what": what, "key": key, "keys": names, "bytes": sum(size or 0 for size in sizes)}
+
+
+def _idle_secs(server: RedisServer, key: str) -> int | None:
+    """Return for how long nobody has used a key; None if the server does not tell."""
+    try:
+        idle: int | None = server.send("OBJECT", "IDLETIME", key)
+    except RefusedError:  # its maxmemory-policy is a LFU one, or an ACL does not allow it
+        return None
+    return idle
+
+
+def _figures(server: RedisServer, key: str, idle_secs: int | None) -> _Figures:
+    figures: _Figures = dict.fromkeys(
+        ("key", "spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
+    )
+    figures.update(key=key, idle_secs=idle_secs)
+    try:
+        reader = opened_reader(server, key)
+        live = reader.generations
+        figures |= {
+            "spider": reader.spider,
+            "recorded": sum(each.count for each in live),
+            "bytes": sum(each.geometry.nbytes for each in live),
+            "created": min(each.created_at for each in live),
+        }
+        if state := read_state(server, key):
+            figures |= {
+                "pending": state.pending + state.suspects,
+                "in_flight": state.leased,
+                "workers": len(state.live),
+            }
+    except StorageError:
+        pass  # it is damaged, or being made, or was removed meanwhile: its name is all we have
+    return figures
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _rounded(seconds: float) -> str:
+    unit = next((unit for unit in (86_400, 3600, 60) if seconds >= 2 * unit), 1)
+    return duration_text(max(1, seconds // unit * unit))

@@ -1,0 +1,108 @@
+"""What a crawl with scrapy-redis has left to be crawled: its queue, and its start URLs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scrapy import FormRequest, Request
+
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.queues.batch import plain
+from scrapy_bloom.redis.connection.server import RedisServer
+
+_PAGE = 100  # members that are read at once
+
+# Of each type of key: what reads members, and what removes one.
+_READS = {b"list": "LRANGE", b"zset": "ZRANGE", b"set": "SSCAN"}
+_REMOVES = {b"list": ("LREM", 1), b"zset": ("ZREM",), b"set": ("SREM",)}
+
+
+@dataclass
+class RedisKey:
+    """A key of scrapy-redis: its queue, or its start URLs.
+
+    Attributes:
+        server: where it is.
+        key: its name; a list, a set or a sorted set.
+        is_queue: it has pickled requests; otherwise, URLs or JSON objects.
+        drains: remove each member once the caller asks for the next page.
+        skipped: members so far of which no request could be made.
+        first_skipped: the first one of these, and why.
+    """
+
+    server: RedisServer
+    key: str
+    is_queue: bool
+    drains: bool = False
+    skipped: int = 0
+    first_skipped: str = ""
+
+    def pages(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield requests as `Request.to_dict` makes them, page by page.
+
+        No code that is in a pickle is run: a request of other than plain values is skipped.
+        """
+        kind = self.server.send("TYPE", self.key)
+        if kind == b"none":  # Redis has no empty keys
+            return
+        if kind not in _READS:
+            raise StorageError(
+                f"the key {self.key!r} of {self.server.address} is a {kind.decode()}, not a queue "
+                "of scrapy-redis"
+            )
+        start: Any = 0
+        while True:
+            if kind == b"set":
+                start, members = self.server.send("SSCAN", self.key, start, "COUNT", _PAGE)
+            else:
+                members = self.server.send(_READS[kind], self.key, start, start + _PAGE - 1)
+            made = [(member, request) for member in members if (request := self._request(member))]
+            yield [request for _, request in made]
+            if self.drains:
+                words = _REMOVES[kind]
+                self.server.batches([(words[0], self.key, *words[1:], each) for each, _ in made])
+            if kind == b"set":
+                if not int(start):
+                    return
+            elif members:
+                start += len(members) - (len(made) if self.drains else 0)
+            else:
+                return
+
+    def _request(self, member: bytes) -> dict[str, Any] | None:
+        try:
+            return _queued(member) if self.is_queue else _start_request(member)
+        except Exception as error:  # noqa: BLE001 - anybody can have written it
+            self.skipped += 1
+            self.first_skipped = self.first_skipped or f"{member[:60]!r}: {error}"
+            return None
+
+
+def _queued(member: bytes) -> dict[str, Any]:
+    found = plain(member)
+    if found is None:
+        raise ValueError("it is not a pickled request of plain values")
+    request_of(found)
+    return dict(found)
+
+
+def _start_request(member: bytes) -> dict[str, Any]:
+    """Return the request that scrapy-redis makes of a start URL."""
+    text = member.decode()
+    if not text.startswith("{"):
+        return Request(text).to_dict()
+    fields = json.loads(text)
+    url, method, meta = fields.pop("url"), fields.pop("method", "GET"), fields.pop("meta", {})
+    if not fields:
+        return Request(url, method=method, meta=meta).to_dict()
+    return FormRequest(url, method=method, meta=meta, formdata=fields).to_dict()
+
+
+def request_of(found: dict[str, Any] | Any) -> Request:
+    """Return a request without its callbacks, of which its fingerprint and slot can be told.
+
+    Its class is not loaded: that would run code. Raises anything if it is not valid.
+    """
+    names = ("url", "method", "headers", "body", "meta", "encoding", "priority")
+    return Request(**{name: found[name] for name in names if name in found})

@@ -1,0 +1,232 @@
+"""Show the progress of a crawl again and again: `scrapy bloom info --watch`."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from scrapy_bloom.commands.shared.output import is_lively, say
+from scrapy_bloom.exceptions import StorageError
+from scrapy_bloom.redis.connection.server import next_attempt
+from scrapy_bloom.text import counted, escaped, masked, rate_text, share_text
+
+_GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
+_MOST_HOSTS = 10
+_NARROW = 72  # columns of a terminal; a narrower one gets fewer columns
+_NOT_WATCHED = ("generations", "salt")  # of the figures: they do not change, or are secret
+
+Figures = dict[str, Any]
+
+
+class Rates:
+    """Computes the rates of a queue from its figures at several moments."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, int]] = deque()  # when, and how many requests were left
+        self._first: dict[str, tuple[float, int]] = {}  # by worker: when, and how many were done
+        self._last: dict[str, tuple[float, int]] = {}
+
+    def add(self, queue: Figures) -> None:
+        """Add the rates to the figures of a queue: None where there was no earlier look at it."""
+        now = time.monotonic()
+        self._add_rates("", queue, now)
+        for worker in queue["workers"] or ():
+            self._add_rates(worker["name"], worker, now)
+        left = queue["pending"] + queue["in_flight"]
+        self._times.append((now, left))
+        while now - self._times[0][0] > _GROWTH_SECS and len(self._times) > 2:
+            self._times.popleft()
+        begun, before = self._times[0]
+        growth = (left - before) / (now - begun) if now > begun else None
+        queue["growth_per_second"] = growth
+        queue["seconds_left"] = left / -growth if growth and growth < 0 else None
+
+    def _add_rates(self, name: str, figures: Figures, now: float) -> None:
+        done = figures["done"]
+        if name in self._last and done < self._last[name][1]:  # the server lost something
+            del self._first[name], self._last[name]
+        for key, samples in (
+            ("done_per_second", self._last),
+            ("done_per_second_average", self._first),
+        ):
+            since, before = samples.get(name, (now, done))
+            figures[key] = (done - before) / (now - since) if now > since else None
+        self._first.setdefault(name, (now, done))
+        self._last[name] = now, done
+
+
+def watch(
+    read: Callable[[], Figures],
+    read_hosts: Callable[[], Mapping[str, int]],
+    interval: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
+
+    After the first look, a server that does not answer is reported, and asked again.
+
+    Raises:
+        StorageError: the first look failed.
+    """
+    rates, is_first = Rates(), True
+    hosts: Mapping[str, int] = {}
+    hosts_due = 0.0
+    with _shown(as_json=as_json) as show:
+        while True:
+            begun = time.monotonic()
+            figures: Figures
+            try:
+                figures = read()
+                if queue := figures["queue"]:
+                    rates.add(queue)
+                    if begun >= hosts_due:  # a broad crawl has very many hosts
+                        hosts_begun = time.monotonic()
+                        hosts = read_hosts()
+                        hosts_due = next_attempt(hosts_begun)
+                    most = sorted(hosts, key=lambda host: -hosts[host])[:_MOST_HOSTS]
+                    queue["hosts"] = [{"host": host, "pending": hosts[host]} for host in most]
+                figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
+            except StorageError as error:
+                if is_first:
+                    raise
+                figures = {"error": masked(str(error))}
+            is_first = False
+            show({"time": time.time(), **figures})
+            time.sleep(max(0.0, begun + interval - time.monotonic()))
+
+
+@contextmanager
+def _shown(*, as_json: bool) -> Iterator[Callable[[Figures], None]]:
+    if as_json or not is_lively(sys.stdout):
+
+        def show_line(figures: Figures) -> None:
+            if as_json:
+                sys.stdout.write(json.dumps(figures) + "\n")
+            else:
+                say(f"{time.strftime('%H:%M:%S')} {_line(figures)}")
+            sys.stdout.flush()
+
+        yield show_line
+        return
+    from rich.console import Console  # noqa: PLC0415 - only for people
+    from rich.live import Live  # noqa: PLC0415
+
+    console = Console(file=sys.stdout, markup=False, emoji=False, highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda figures: live.update(progress_table(figures, console.width), refresh=True)
+
+
+def _line(figures: Figures) -> str:
+    if "error" in figures:
+        return f"no figures: {figures['error']}; trying again"
+    return "; ".join([*_queue_texts(figures["queue"]), *_filter_texts(figures)])
+
+
+def _queue_texts(queue: Figures | None) -> Iterator[str]:
+    if queue is None:
+        return
+    if queue["workers"] is not None:
+        alive = sum(each["is_alive"] for each in queue["workers"])
+        yield counted(alive, "worker")
+    rate, average = queue["done_per_second"], queue["done_per_second_average"]
+    yield f"{_rate(rate)} pages/s ({_rate(average)} on average)"
+    yield f"{queue['in_flight']:,} in flight"
+    growth = queue["growth_per_second"]
+    yield f"{queue['pending']:,} pending" + (f" ({growth:+,.1f}/s)" if growth is not None else "")
+    yield f"{queue['done']:,} done"
+    yield counted(len(queue["dead"]), "dead letter")
+    if queue["ended_at"]:
+        yield "the crawl has ended"
+    elif queue["seconds_left"] is not None:
+        yield f"about {_duration(queue['seconds_left'])} left"
+    elif growth is not None and growth > 0:
+        yield "time left unknown: the queue grows"
+
+
+def _filter_texts(figures: Figures) -> Iterator[str]:
+    if figures["recorded"] is not None:
+        yield f"{figures['recorded']:,} recorded"
+        yield f"fill {share_text(figures['fill_ratio'])}"
+        yield f"false-positive rate {rate_text(figures['error_rate_now'])}"
+
+
+def progress_table(figures: Figures, width: int) -> Any:
+    """Return the progress of a crawl, to be printed by rich on a terminal of this width."""
+    from rich.console import Group  # noqa: PLC0415 - only for people
+    from rich.text import Text  # noqa: PLC0415
+
+    clock = time.strftime("%H:%M:%S", time.localtime(figures["time"]))
+    if "error" in figures:
+        return Text(f"{clock} {escaped(_line(figures))}", style="bold red")
+    queue = figures["queue"]
+    parts: list[Any] = [
+        Text(f"{escaped(figures['location'])} at {clock}", style="bold"),
+        Text("; ".join(_filter_texts(figures))),
+    ]
+    if queue:
+        _, *texts = _queue_texts({**queue, "workers": queue["workers"] or []})
+        parts += [Text("; ".join(texts)), Text("")]
+        workers = queue["workers"] or []
+        total = {**queue, "name": "all workers" if workers else "the crawl", "heartbeat_secs": None}
+        parts.append(_workers_table([*workers, total], is_narrow=width < _NARROW))
+        if queue["hosts"]:
+            rows = [
+                (escaped(each["host"]) or "(any)", f"{each['pending']:,}")
+                for each in queue["hosts"]
+            ]
+            parts += [Text(""), _table(["host:", "pending"], rows)]
+    return Group(*parts)
+
+
+def _workers_table(workers: list[Figures], *, is_narrow: bool) -> Any:
+    names = ["worker:", "pages/s", "average", "in flight", "heartbeat"]
+    rows = [
+        (
+            escaped(each["name"]),
+            _rate(each["done_per_second"]),
+            _rate(each["done_per_second_average"]),
+            f"{each['in_flight']:,}",
+            "expired" if not each.get("is_alive", True) else _age(each["heartbeat_secs"]),
+        )
+        for each in workers
+    ]
+    if is_narrow:
+        names = [*names[:2], names[3]]
+        rows = [(*row[:2], row[3]) for row in rows]  # type: ignore[misc]
+    return _table(names, rows)
+
+
+def _table(names: list[str], rows: list[Any]) -> Any:
+    from rich.table import Table  # noqa: PLC0415 - only for people
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        is_text = name.endswith(":")
+        table.add_column(
+            name.removesuffix(":"),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.0f} s ago"
+
+
+def _duration(seconds: float) -> str:
+    for unit, name in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit:
+            return counted(round(seconds / unit), name)
+    return counted(round(seconds), "second")

@@ -1,0 +1,353 @@
+"""`scrapy bloom add`: requests for a running or paused crawl, and what scrapy-redis has left."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from scrapy import Request
+
+from tests.support import servers
+from tests.support.cli import bloom
+from tests.support.crawls import Crawl, spider_with
+from tests.support.documents import BLOCK, section
+from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.shell import run_in_shell
+from tests.support.sites import Site
+from tests.support.workspace import start_project
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+ADDED = "/added/"
+
+
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+def place(crawl: SharedCrawl) -> tuple[str, ...]:
+    return (crawl.server.url, "--key", crawl.key)
+
+
+def urls(site: Site, *numbers: int) -> list[str]:
+    return [f"{site.url.rstrip('/')}{ADDED}{number}" for number in numbers]
+
+
+def crawled(site: Site) -> tuple[str, str]:
+    """The path of a page that was crawled, and the URL that led to it."""
+    path = next(path for path in site.hits if path not in {"/p/0", "/"})
+    return path, f"{site.url.rstrip('/')}{path}?a=2&b=1"
+
+
+def added(site: Site) -> dict[str, int]:
+    return {path: number for path, number in site.hits.items() if path.startswith(ADDED)}
+
+
+def paths(*numbers: int) -> dict[str, int]:
+    return {f"{ADDED}{number}": 1 for number in numbers}
+
+
+def test_into_a_shared_crawl_that_runs_twice_at_once(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
+    crawl.hold(20)
+    recorded, known = crawled(wide)
+    (tmp_path / "list").write_text("\n".join([*urls(wide, *range(100)), "no URL"]))
+    with ThreadPoolExecutor() as pool:
+        arguments = ("add", *place(crawl), "--file", "list", "--json")
+        ran = list(pool.map(lambda _: bloom(*arguments, cwd=tmp_path), range(2)))
+    assert [(each.status, each.json["read"], each.json["skipped"]) for each in ran] == [
+        (1, 100, 1)
+    ] * 2
+    assert sum(each.json["new"] for each in ran) == 100
+    assert "1 line is not a URL and was left out; the first: line 101" in ran[0].error
+    again = bloom("add", *place(crawl), known, *urls(wide, 1, 100), cwd=tmp_path)
+    assert again.out == "1 request was added to the queue\nDuplicates, left out: 2\n"
+    twice = bloom("add", *place(crawl), known, "--dont-filter", "--json", cwd=tmp_path).json
+    assert (twice["new"], twice["duplicate"], twice["handed_over"]) == (1, 0, False)
+    crawl.finish()
+    assert added(wide) == paths(*range(101))
+    assert wide.hits[recorded] == 2
+    assert not crawl.state().workers
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_into_a_shared_crawl_that_has_ended(shards: int, wide: Site, tmp_path: Path) -> None:
+    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
+    crawl = SharedCrawl(wide, tmp_path, **more)
+    crawl.finish(crawl.start())
+    assert bloom("add", *place(crawl), *urls(wide, *range(5)), cwd=tmp_path).status == 0
+    assert crawl.state().pending == 5
+    assert not crawl.state().ended_at
+    crawl.finish(crawl.start())
+    assert added(wide) == paths(*range(5))
+    assert crawl.state().ended_at
+
+
+def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path)
+    crawl.hold(20)
+    for priority in ("-5", "7"):
+        options = ("--priority", priority, "--callback", "parse")
+        assert bloom("add", *place(crawl), *urls(wide, int(priority)), *options, cwd=tmp_path)
+    first = bloom("queue", *place(crawl), "--next", "1", "--json", cwd=tmp_path).json["next"][0]
+    assert (first["url"], first["priority"], first["callback"]) == (*urls(wide, 7), 7, "parse")
+    other = bloom("add", *place(crawl), *urls(wide, 1), "--spider", "other", cwd=tmp_path)
+    assert "has the queue of the spider links, and this one is 'other'" in other.error
+    crawl.finish()
+    assert added(wide) == paths(-5, 7)
+
+
+def test_during_an_outage_of_the_server(wide: Site, tmp_path: Path) -> None:
+    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
+    try:
+        crawl = SharedCrawl(wide, tmp_path, server=server)
+        crawl.hold(20)
+        (tmp_path / "list").write_text("\n".join(urls(wide, *range(3000))))
+        with ThreadPoolExecutor() as pool:
+            adding = pool.submit(
+                bloom, "add", *place(crawl), "--file", "list", "--json", cwd=tmp_path
+            )
+            servers.wait_for(lambda: crawl.state().pending > 200, lambda: "nothing is added")
+            server.kill()
+            server.start()
+            ran = adding.result(servers.LIMIT)
+        assert ran.status == 0, ran
+        assert ran.json["new"] + ran.json["duplicate"] == 3000
+        crawl.finish()
+        assert added(wide) == paths(*range(3000))
+    finally:
+        server.end()
+
+
+def test_a_place_without_a_queue(server: servers.Server, tmp_path: Path) -> None:
+    url = "https://shop.example/1"
+    ran = bloom("add", server.url, "--key", tmp_path.name, url, cwd=tmp_path)
+    assert f"has no queue '{tmp_path.name}'; no request was added" in ran.error
+    assert not server.client.exists(tmp_path.name)
+    ran = bloom("add", tmp_path, url, cwd=tmp_path)
+    assert "holds no queue of CrashSafeScheduler; give its JOBDIR" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "which requests? Give URLs"),
+        (["https://a.example", "--from-scrapy-redis", "redis"], "which requests? Give URLs"),
+        (["https://a.example", "--drain"], "--drain is for --from-scrapy-redis"),
+        (["--from-scrapy-redis", "redis"], "adds to a queue in Redis: give its URL"),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], why: str, tmp_path: Path) -> None:
+    ran = bloom("add", "job", *arguments, cwd=tmp_path)
+    assert ran.status == 2
+    assert why in ran.err
+
+
+# A job.
+
+
+def test_into_a_paused_job(tree: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    Crawl.held(tree, 20, tmp_path, settings).interrupt()
+    _, known = crawled(tree)
+    ran = bloom("add", "job", *urls(tree, 1, 2), known, cwd=tmp_path)
+    assert ran.status == 0, ran
+    assert "2 requests were handed over to the crawl of job: it queues them within a " in ran.out
+    assert "Duplicates, left out: 1" in ran.out
+    bloom("add", "job", *urls(tree, 2, 3), cwd=tmp_path)
+    assert bloom("queue", "job", "--json", cwd=tmp_path).json["handed_over"] == 4
+    refused = bloom("push", "job", servers.shared("valkey").url, cwd=tmp_path).error
+    assert "4 requests that `scrapy bloom add` has handed over" in refused
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    assert added(tree) == paths(1, 2, 3)
+    assert not list((tmp_path / "job/requests.added").iterdir())
+    assert crawl.told("INFO")
+    assert not crawl.told("ERROR")
+    # Of a crawl that is over, too; the job's own pages are not crawled again.
+    tree.hits.clear()
+    bloom("add", "job", *urls(tree, 4), known, "--dont-filter", cwd=tmp_path)
+    Crawl.finished(tree.url, tmp_path, settings)
+    assert added(tree) == paths(4)
+    assert sum(tree.hits.values()) <= 3
+
+
+def test_into_a_running_job_twice_at_once_and_killed(tree: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    crawl = Crawl.held(tree, 20, tmp_path, settings)
+    with ThreadPoolExecutor() as pool:
+        (tmp_path / "list").write_text("\n".join(urls(tree, *range(1500))))
+        arguments = ("add", "job", "--file", "list", "--json")
+        ran = list(pool.map(lambda _: bloom(*arguments, cwd=tmp_path), range(2)))
+    assert all(each.json["handed_over"] for each in ran)
+    crawl.wait_until(lambda: not list((tmp_path / "job/requests.added").iterdir()))
+    pending = bloom("queue", "job", "--json", cwd=tmp_path).json["pending"]
+    assert pending >= 1500
+    crawl.kill()
+    assert bloom("add", "job", *urls(tree, 1500), cwd=tmp_path).status == 0
+    Crawl.finished(tree.url, tmp_path, settings)
+    assert added(tree) == paths(*range(1501))
+
+
+def test_a_callback_that_the_spider_lacks(tree: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    Crawl.finished(tree.url, tmp_path, settings)
+    bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    (error,) = crawl.told("ERROR")
+    assert "A request of the job cannot be deserialized, and is left in " in error
+    code = "\nLinkSpider.gone = LinkSpider.parse\n"
+    spider = spider_with(tmp_path, code)
+    Crawl.finished(tree.url, tmp_path, settings, spider=spider)
+    assert added(tree) == paths(1)
+
+
+def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    Crawl.finished(tree.url, tmp_path, settings)
+    bloom("add", "job", *urls(tree, 1), cwd=tmp_path)
+    (file,) = (tmp_path / "job/requests.added").iterdir()
+    file.write_bytes(pickle.dumps({"requests": [Request("https://a.example")]}))
+    crawl = Crawl.finished(tree.url, tmp_path, settings)
+    (error,) = crawl.told("ERROR")
+    assert "cannot be read, and are not crawled. It was renamed to " in error
+
+
+def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:
+    project = start_project(tmp_path / "work")
+    (project / "shopping/spiders/shop.py").write_text(
+        "import scrapy\nclass Shop(scrapy.Spider):\n    name = 'shop'\n"
+    )
+    arguments = ("job", "https://a.example", "--spider", "shop", "--callback")
+    ran = bloom("add", *arguments, "parse_item", cwd=project)
+    assert "--callback parse_item: the spider 'shop' has no such method" in ran.error
+    assert "holds no queue" in bloom("add", *arguments, "parse", cwd=project).error
+
+
+# What scrapy-redis has left.
+
+NO_START = """
+    async def start(self):
+        return
+        yield
+"""
+REDIS_SPIDER = f"""
+from scrapy_redis.spiders import RedisSpider
+
+Links = LinkSpider
+del LinkSpider  # it is not the spider to run
+
+class Shop(RedisSpider, Links):
+    name = "shop"
+    redis_batch_size = 3
+    {NO_START}
+"""
+PLAIN_SPIDER = f"""
+LinkSpider.name = "shop"
+
+class Start:
+    {NO_START}
+
+LinkSpider.start = Start.start
+"""
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("queue", ["PriorityQueue", "FifoQueue"])
+def test_the_recipe_to_move_a_redis_spider(
+    queue: str, tree: Site, server: servers.Server, tmp_path: Path
+) -> None:
+    client, name = server.client, tmp_path.name
+    starts, requests, seen = (f"{name}:{each}" for each in ("starts", "requests", "seen"))
+    keys = {"SCHEDULER_QUEUE_KEY": requests, "REDIS_START_URLS_KEY": starts}
+    theirs = {
+        **keys,
+        "SCHEDULER": "scrapy_redis.scheduler.Scheduler",
+        "SCHEDULER_PERSIST": True,
+        "SCHEDULER_QUEUE_CLASS": f"scrapy_redis.queue.{queue}",
+        "SCHEDULER_DUPEFILTER_KEY": seen,
+        "DUPEFILTER_CLASS": "scrapy_redis.dupefilter.RFPDupeFilter",
+        "REDIS_URL": server.url,
+    }
+    client.rpush(starts, tree.url, *urls(tree, *range(5)))
+    client.rpush(starts, *(json.dumps({"url": url}) for url in urls(tree, *range(5, 10))))
+    spider = spider_with(tmp_path, REDIS_SPIDER)
+    crawl = Crawl.held(tree, 20, tmp_path, theirs, spider=spider)
+    crawl.interrupt()
+    left, queued = client.llen(starts), client.exists(requests)
+    assert 0 < left < 11
+    assert queued
+    assert 20 < tree.total() < 100
+
+    setting, shell = (code for _, code in BLOCK.findall(section("Move a RedisSpider")))
+    named = {"shop:moved": f"{name}:moved", "shop:dupefilter": seen}
+    for written, real in {"redis://localhost:6379/0": server.url, **named}.items():
+        setting, shell = setting.replace(written, real), shell.replace(written, real)
+    for each, value in keys.items():
+        shell = shell.replace("--from-scrapy-redis", f"-s {each}={value} --from-scrapy-redis")
+    ran = run_in_shell(shell, tmp_path)
+    assert ran.returncode == 0, ran
+    assert client.llen(starts) == left
+    settings: dict[str, object] = {}
+    exec(setting, settings)
+    ours = {each: value for each, value in settings.items() if each.isupper()}
+    spider = spider_with(tmp_path, PLAIN_SPIDER)
+    ours["BLOOM_QUEUE_WHEN_EMPTY"] = "close"
+    Crawl.finished(tree.url, tmp_path, ours, spider=spider)
+    assert added(tree) == paths(*range(10))
+    pages = {path: number for path, number in tree.hits.items() if path.startswith("/p/")}
+    assert len(pages) == 150
+    assert [path for path, number in pages.items() if number > 1] in ([], ["/p/0"])
+
+
+@pytest.mark.parametrize("kind", ["list", "set", "zset"])
+def test_keys_are_drained_but_for_what_cannot_be_read(
+    kind: str, server: servers.Server, tmp_path: Path
+) -> None:
+    requests = [
+        Request(f"https://shop.example/{number}", callback=None, priority=number).to_dict()
+        for number in range(250)
+    ]
+    pickles = [pickle.dumps(each) for each in requests]
+    pickles[7] = pickle.dumps({"url": Trap(tmp_path / "sprung")})
+    pickles[100] = b"no pickle"
+    client, key = server.client, f"{tmp_path.name}:requests"
+    fill = {"list": client.rpush, "set": client.sadd}
+    if kind == "zset":
+        client.zadd(key, {each: -number for number, each in enumerate(pickles)})
+    else:
+        fill[kind](key, *pickles)
+    arguments = ("add", server.url, "--key", tmp_path.name, "--spider", "shop")
+    source = ("--from-scrapy-redis", server.url, "--drain", "--json")
+    names = ("-s", f"SCHEDULER_QUEUE_KEY={key}")
+    ran = bloom(*arguments, *source, *names, cwd=tmp_path)
+    assert (ran.json["new"], ran.json["skipped"]) == (248, 2)
+    assert "2 entries of scrapy-redis could not be read, and stayed there; the first: " in ran.error
+    read = {"list": lambda: client.lrange(key, 0, -1), "set": lambda: client.smembers(key)}
+    there = client.zrange(key, 0, -1) if kind == "zset" else read[kind]()
+    assert set(there) == {pickles[7], pickles[100]}
+    assert not (tmp_path / "sprung").exists()
+    again = bloom(*arguments, *source, *names, cwd=tmp_path)
+    assert (again.json["new"], again.json["skipped"]) == (0, 2)
+    queue = bloom("queue", server.url, "--key", tmp_path.name, "--json", cwd=tmp_path).json
+    assert queue["pending"] == 248
+    assert queue["next"][0]["priority"] == 249
+
+
+def test_scrapy_redis_has_left_nothing(server: servers.Server, tmp_path: Path) -> None:
+    arguments = (server.url, "--key", tmp_path.name, "--spider", tmp_path.name)
+    ran = bloom("add", *arguments, "--from-scrapy-redis", server.url, cwd=tmp_path)
+    assert f"has neither the queue '{tmp_path.name}:requests' nor the start URLs " in ran.error
+    assert not server.client.exists(tmp_path.name)

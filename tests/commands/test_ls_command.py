@@ -1,0 +1,150 @@
+"""`scrapy bloom ls`: what a server holds, and what it removes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrapy_bloom.redis.scripts import keys_of
+from tests.support import servers
+from tests.support.cli import at_a_terminal, bloom
+from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, shared_filter, urls
+
+ID, OTHER_ID = "0123456789abcdef", "fedcba9876543210"
+BLOCK = bytes(8192)
+
+
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def own() -> Iterator[servers.Server]:
+    """A server that no other test uses."""
+    server = servers.Server("valkey")
+    yield server
+    server.end()
+
+
+def foreign_keys(client: Any) -> dict[bytes, Any]:
+    """Write keys that only look like ours; return all keys of the server with their contents."""
+    client.set("{a}:blocks:x:0", BLOCK)
+    client.set(f"{{a}}:blocks:{ID}:0", b"short")
+    client.rpush(f"{{a}}:blocks:{OTHER_ID}:0", "list")
+    client.zadd("{b}:pending", {"member": 0})
+    client.sadd("{c}:dead", "member")
+    client.hset("{d}:workers", "name", "value")
+    client.zadd("{e}:forgotten", {"member": 1})
+    client.hset("f", mapping={"id": ID, "name": "value"})
+    client.set(f"{{g}}:blocks:{ID}:0", BLOCK, ex=3600)
+    return contents(client)
+
+
+def contents(client: Any) -> dict[bytes, Any]:
+    return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def leave_over(client: Any, queue: str) -> list[str]:
+    """Write keys that nobody uses, and remove the hash of a filter that has a queue."""
+    aside = f"{{i}}.set-aside-20260101-120000-{ID}"
+    generation = f'{{"id": "{OTHER_ID}"}}'
+    client.hset(aside, mapping={"id": ID, "filter": "{}", "gen:0": generation})
+    names = [f"{{h}}:blocks:{ID}:0", f"{{h}}:blocks:{ID}:1", f"{{i}}:blocks:{OTHER_ID}:0"]
+    for name in names:
+        client.set(name, BLOCK)
+    blocks = client.scan_iter(f"{{{queue}}}:blocks:*")
+    client.delete(queue)
+    queues = [name for name in keys_of(queue)[1:] if client.exists(name)]
+    return [aside, *names, *queues, *(name.decode() for name in blocks)]
+
+
+def test_what_is_used_and_what_is_left_over(
+    own: servers.Server, wide: Site, tmp_path: Path
+) -> None:
+    for name in ("crawl", "lost"):
+        (tmp_path / name).mkdir()
+    crawl = SharedCrawl(wide, tmp_path / "crawl", server=own)
+    crawl.hold(20)
+    lost = SharedCrawl(wide, tmp_path / "lost", server=own)
+    lost.start()
+    lost.workers[0].kill()
+    shared_filter(own, "plain", fingerprints(urls(range(10))))
+    left = leave_over(own.client, lost.key)
+    kept = foreign_keys(own.client)
+    figures = bloom("ls", own.url, "--json", cwd=tmp_path).json
+    plain, busy = sorted(figures["filters"], key=lambda each: each["workers"] or 0)
+    assert (plain["key"], plain["recorded"], plain["pending"]) == ("plain", 10, None)
+    assert plain["bytes"] >= 8192
+    assert plain["idle_secs"] >= 0
+    state = crawl.state()
+    assert busy["key"] == crawl.key
+    assert (busy["workers"], busy["in_flight"]) == (2, state.leased)
+    assert busy["pending"] == state.pending
+    found = {(each["what"], each["key"]) for each in figures["left_over"]}
+    assert found == {
+        ("blocks of no generation", "h"),
+        ("filter that was set aside", f"{{i}}.set-aside-20260101-120000-{ID}"),
+        ("blocks of no generation", lost.key),
+        ("queue without a filter", lost.key),
+    }
+    assert sum(each["keys"] for each in figures["left_over"]) == len(left)
+    assert all(each["bytes"] > 0 for each in figures["left_over"])
+
+    text = bloom("ls", own.url, cwd=tmp_path).out
+    assert f"{own.url} has 2 filters" in text
+    assert "No crawl uses what is left over: --gc removes it" in text
+    assert bloom("ls", own.url, "--gc", cwd=tmp_path).error.endswith("add --yes to remove them")
+    no = at_a_terminal("ls", own.url, "--gc", cwd=tmp_path, answer=b"n\n")
+    assert "nothing was removed" in no.out
+    assert own.client.exists(*left) == len(left)
+    ran = bloom("ls", own.url, "--gc", "--yes", cwd=tmp_path)
+    assert f"Removed {len(left)} keys" in ran.out
+    assert not own.client.exists(*left)
+    now = contents(own.client)
+    assert {key: value for key, value in now.items() if key in kept} == {
+        key: value
+        for key, value in kept.items()
+        if key.decode() not in left and key.decode() not in crawl.keys
+    } | {key.encode(): now[key.encode()] for key in crawl.keys if key.encode() in kept}
+    assert bloom("ls", own.url, "--json", cwd=tmp_path).json["left_over"] == []
+    crawl.finish()
+
+
+def test_shards_are_one_filter_and_a_damaged_one_is_named(
+    own: servers.Server, wide: Site, tmp_path: Path
+) -> None:
+    crawl = SharedCrawl(wide, tmp_path, server=own, BLOOM_REDIS_SHARDS=3)
+    crawl.start()
+    crawl.finish()
+    (found,) = bloom("ls", own.url, "--json", cwd=tmp_path).json["filters"]
+    assert (found["key"], found["workers"]) == (crawl.key, 0)
+    assert found["recorded"] > 80
+    own.client.hset(crawl.key, "version", "?")
+    (found,) = bloom("ls", own.url, "--json", cwd=tmp_path).json["filters"]
+    assert (found["key"], found["recorded"]) == (crawl.key, None)
+    assert "damaged" in bloom("ls", own.url, cwd=tmp_path).out
+
+
+def test_in_a_cluster(tmp_path: Path) -> None:
+    cluster = servers.shared_cluster()
+    keys = [f"{tmp_path.name}:{number}" for number in range(3)]  # of several masters
+    more = ("-s", "BLOOM_REDIS_CLUSTER=True")
+    names = [f"{{{key}}}:blocks:{ID}:0" for key in keys]
+    for name in names:
+        cluster.client.set(name, BLOCK)
+    figures = bloom("ls", cluster.url, "--json", *more, cwd=tmp_path).json
+    left = {each["key"]: each["keys"] for each in figures["left_over"]}
+    assert [left.get(key) for key in keys] == [1, 1, 1]
+    assert bloom("ls", cluster.url, "--gc", "--yes", *more, cwd=tmp_path).status == 0
+    assert not [name for name in names if cluster.client.exists(name)]
+
+
+def test_an_empty_server(own: servers.Server, tmp_path: Path) -> None:
+    assert "has 0 filters" in bloom("ls", own.url, "--gc", cwd=tmp_path).out
+    assert bloom("ls", "jobs/shop", cwd=tmp_path).status == 2

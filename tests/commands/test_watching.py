@@ -1,0 +1,264 @@
+"""`scrapy bloom info --watch` and `--format prometheus`, of crawls that run."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import pytest
+
+from tests.support import servers
+from tests.support.cli import UNMEASURED, bloom
+from tests.support.crawls import Crawl
+from tests.support.processes import start_scrapy
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site
+from tests.support.workspace import fingerprints, make_filter, urls
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+
+
+class Watch:
+    """A watch that runs: in a terminal of that width, or with its output in a file."""
+
+    def __init__(self, *place: Any, cwd: Path, columns: int = 0, **env: str) -> None:
+        import fcntl  # here, since other tests run on Windows, too
+        import pty
+        import struct
+        import termios
+
+        if columns:
+            self.controller, written = pty.openpty()
+            fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("4H", 50, columns, 0, 0))
+            os.set_blocking(self.controller, False)
+            stream = os.fdopen(written, "wb", buffering=0)
+        else:
+            self.controller, stream = 0, TemporaryFile(dir=cwd)  # noqa: SIM115 - closed below
+        self.stream = stream
+        self.said = b""
+        environ = {**UNMEASURED, "TERM": "xterm", **env}
+        environ.pop("COLUMNS", None)
+        self.process = start_scrapy(
+            ["bloom", "info", *map(str, place)],
+            cwd=cwd,
+            given=stream,
+            out=stream,
+            err=stream,
+            env=environ,
+            prefix=["env"],  # so that Python itself ends after Ctrl-C
+        )
+
+    @property
+    def text(self) -> str:
+        if self.controller:
+            try:
+                while some := os.read(self.controller, 65536):
+                    self.said += some
+            except OSError:
+                pass
+        else:
+            self.said = os.pread(self.stream.fileno(), 10_000_000, 0)
+        return self.said.decode()
+
+    @property
+    def plain(self) -> str:
+        """The text without the terminal's control sequences."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
+
+    @property
+    def lines(self) -> list[Any]:
+        """The lines of JSON."""
+        return [json.loads(line) for line in self.text.splitlines() if line.startswith("{")]
+
+    def wait_for(self, *patterns: str) -> None:
+        servers.wait_for(
+            lambda: all(re.search(pattern, self.plain) for pattern in patterns),
+            lambda: f"{patterns} are not in {self.plain[-2000:]}",
+        )
+
+    def interrupt(self) -> None:
+        os.kill(self.process.pid, signal.SIGINT)
+        status = self.process.wait(servers.LIMIT)
+        assert status == -signal.SIGINT
+        assert "scrapy bloom: error: interrupted" in self.text
+        assert "Traceback" not in self.text
+        self.stream.close()
+        if self.controller:
+            os.close(self.controller)
+
+
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+def place(crawl: SharedCrawl) -> tuple[str, ...]:
+    return (crawl.server.url, "--key", crawl.key)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_each_worker_and_the_queue(shards: int, wide: Site, tmp_path: Path) -> None:
+    more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, **more)
+    crawl.hold(20)
+    watch = Watch(*place(crawl), "--watch", "0.2", "--json", cwd=tmp_path)
+
+    def is_still() -> bool:
+        return bool(watch.lines) and watch.lines[-1]["queue"]["done_per_second"] == 0
+
+    servers.wait_for(is_still, lambda: watch.text)
+    figures = watch.lines[-1]
+    queue, state = figures["queue"], crawl.state()
+    assert 0 < figures["error_rate_now"] < 1
+    assert 0 < figures["fill_ratio"] < 1
+    assert "salt" not in figures
+    assert (queue["pending"], queue["done"]) == (state.pending, state.done)
+    assert queue["growth_per_second"] <= 0 <= queue["done_per_second_average"]
+    assert (queue["seconds_left"] is None) == (queue["growth_per_second"] == 0)
+    assert [each["pending"] for each in queue["hosts"]] == [state.pending]
+    assert {each["name"].rpartition(":")[2] for each in queue["workers"]} == {
+        str(worker.pid) for worker in crawl.workers
+    }
+    assert sum(each["done"] for each in queue["workers"]) == queue["done"] > 0
+    assert all(0 <= each["heartbeat_secs"] < 60 for each in queue["workers"])
+    crawl.finish()
+    servers.wait_for(lambda: watch.lines[-1]["queue"]["ended_at"], lambda: watch.text)
+    queue = watch.lines[-1]["queue"]
+    assert queue["done"] >= PAGES
+    assert queue["done_per_second_average"] > 0
+    assert queue["growth_per_second"] < 0
+    watch.interrupt()
+
+
+@pytest.mark.parametrize("columns", [120, 40])
+def test_a_table_on_a_terminal(columns: int, wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
+    crawl.hold(20)
+    watch = Watch(*place(crawl), "--watch=0.2", cwd=tmp_path, columns=columns, NO_COLOR="1")
+    watch.wait_for(r"worker +pages/s", r"0\.0 ", "all workers", r"host +pending", r"127\.0\.0\.1")
+    assert ("heartbeat" in watch.text) == (columns > 100)
+    assert "\x1b[31m" not in watch.text
+    crawl.finish()
+    watch.wait_for("the crawl\\s+has\\s+ended")
+    watch.interrupt()
+    assert "\x1b[?25h" in watch.text.rpartition("\x1b[?25l")[2]  # the cursor is shown again
+
+
+def test_a_line_per_interval_through_a_restart(wide: Site, tmp_path: Path) -> None:
+    server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
+    try:
+        crawl = SharedCrawl(wide, tmp_path, server=server)
+        crawl.hold(20)
+        dumb = Watch(*place(crawl), "--watch", "0.2", cwd=tmp_path, columns=80, TERM="dumb")
+        watch = Watch(*place(crawl), "--watch", "0.2", cwd=tmp_path)
+        for each in (dumb, watch):
+            each.wait_for(
+                r"\d\d:\d\d:\d\d 2 workers; 0\.0 pages/s \(0\.0 on average\); \d+ in flight; "
+                r"\d+ pending \(\+0\.0/s\); \d+ done; 0 dead letters; \d+ recorded; "
+                r"fill [0-9.]+ %; false-positive rate \S+"
+            )
+        assert "\x1b" not in dumb.text
+        server.kill()
+        watch.wait_for("no figures: .*cannot be used.*; trying again")
+        server.start()
+        after = len(watch.text)
+        servers.wait_for(lambda: " in flight" in watch.text[after:], lambda: watch.text)
+        crawl.finish()
+        watch.wait_for("the crawl has ended")
+        dumb.interrupt()
+        watch.interrupt()
+    finally:
+        server.end()
+
+
+def test_a_job(tree: Site, tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    crawl = Crawl.held(tree, 20, tmp_path, {**SAFE, "JOBDIR": job})
+    watch = Watch(job, "--watch", "0.2", cwd=tmp_path, columns=100)
+    watch.wait_for("the crawl +0.0 +0.0 ", "in flight", r"host +pending")
+    plain = Watch(job, "--watch", "0.2", "--json", cwd=tmp_path)
+    servers.wait_for(lambda: plain.lines, lambda: plain.text)
+    before = plain.lines[0]["queue"]
+    assert before["done"] >= 20 - before["in_flight"]
+    tree.release()
+    assert crawl.finish() == 0
+    servers.wait_for(lambda: not plain.lines[-1]["queue"]["pending"], lambda: plain.text)
+    after = plain.lines[-1]["queue"]
+    assert after["done"] == tree.total()
+    assert after["done_per_second_average"] > 0
+    watch.interrupt()
+    plain.interrupt()
+
+
+def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """The samples of each metric; as the documentation of Prometheus has the format."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    kinds: dict[str, str] = {}
+    assert text.endswith("\n")
+    for line in text.splitlines():
+        if line.startswith("# "):
+            _, what, name, rest = line.split(" ", 3)
+            kinds[name] = kinds.get(name, "") + what
+            assert what == "HELP" or rest in ("counter", "gauge")
+            continue
+        match = re.fullmatch(r'([a-z_]+)\{((?:[a-z]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\} (\S+)', line)
+        assert match, line
+        labels = dict(re.findall(r'([a-z]+)="((?:[^"\\]|\\.)*)"', match[2]))
+        found.setdefault(match[1], []).append((labels, float(match[3])))
+    assert kinds == dict.fromkeys(found, "HELPTYPE")
+    return found
+
+
+def test_prometheus_of_a_shared_crawl(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
+    crawl.hold(20)
+    begun = time.monotonic()
+    found = parsed(bloom("info", *place(crawl), "--format", "prometheus", cwd=tmp_path).out)
+    assert time.monotonic() - begun < servers.LIMIT
+    state = crawl.state()
+    ((labels, pending),) = found["scrapy_bloom_pending_requests"]
+    assert crawl.key in labels["filter"]
+    assert pending == state.pending
+    assert found["scrapy_bloom_done_requests_total"][0][1] == state.done
+    up = found["scrapy_bloom_worker_up"]
+    assert {each["worker"] for each, _ in up} == {each.name for each in state.workers}
+    assert [value for _, value in up] == [1, 1]
+    assert 0 < found["scrapy_bloom_false_positive_rate"][0][1] < 1
+    crawl.finish()
+
+
+def test_prometheus_of_a_filter_with_a_strange_name(tmp_path: Path) -> None:
+    directory = tmp_path / 'a "b\\c\nd'
+    make_filter(directory, fingerprints(urls(range(10))))
+    found = parsed(bloom("info", directory, "--format", "prometheus", cwd=tmp_path).out)
+    ((labels, recorded),) = found["scrapy_bloom_recorded_requests"]
+    assert labels["filter"].endswith(r"a \"b\\c\nd")
+    assert recorded == 10
+    assert "scrapy_bloom_pending_requests" not in found
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--watch", "0"], "'0' is not an interval"),
+        (["--watch", "x"], "'x' is not an interval"),
+        (["--watch", "--scan"], "cannot be combined with --watch"),
+        (["--format", "prometheus", "--json"], "cannot be combined with --json"),
+    ],
+)
+def test_options_that_are_refused(options: list[str], why: str, tmp_path: Path) -> None:
+    ran = bloom("info", "job", *options, cwd=tmp_path)
+    assert ran.status == 2
+    assert why in ran.err
+
+
+def test_a_watch_of_nothing_ends(server: servers.Server, tmp_path: Path) -> None:
+    ran = bloom("info", server.url, "--key", tmp_path.name, "--watch", cwd=tmp_path)
+    assert "has no filter" in ran.error
