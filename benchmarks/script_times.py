@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -13,7 +14,7 @@ import scrapy
 from benchmarks.shared.report import Section, Table, at_most
 from benchmarks.shared.servers import programs, running
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
-from scrapy_bloom.queues.batch import Found, serialized
+from scrapy_bloom.queues.batch import Found, Limit, Limits, serialized
 from scrapy_bloom.queues.shared import MAX_BATCH, SharedBatch, SharedStore, order_of
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
@@ -23,6 +24,7 @@ from tests.support.servers import Server
 
 LIMIT_MS, MEMORY = 5.0, 1.2
 HOSTS, BUSY = 500, 250
+MANY_HOSTS, AT_LIMIT, LIMIT = 10_000, 500, 8
 WANT = 16  # as a worker prefetches
 LARGE = 1_000_000  # bytes of a large request
 WRITTEN = 1000  # members that are written at once, to fill the queue
@@ -85,9 +87,9 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
     measured: dict[str, Times] = {}
     for name, program in programs().items():
         measured[name] = {}
-        for by_slot in (True, False):
+        for measure in (partial(_measure, by_slot=True), partial(_measure, by_slot=False), _limits):
             with running(program) as server:
-                times = _measure(server, sizes, by_slot=by_slot)
+                times = measure(server, sizes)
             for step, values in times.items():
                 measured[name].setdefault(step, []).extend(values)
     of_times = (median, _usual_most, max)
@@ -97,7 +99,8 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         method=(
             f"A queue with {sizes.pending:,} pending requests of {HOSTS} hosts, {BUSY} of which or "
             "all, have downloads, and as many that were set aside; in turn by host and by priority "
-            "alone. A worker's batches are as large as it makes them. The time is the processor "
+            f"alone; and {MANY_HOSTS:,} hosts, {AT_LIMIT} of which are at their limit. "
+            "A worker's batches are as large as it makes them. The time is the processor "
             "time of the one thread that serves all clients, with the reading of the batch and the "
             f"writing of the answer. Memory is the growth of used_memory by {sizes.compared:,} "
             "requests."
@@ -161,24 +164,47 @@ class Crowd:
         self.store = self.worker()
         self._numbers = itertools.count(1)
 
-    def worker(self) -> SharedStore:
+    def worker(self, limits: Limits | None = None, most_of_slot: int = 0) -> SharedStore:
         """Return a further worker."""
         filter_ = SharedFilter(
             self.connection, "k", Policy(expected=1_000_000, error_rate=1e-9), ANY_ORIGIN
         )
         filter_.join()
-        store = SharedStore(filter_, "spider", by_slot=self.by_slot, lease_secs=60.0)
+        store = SharedStore(
+            filter_,
+            "spider",
+            by_slot=self.by_slot,
+            lease_secs=60.0,
+            limits=limits,
+            most_of_slot=most_of_slot,
+        )
         store.join()
         return store
 
-    def fill(self, name: str, count: int, before: Callable[[int], bytes] = lambda _: b"") -> None:
+    def fill(
+        self,
+        name: str,
+        count: int,
+        before: Callable[[int], bytes] = lambda _: b"",
+        hosts: int = HOSTS,
+    ) -> None:
         """Add requests to a sorted set as the scripts would."""
         while count > 0:
             numbers = [next(self._numbers) for _ in range(min(count, WRITTEN))]
-            members = {before(each) + _member(each): 0 for each in numbers}
+            members = {before(each) + _member(each, hosts): 0 for each in numbers}
             self.client.zadd(_key(name), members)
             self.client.hincrby("k", "pushed", len(members))
             count -= len(members)
+
+    def fill_limits(self, other: SharedStore) -> None:
+        """Let another worker download as much as it may of some hosts: the first of many."""
+        worker = other._worker  # noqa: SLF001
+        for host in range(AT_LIMIT):
+            marks = {
+                b"%s\0%s%s" % (_host(host, MANY_HOSTS).encode(), worker, struct.pack(">Q", each)): 0
+                for each in range(LIMIT)
+            }
+            self.client.zadd(_key("downloading"), marks)
 
     def lease(self, worker: SharedStore, count: int) -> None:
         """Add requests as if a worker had taken them."""
@@ -278,16 +304,35 @@ def _key(name: str) -> str:
     return f"{{k}}:{name}"
 
 
-def _host(number: int) -> str:
-    return f"www.shop-{number % HOSTS}.example"
+def _limits(server: Server, sizes: Sizes) -> Times:
+    crowd = Crowd(server, by_slot=True)
+    crowd.fill("pending", sizes.pending, hosts=MANY_HOSTS)
+    crowd.fill_limits(crowd.store)
+    crowd.store = crowd.worker(Limits(Limit(LIMIT, has_delay=False)), most_of_slot=sizes.pending)
+    steps = Steps(crowd, sizes.repeats, {})
+    crowd.connection.step = (
+        f"{MAX_BATCH} new requests, {WANT} taken, {MANY_HOSTS:,} hosts, {AT_LIMIT} at their limit"
+    )
+    steps.exchange(new=MAX_BATCH, want=WANT)
+    crowd.connection.step = ""
+    # From the first host on, each time: the script looks at those at their limit before others.
+    crowd.connection.step = f"{WANT} taken, the next {AT_LIMIT} of {MANY_HOSTS:,} hosts at limit"
+    for _ in range(sizes.repeats):
+        crowd.client.hset("k", "last", "")
+        Steps(crowd, 1, {}).exchange(want=WANT)
+    return crowd.connection.times
+
+
+def _host(number: int, hosts: int = HOSTS) -> str:
+    return f"www.shop-{number % hosts:04}.example"
 
 
 def _data(number: int, size: int = 0) -> bytes:
     return b"%-*d" % (max(size, 250), number)
 
 
-def _member(number: int) -> bytes:
-    order = order_of(Found(b"", slot=_host(number)))
+def _member(number: int, hosts: int = HOSTS) -> bytes:
+    order = order_of(Found(b"", slot=_host(number, hosts)))
     return order + struct.pack(">QB", 2**53 - number, 0) + _data(number)
 
 

@@ -280,6 +280,7 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
             target.spider,
             by_slot=by_slot,
             lease_secs=bloom.queue_lease_secs,
+            most_of_slot=bloom.max_pages_per_slot,
         )
         store.join()
         stack.callback(_end, store.leave)

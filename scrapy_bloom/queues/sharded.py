@@ -30,6 +30,7 @@ def store_of(
     by_slot: bool,
     lease_secs: float,
     limits: Limits | None = None,
+    most_of_slot: int = 0,
 ) -> "SharedStore | ShardedStore":
     """Make a worker's end of a queue, with the filters of its shards: see `SharedStore`."""
     stores = [
@@ -39,6 +40,7 @@ def store_of(
             by_slot=by_slot,
             lease_secs=lease_secs,
             limits=limits,
+            most_of_slot=most_of_slot,
             has_start=each is shards[0],
         )
         for each in shards
@@ -76,6 +78,7 @@ class ShardedStore:
     def __init__(self, stores: Sequence[SharedStore]) -> None:
         self.name = stores[0].name
         self.shards = len(stores)
+        self.limits = Limits()  # a shard sees its part of a slot only
         self._stores = stores
         self._waiting = SharedBatch()  # until all shards have what it led to
         self._parts: list[SharedBatch] = []  # of the batch that is under way

@@ -23,6 +23,8 @@ MOST_DEATHS = 3  # of processes, as `scrapy_bloom.redis.scripts` has it: then it
 
 MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # for which a script takes less than 5 ms
 
+BEYOND_LIMIT = "x"  # the answer to a request whose slot has had all that it may have
+
 _LARGEST = 2**63 - 1  # a priority
 _LONGEST_PAUSE = 86_400  # seconds: the script takes more for a clock that was set back
 _ORDER = struct.Struct(">QB")  # priority and rank
@@ -103,8 +105,8 @@ class Reply:
 
     Attributes:
         answers: for each request found: "n" if it is queued, since it is new; "f" if it is, since
-            its fingerprint was forgotten; else it is a duplicate. Empty if the first answer was
-            lost: then all of them are recorded.
+            its fingerprint was forgotten; `BEYOND_LIMIT` if its slot has had its limit of requests;
+            else it is a duplicate. Empty if the first answer was lost.
         taken: requests that are in flight from now on.
         runs_start: this worker is to run the spider's start().
         is_started: it is through.
@@ -161,6 +163,7 @@ class SharedStore:
         by_slot: requests are taken slot by slot; else by priority alone.
         lease_secs: how long a worker keeps what it has taken without a sign of life.
         limits: hold for all workers together, where requests are taken slot by slot.
+        most_of_slot: how many requests of a slot are ever queued; 0: any number.
         has_start: the spider's start() is in this queue, and not in that of another shard.
     """
 
@@ -174,6 +177,7 @@ class SharedStore:
         by_slot: bool,
         lease_secs: float,
         limits: Limits | None = None,
+        most_of_slot: int = 0,
         has_start: bool = True,
     ) -> None:
         self.filter = filter_
@@ -181,7 +185,8 @@ class SharedStore:
         self._spider = spider
         self._by_slot = int(by_slot)
         self._lease_ms = round(1000 * lease_secs)
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
+        self._most_of_slot = most_of_slot
         self._has_start = int(has_start)
         self._worker = b""
         self._number = 0  # of the last batch that was applied
@@ -250,7 +255,7 @@ class SharedStore:
         filter_ = self.filter
         words: list[Any] = [filter_.id, filter_.version]
         words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
-        words.append(len(batch.found))
+        words += [self._most_of_slot, len(batch.found)]
         for found in batch.found:
             words += [found.kind, int(found.newest_first), order_of(found), found.data]
             words += (
@@ -271,8 +276,8 @@ class SharedStore:
         words += [batch.want, self._by_slot, len(batch.downloads)]
         for slot, number in batch.downloads.items():
             words += [slot_name(slot), number]
-        words += [*map(int, self._limits.usual), len(self._limits.slots)]
-        for slot, limit in self._limits.slots.items():
+        words += [*map(int, self.limits.usual), len(self.limits.slots)]
+        for slot, limit in self.limits.slots.items():
             words += [slot_name(slot), *map(int, limit)]
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
@@ -282,8 +287,9 @@ class SharedStore:
         answers = raw.decode()
         self.pending, self.held, self.ended_at = pending, held, _seconds(ended)
         for index, found in enumerate(batch.found):
-            if found.fingerprint is not None and found.kind != "?":
-                self.filter.note(found.fingerprint, answers[index] if answers else "n")
+            answer = answers[index] if answers else "n"
+            if found.fingerprint is not None and found.kind != "?" and answer != BEYOND_LIMIT:
+                self.filter.note(found.fingerprint, answer)
         for fingerprint in batch.recorded:
             self.filter.note(fingerprint, "n")
         self.filter.note_counts(*counts)

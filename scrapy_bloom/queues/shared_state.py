@@ -25,7 +25,7 @@ _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
 # Keys: as all scripts have them. Removes the queue, and leaves the filter.
 _REMOVE = """
-redis.call('UNLINK', unpack(KEYS, 2, 8))
+redis.call('UNLINK', unpack(KEYS, 2, 9))
 redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
            'look', 'crew')
 """

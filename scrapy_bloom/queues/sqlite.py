@@ -8,6 +8,7 @@ import contextlib
 import os
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -56,6 +57,7 @@ _TABLES = (
     """,
     "CREATE TABLE ops (seq INTEGER PRIMARY KEY, changes BLOB NOT NULL)",
     "CREATE TABLE runs (id TEXT PRIMARY KEY)",
+    "CREATE TABLE slots (slot TEXT PRIMARY KEY, queued INTEGER NOT NULL)",
     """
     CREATE TABLE filter_log (
         id TEXT, seq INTEGER, applied INTEGER, left INTEGER, checksum INTEGER,
@@ -86,6 +88,9 @@ _INSERT = "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
 """
+_COUNT_OF_SLOT = """
+    INSERT INTO slots VALUES (?, ?) ON CONFLICT DO UPDATE SET queued = queued + excluded.queued
+"""
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 _REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 
@@ -107,6 +112,7 @@ class RequestDatabase:
         were_in_flight: how many of them were in flight when the last process died.
         died: the serialized requests that were found to be dead at this opening.
         suspects: how many suspects can be taken.
+        counts_slots: count the requests of each slot that are stored from now on.
     """
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
@@ -114,6 +120,7 @@ class RequestDatabase:
         self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
+        self.counts_slots = False
         self._connect()
 
     def _connect(self) -> None:
@@ -292,6 +299,9 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
+                if self.counts_slots:
+                    slots = Counter(_text(each.slot) for each in batch.found)
+                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
@@ -322,6 +332,12 @@ class RequestDatabase:
         self._last_id += number
         self.pending += number
         self._bound_log()
+
+    def queued_of(self, slot: str) -> int:
+        """Return how many requests of a slot were counted; raises sqlite3.Error."""
+        query = "SELECT queued FROM slots WHERE slot = ?"
+        found = self._db.execute(query, (_text(slot),)).fetchone()
+        return found[0] if found else 0
 
     def _bound_log(self) -> None:
         """Truncate the write-ahead log if it is long, unless it is being read just now."""
@@ -443,13 +459,16 @@ def _checksum_of(ids: int, numbers: int) -> int:
     return (ids + 1_000_003 * numbers) % 2**62
 
 
+def _text(slot: str) -> str:
+    """Return the name of a slot as SQLite can have it: without surrogates."""
+    return slot if slot.isascii() else slot.encode(errors="backslashreplace").decode()
+
+
 def _row(number: int, found: Found) -> tuple[Any, ...]:
-    slot = found.slot
     return (
         number,
         PENDING,
-        # SQLite knows no surrogates.
-        slot if slot.isascii() else slot.encode(errors="backslashreplace").decode(),
+        _text(found.slot),
         max(-_LARGEST, min(found.priority, _LARGEST)),
         found.rank,
         -number if found.newest_first else number,

@@ -106,6 +106,7 @@ return {'ok', table.concat(answers), forgets, count}
 """
 
 # id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
+# how many requests of a slot are ever queued (0: any number);
 # requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
 # fingerprint, or '' for both of its words; fingerprints that are recorded without a request, those
 # to forget, tokens done, tokens set aside: how many, and these; requests that are downloaded: how
@@ -116,12 +117,13 @@ return {'ok', table.concat(answers), forgets, count}
 # 1 to take none; 1 to run start(), 1 if start() is through, 1 if the crawl is over.
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
-# order is what a member begins with, up to its position. A batch whose reply was lost is answered
+# order is what a member begins with, up to its position. The answer is "x" to a request that is not
+# queued, nor recorded, because its slot has had its limit. A batch whose reply was lost is answered
 # without the answers to what was found.
 _BATCH = r"""
 local id, version, me, batch, lease, count_field =
   arg(), arg(), arg(), number(), number(), arg()
-local forgotten = KEYS[9]
+local slots, forgotten = KEYS[9], KEYS[10]
 local state = call('HMGET', filter, 'id', 'version', 'pushed', 'done', 'forgets', count_field)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(call('HGET', workers, me .. ':number'))
@@ -161,12 +163,25 @@ local function enqueue(order, newest_first, data)
   pushed = call('HINCRBY', filter, 'pushed', 1)
 end
 
+local most_of_slot = number()
+local function is_full(slot)
+  return most_of_slot > 0 and (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
+end
+
 for index = 1, number() do
   local kind, newest_first, order, data = arg(), arg() == '1', arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
-  if is_new or kind == 'u' then enqueue(order, newest_first, data) end
+  if is_new or kind == 'u' then
+    local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
+    if is_full(slot) then
+      answer, is_new = 'x', false
+    else
+      enqueue(order, newest_first, data)
+      if most_of_slot > 0 then call('HINCRBY', slots, slot, 1) end
+    end
+  end
   if is_new and kind ~= '?' then record(answer) end
   answers[index] = answer
 end

@@ -39,6 +39,8 @@ All keys of a filter `<key>` are in one slot of a Cluster:
                               leased request of a slot with a limit until it is downloaded; or slot,
                               NUL, worker, 255, and until when no other worker may have a request
                               of the slot (7 bytes), in ms
+    {<key>}:slots             a hash, with BLOOM_MAX_PAGES_PER_SLOT: how many requests of each slot
+                              were ever queued
     {<key>}:workers           a hash
       <worker>                  until when its lease lasts, in ms since 1970; without it, what the
                                 worker still has is leased to nobody
@@ -269,22 +271,24 @@ return {'ok'}
 CREATE = (
     BASE
     + r"""
-local id, sets = arg(), (#KEYS - 9) / 2
+local ours = 10
+local id, sets = arg(), (#KEYS - ours) / 2
 local there = call('HGET', filter, 'id')
 if there then return {there == id and 'ok' or 'other'} end  -- ours: the reply was lost
 local numbers = {}
 for index = 1, sets do
   numbers[index] = number()
-  if call('ZCARD', KEYS[9 + index]) ~= numbers[index] then return {'lost'} end
+  if call('ZCARD', KEYS[ours + index]) ~= numbers[index] then return {'lost'} end
 end
 local fields = {'id', id}
 for index = 3, 2 * number() + 2 do fields[index] = arg() end
-call('UNLINK', unpack(KEYS, 2, 9))
+call('UNLINK', unpack(KEYS, 2, ours))
 for index = 1, sets do
-  if numbers[index] > 0 then call('RENAME', KEYS[9 + index], KEYS[9 + sets + index]) end
+  local from, to = KEYS[ours + index], KEYS[ours + sets + index]
+  if numbers[index] > 0 then call('RENAME', from, to) end
 end
 call('HSET', filter, unpack(fields))
-for index = 1, sets do call('PERSIST', KEYS[9 + sets + index]) end
+for index = 1, sets do call('PERSIST', KEYS[ours + sets + index]) end
 return {'ok'}
 """
 )
@@ -318,7 +322,7 @@ return {'ok'}
 def keys_of(key: str) -> list[str]:
     """Return the keys of a filter and its queue, as the scripts take them; not those of blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
-    names.append("forgotten")
+    names += ["slots", "forgotten"]
     return [key, *(f"{_tag(key)}:{name}" for name in names)]
 
 

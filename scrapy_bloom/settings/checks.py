@@ -38,6 +38,11 @@ whole_number = _number(
     f"a whole number from 1 to {MAX_CAPACITY:,}, for example 1_000_000 or 5M",
     lambda number: 1 <= number <= MAX_CAPACITY and number == int(number),
 )
+whole_number_or_0 = _number(
+    int,
+    f"a whole number from 0 (no limit) to {MAX_CAPACITY:,}",
+    lambda number: 0 <= number <= MAX_CAPACITY and number == int(number),
+)
 shards = _number(
     int, "a whole number from 1 to 64", lambda number: 1 <= number <= 64 and number == int(number)
 )

@@ -66,6 +66,7 @@ class BloomSettings:
     queue_lease_secs: float = _setting(60.0, checks.lease_seconds)
     shared_limits: bool = _setting(True, checks.flag)
     queue_when_empty: str = _setting("close", checks.choice("close", "wait"))
+    max_pages_per_slot: int = _setting(0, checks.whole_number_or_0)
 
     @classmethod
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
@@ -86,6 +87,13 @@ class BloomSettings:
                 scheduler = load_object(scheduler)
                 values["shares_queue"] = getattr(scheduler, "is_crash_safe", False)
         new = cls(**values)
+        scheduler = load_object(settings["SCHEDULER"]) if settings["SCHEDULER"] else None
+        if new.max_pages_per_slot and not getattr(scheduler, "is_crash_safe", False):
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {new.max_pages_per_slot}, and only the queue of "
+                "CrashSafeScheduler counts the requests of a host; set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_MAX_PAGES_PER_SLOT'
+            )
         new._check_together(settings.get("JOBDIR"))
         return new
 
@@ -121,6 +129,12 @@ class BloomSettings:
                 'BLOOM_QUEUE_WHEN_EMPTY is "wait", and only the workers of a shared queue can wait '
                 'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
+            )
+        if self.max_pages_per_slot and self.redis_shards > 1:
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {self.max_pages_per_slot}, and BLOOM_REDIS_SHARDS is "
+                f"{self.redis_shards}: no shard knows how many requests of a host the others "
+                "have; remove one of these settings"
             )
         if self.record_on != "crawled":
             return

@@ -65,6 +65,7 @@ class TestMembers:
             "{shop}:dead",
             "{shop}:aside",
             "{shop}:downloading",
+            "{shop}:slots",
             "{shop}:forgotten",
         ]
 

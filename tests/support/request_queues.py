@@ -19,7 +19,7 @@ from tests.support.redis_filters import url_of
 LONG = 600.0  # seconds: a lease that only `lapse` ends
 Store = RequestDatabase | SharedStore
 NAMES = ("filter", "pending", "leased", "workers", "suspects", "dead", "aside", "downloading")
-NAMES = (*NAMES, "forgotten")
+NAMES = (*NAMES, "slots", "forgotten")
 FINGERPRINTER = "scrapy.utils.request.RequestFingerprinter"
 
 

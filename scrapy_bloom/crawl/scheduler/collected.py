@@ -11,7 +11,7 @@ from scrapy import Request
 
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.sharded import shard_of_request
-from scrapy_bloom.queues.shared import MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, MAX_BATCH, MAX_BATCH_BYTES, Reply, SharedBatch
 from scrapy_bloom.redis.filter import NEW, LostKeysError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 
@@ -179,12 +179,11 @@ class Kept:
 
 def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
     """Return whether a batch has queued one of its requests; it had not been seen, for example."""
-    return (
-        entry.found.fingerprint is None
-        or entry.found.kind == "u"
-        or not reply.answers
-        or reply.answers[index] in NEW
-    )
+    if not reply.answers:
+        return True
+    answer = reply.answers[index]
+    is_filtered = entry.found.fingerprint is not None and entry.found.kind != "u"
+    return answer in NEW if is_filtered else answer != BEYOND_LIMIT
 
 
 class QueuedForgotten:

@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from scrapy.utils.request import request_from_dict
 from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import call_later, is_closing
 from scrapy_bloom.crawl.failures import Failures
-from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
+from scrapy_bloom.crawl.scheduler.safe_queue import DROPPED, STANDSTILL_SECS, SafeQueue
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.log import Overlay
@@ -45,7 +46,14 @@ class JobQueue(SafeQueue):
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
         ours = df if isinstance(df, BloomDupeFilter) else None
-        super().__init__(crawler, store.name, ours.failures if ours else Failures(crawler))
+        super().__init__(
+            crawler,
+            store.name,
+            ours.failures if ours else Failures(crawler),
+            max_pages=ours.settings.max_pages_per_slot if ours else 0,
+        )
+        store.counts_slots = bool(self._max_pages)
+        self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
         self._batch = Batch()
@@ -69,6 +77,9 @@ class JobQueue(SafeQueue):
         changes = self._changes
         if changes is None:
             return self._enqueue_unlogged(request)
+        if self._max_pages and self._is_full(slot := self._slot_of(request)):
+            self._count_beyond_limit(slot)
+            return DROPPED
         before, fingerprint = changes.number, None
         if not request.dont_filter:
             if self._df.request_seen(request):
@@ -82,6 +93,10 @@ class JobQueue(SafeQueue):
             return "memory"
         self._add(found)
         return self.place
+
+    def _is_full(self, slot: str) -> bool:
+        stored: int = self._attempt(self._database.queued_of, slot) or 0
+        return stored + self._queued_of[slot] >= self._max_pages
 
     def _record(self, changes: Overlay, held: Sequence[Any]) -> None:
         """Record a request that is done, and was kept in memory, unless it has failed."""
@@ -108,6 +123,7 @@ class JobQueue(SafeQueue):
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
+        self._queued_of[found.slot] += 1
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
@@ -165,6 +181,7 @@ class JobQueue(SafeQueue):
     def _stored(self) -> None:
         if not self.has_failed:
             self._batch = Batch()
+            self._queued_of.clear()
             if self._changes is not None:
                 self._changes.stored(self._database.seq)
 
@@ -210,8 +227,7 @@ class JobQueue(SafeQueue):
                 self._log_unreadable(error)
                 self._attempt(self._database.set_aside, taken.id)
                 continue
-            slot = str(self._downloader.get_slot_key(request)) if self._downloader else ""
-            return self._hand_out(request, slot, taken)
+            return self._hand_out(request, self._slot_of(request), taken)
         return None
 
     def _activity(self, slot: str) -> int:

@@ -24,7 +24,10 @@ from scrapy_bloom.crawl.scheduler.in_flight import InFlight
 from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, Limit, Limits, Taken, deserialized, serialized, url_of
 from scrapy_bloom.queues.sqlite import MOST_DEATHS
+from scrapy_bloom.text import counted, escaped
 
+_MOST_LOGGED_SLOTS = 100  # hosts whose limit is logged
+DROPPED = "dropped"
 STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
@@ -102,6 +105,7 @@ class SafeQueue(ABC):
         crawler: whose requests they are.
         store_name: where they are, for people.
         failures: logs why the queue cannot be used, and closes the spider.
+        max_pages: BLOOM_MAX_PAGES_PER_SLOT.
 
     Attributes:
         has_failed: the store has failed, or is closed. What is in it stays.
@@ -110,16 +114,22 @@ class SafeQueue(ABC):
 
     place = "disk"
 
-    def __init__(self, crawler: Crawler, store_name: str, failures: Failures) -> None:
+    def __init__(
+        self, crawler: Crawler, store_name: str, failures: Failures, *, max_pages: int = 0
+    ) -> None:
         self.has_failed = False
+        self._max_pages = max_pages
         self._crawler = crawler
         assert crawler.spider is not None
+        assert crawler.stats is not None
+        self._stats = crawler.stats
         self._spider = crawler.spider
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), {"spider": self._spider})
         self._store_name = store_name
         self._order = order_of(crawler)
         self._failures = failures
         self._warns_unserializable = True
+        self._logged_slots: set[str] = set()  # that have had their limit of requests
         by_slot = serves_least_busy_slot(crawler)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._limits = limits_of(crawler) if by_slot else Limits()
@@ -149,7 +159,7 @@ class SafeQueue(ABC):
         """Put a request into the batch, unless the duplicate filter has seen it.
 
         Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
-        the caller keeps that one. None: it was not new.
+        the caller keeps that one. None: it was not new. `DROPPED`: its host has had its limit.
         """
 
     @abstractmethod
@@ -179,11 +189,29 @@ class SafeQueue(ABC):
         return Found(
             data,
             fingerprint,
-            # A project may name slots as it likes, by numbers too.
-            slot=str(self._downloader.get_slot_key(request)) if self._downloader else "",
+            slot=self._slot_of(request),
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
+        )
+
+    def _slot_of(self, request: Request) -> str:
+        """Return the slot of the downloader; a project may name slots by numbers, too."""
+        return str(self._downloader.get_slot_key(request)) if self._downloader else ""
+
+    def _count_beyond_limit(self, slot: str) -> None:
+        """Count a request that is dropped because of BLOOM_MAX_PAGES_PER_SLOT."""
+        self._stats.inc_value("scheduler/dropped/slot_limit")
+        if slot in self._logged_slots or len(self._logged_slots) >= _MOST_LOGGED_SLOTS:
+            return
+        self._logged_slots.add(slot)
+        is_last = len(self._logged_slots) == _MOST_LOGGED_SLOTS
+        self._logger.info(
+            "The host %s has had its %s (BLOOM_MAX_PAGES_PER_SLOT): further requests to it are "
+            "dropped, and counted in scheduler/dropped/slot_limit%s",
+            escaped(slot),
+            counted(self._max_pages, "request", "requests"),
+            ". No further hosts are logged" if is_last else "",
         )
 
     def _log_unreadable(self, error: Exception) -> None:
@@ -258,5 +286,4 @@ class SafeQueue(ABC):
                 {"request": request, "reason": error},
                 exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
             )
-        assert self._crawler.stats is not None
-        self._crawler.stats.inc_value("scheduler/unserializable")
+        self._stats.inc_value("scheduler/unserializable")

@@ -2,9 +2,8 @@
 
 import contextlib
 import logging
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from scrapy import Request, Spider
 from scrapy.core.scheduler import BaseScheduler
@@ -19,24 +18,18 @@ from scrapy_bloom.crawl.dupefilter import BloomDupeFilter
 from scrapy_bloom.crawl.engine import command_without_crawl, pace
 from scrapy_bloom.crawl.scheduler.job_queue import JobQueue
 from scrapy_bloom.crawl.scheduler.safe_queue import (
+    DROPPED,
     SafeQueue,
-    limits_of,
     order_of,
     serves_least_busy_slot,
 )
 from scrapy_bloom.crawl.startup import fail_at_the_start
-from scrapy_bloom.exceptions import BloomError
+from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.queues.batch import Limits
 from scrapy_bloom.queues.conflicts import check_no_disk_queue
 from scrapy_bloom.queues.sqlite import RequestDatabase
-
-if TYPE_CHECKING:
-    from scrapy_bloom.queues.sharded import ShardedStore
-    from scrapy_bloom.queues.shared import SharedStore
-    from scrapy_bloom.redis.backend import RedisBackend
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +91,8 @@ class CrashSafeScheduler(BaseScheduler):
             new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
             new._resources.push(resources.pop_all())
         try:
+            if is_crawl and is_ours:
+                new._check_max_pages(has_queue=is_shared or job is not None)
             new._open_database()
         except BloomError as error:
             new._resources.close()
@@ -109,6 +104,22 @@ class CrashSafeScheduler(BaseScheduler):
                 extra={"spider": crawler.spider},
             )
         return new
+
+    def _check_max_pages(self, *, has_queue: bool) -> None:
+        """Raise a SettingError if BLOOM_MAX_PAGES_PER_SLOT is set, and nothing counts by host."""
+        assert isinstance(self.df, BloomDupeFilter)
+        if not (most := self.df.settings.max_pages_per_slot):
+            return
+        if not has_queue:
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and without a JOBDIR the queue is in memory "
+                'and counts no requests; set JOBDIR, or BLOOM_BACKEND = "redis"'
+            )
+        if not self._by_slot:
+            raise SettingError(
+                f"BLOOM_MAX_PAGES_PER_SLOT is {most}, and SCHEDULER_PRIORITY_QUEUE does not tell "
+                'hosts apart; set it to "scrapy.pqueues.DownloaderAwarePriorityQueue"'
+            )
 
     def _open_database(self) -> None:
         """Open the queue of a job directory, and the filter whose log it is."""
@@ -143,7 +154,9 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                self._join_crawl(self.df)
+                from scrapy_bloom.crawl.scheduler.shared_queue import join_crawl  # noqa: PLC0415 - for those who use it
+
+                self._queue = join_crawl(self.crawler, self.df)
             if self._queue is not None:  # start() is by now what the shared queue has made of it
                 pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
         except BloomError as error:
@@ -161,101 +174,6 @@ class CrashSafeScheduler(BaseScheduler):
                 database.resumed,
                 f", {killed:,} of them in flight when the last run was killed" if killed else "",
                 extra={"spider": self.spider},
-            )
-
-    def _join_crawl(self, df: BloomDupeFilter) -> None:
-        """Share the queue in Redis with other workers."""
-        from scrapy_bloom.crawl.scheduler.shared_queue import SharedQueue  # noqa: PLC0415 - for those who use it
-        from scrapy_bloom.queues.sharded import join_anew, store_of  # noqa: PLC0415 - likewise
-        from scrapy_bloom.redis.filter import OtherFilterError  # noqa: PLC0415 - likewise
-
-        backend, settings = cast("RedisBackend", df.backend), df.settings
-        is_limited = settings.shared_limits and self._by_slot and len(backend.parts) == 1
-        limits = limits_of(self.crawler) if is_limited else Limits()
-        store = store_of(
-            [each.filter for each in backend.parts],
-            self.spider.name,
-            by_slot=self._by_slot,
-            lease_secs=settings.queue_lease_secs,
-            limits=limits,
-        )
-        try:
-            store.join()
-            if settings.redis_flush and store.ended_at and not store.others:
-                # The last worker of that crawl could not do it: it died.
-                backend.clear()
-                backend.join()
-                store.join()
-        except OtherFilterError as error:  # the server has been emptied since the filter was joined
-            join_anew(store, backend, error)
-        waits = settings.queue_when_empty == "wait"
-        self._log_joined(store, waits=waits)
-        if settings.shared_limits:
-            self._log_limits(store, is_limited=is_limited)
-        self._queue = SharedQueue(
-            self.crawler,
-            store,
-            df=df,
-            backend=backend,
-            lease_secs=settings.queue_lease_secs,
-            flush=settings.redis_flush,
-            limits=limits,
-            waits=waits,
-        )
-
-    def _log_joined(self, store: "SharedStore | ShardedStore", *, waits: bool) -> None:
-        extra = {"spider": self.spider}
-        if waits:
-            logger.info(
-                "The workers of the queue in %s stay open when it is empty (BLOOM_QUEUE_WHEN_EMPTY "
-                'is "wait"). To end them, run `scrapy bloom stop`, or press Ctrl-C; pending '
-                "requests: %s",
-                store.name,
-                f"{store.pending:,}",
-                extra=extra,
-            )
-        elif store.ended_at and (store.others or not store.aside):
-            logger.info(
-                "The crawl of the queue in %s ended at %s, and nothing is left of it: this worker "
-                "has nothing to do. To crawl again, set another BLOOM_REDIS_KEY, or start after "
-                "`scrapy bloom reset`; with --queue, that keeps the filter",
-                store.name,
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store.ended_at)),
-                extra=extra,
-            )
-        elif store.pending:
-            logger.info(
-                "Joining the crawl of the queue in %s: pending requests: %s",
-                store.name,
-                f"{store.pending:,}",
-                extra=extra,
-            )
-
-    def _log_limits(self, store: "SharedStore | ShardedStore", *, is_limited: bool) -> None:
-        extra = {"spider": self.spider}
-        if is_limited:
-            logger.info(
-                "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
-                "DOWNLOAD_SLOTS) hold for all workers of the queue in %s together "
-                "(BLOOM_SHARED_LIMITS)",
-                store.name,
-                extra=extra,
-            )
-        else:
-            why = (
-                f"it has {store.shards} shards"
-                if store.shards > 1
-                else "SCHEDULER_PRIORITY_QUEUE is not "
-                '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
-            )
-            logger.warning(
-                "The limits of downloads per host hold for each worker alone, and so a host gets "
-                "more with each further worker of the queue in %s: %s. Set "
-                "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
-                "BLOOM_SHARED_LIMITS = False",
-                store.name,
-                why,
-                extra=extra,
             )
 
     def close(self, reason: str) -> Deferred[None] | None:
@@ -300,6 +218,8 @@ class CrashSafeScheduler(BaseScheduler):
                 return False
         if kind is None:
             self.df.log(request, self.spider)
+            return False
+        if kind == DROPPED:
             return False
         if kind == "memory":
             self._memory.push(request)

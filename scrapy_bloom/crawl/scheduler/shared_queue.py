@@ -1,10 +1,13 @@
 """A worker's part in a crawl whose queue is shared in Redis: batches, start(), and the end."""
 
+import logging
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 from scrapy import Request, signals
@@ -33,16 +36,22 @@ from scrapy_bloom.crawl.scheduler.collected import (
     QueuedForgotten,
     is_queued,
 )
-from scrapy_bloom.crawl.scheduler.courier import Courier
-from scrapy_bloom.crawl.scheduler.safe_queue import STANDSTILL_SECS, SafeQueue
-from scrapy_bloom.queues.batch import Limits, Taken
-from scrapy_bloom.queues.sharded import ShardedStore, join_anew
-from scrapy_bloom.queues.shared import Reply, SharedStore, VoidError
+from scrapy_bloom.crawl.scheduler.safe_queue import (
+    STANDSTILL_SECS,
+    SafeQueue,
+    limits_of,
+    serves_least_busy_slot,
+)
+from scrapy_bloom.queues.batch import Found, Taken
+from scrapy_bloom.queues.sharded import ShardedStore, join_anew, store_of
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.shards import ShardedBackend
 from scrapy_bloom.text import counted, escaped
+
+logger = logging.getLogger(__name__)
 
 _MOST_PREFETCHED = 16
 _SOON_SECS = 0.03  # until less than a whole batch is sent
@@ -55,6 +64,98 @@ _POLL_SECS = 0.5
 _RENEWALS = 4  # in the time that a lease lasts
 
 
+def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
+    """Join the workers of the queue in Redis, and return this worker's end of it.
+
+    Raises a BloomError if the server cannot be used, or has the queue of another spider.
+    """
+    assert crawler.spider is not None
+    extra, settings = {"spider": crawler.spider}, df.settings
+    backend = cast("RedisBackend | ShardedBackend", df.backend)
+    by_slot = serves_least_busy_slot(crawler)
+    is_limited = settings.shared_limits and by_slot and len(backend.parts) == 1
+    store = store_of(
+        [each.filter for each in backend.parts],
+        crawler.spider.name,
+        by_slot=by_slot,
+        lease_secs=settings.queue_lease_secs,
+        limits=limits_of(crawler) if is_limited else None,
+        most_of_slot=settings.max_pages_per_slot,
+    )
+    try:
+        store.join()
+        if settings.redis_flush and store.ended_at and not store.others:
+            # The last worker of that crawl died before it could remove the queue.
+            backend.clear()
+            backend.join()
+            store.join()
+    except OtherFilterError as error:  # the server has been emptied since the filter was joined
+        join_anew(store, backend, error)
+    _log_joined(store, extra, waits=settings.queue_when_empty == "wait")
+    if settings.shared_limits:
+        _log_limits(store, extra, is_limited=is_limited)
+    return SharedQueue(crawler, store, df=df, backend=backend)
+
+
+def _log_joined(
+    store: SharedStore | ShardedStore, extra: Mapping[str, Any], *, waits: bool
+) -> None:
+    if waits:
+        logger.info(
+            "The workers of the queue in %s stay open when it is empty (BLOOM_QUEUE_WHEN_EMPTY "
+            'is "wait"). To end them, run `scrapy bloom stop`, or press Ctrl-C; pending '
+            "requests: %s",
+            store.name,
+            f"{store.pending:,}",
+            extra=extra,
+        )
+    elif store.ended_at and (store.others or not store.aside):
+        logger.info(
+            "The crawl of the queue in %s ended at %s, and nothing is left of it: this worker "
+            "has nothing to do. To crawl again, set another BLOOM_REDIS_KEY, or start after "
+            "`scrapy bloom reset`; with --queue, that keeps the filter",
+            store.name,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store.ended_at)),
+            extra=extra,
+        )
+    elif store.pending:
+        logger.info(
+            "Joining the crawl of the queue in %s: pending requests: %s",
+            store.name,
+            f"{store.pending:,}",
+            extra=extra,
+        )
+
+
+def _log_limits(
+    store: SharedStore | ShardedStore, extra: Mapping[str, Any], *, is_limited: bool
+) -> None:
+    if is_limited:
+        logger.info(
+            "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
+            "DOWNLOAD_SLOTS) hold for all workers of the queue in %s together "
+            "(BLOOM_SHARED_LIMITS)",
+            store.name,
+            extra=extra,
+        )
+    else:
+        why = (
+            f"it has {store.shards} shards"
+            if store.shards > 1
+            else "SCHEDULER_PRIORITY_QUEUE is not "
+            '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
+        )
+        logger.warning(
+            "The limits of downloads per host hold for each worker alone, and so a host gets "
+            "more with each further worker of the queue in %s: %s. Set "
+            "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
+            "BLOOM_SHARED_LIMITS = False",
+            store.name,
+            why,
+            extra=extra,
+        )
+
+
 class SharedQueue(SafeQueue):
     """A worker's queue; see `SafeQueue`.
 
@@ -62,13 +163,10 @@ class SharedQueue(SafeQueue):
     bring further requests. So the event loop never waits for the server.
 
     Args:
+        crawler: whose requests they are.
         store: joined.
-        df: the duplicate filter, whose fingerprints are recorded with the requests.
+        df: the duplicate filter: its settings count, and a batch records its fingerprints.
         backend: its filter.
-        lease_secs: BLOOM_QUEUE_LEASE_SECS.
-        flush: BLOOM_REDIS_FLUSH: the last worker removes a queue that is over, and its filter.
-        limits: of all workers together; without them, each worker keeps to its own.
-        waits: BLOOM_QUEUE_WHEN_EMPTY is "wait": the crawl is not over when nothing is left.
     """
 
     place = "redis"
@@ -80,19 +178,15 @@ class SharedQueue(SafeQueue):
         *,
         df: BloomDupeFilter,
         backend: RedisBackend | ShardedBackend,
-        lease_secs: float,
-        flush: bool,
-        limits: Limits,
-        waits: bool,
     ) -> None:
-        super().__init__(crawler, store.name, df.failures)
+        max_pages = df.settings.max_pages_per_slot
+        super().__init__(crawler, store.name, df.failures, max_pages=max_pages)
         self._shared = store
         self._df = df
         self._backend = backend
-        self._lease_secs = lease_secs
-        self._flush = flush
-        self._shared_limits = limits
-        self._waits = waits
+        self._lease_secs = lease_secs = df.settings.queue_lease_secs
+        self._flush = df.settings.redis_flush  # the last worker removes a queue that is over
+        self._waits = df.settings.queue_when_empty == "wait"
         most = crawler.settings.getint("CONCURRENT_REQUESTS")
         self._prefetch = min(_MOST_PREFETCHED, max(most, 1))
         self._changes = Collected()
@@ -112,7 +206,7 @@ class SharedQueue(SafeQueue):
         self._counters: tuple[int, ...] | None = None  # of the last look that found nothing left
         self._may_start, self._runs_start, self._started_in = True, False, -1
         self._requeues = bool(store.aside and not store.others)
-        self._is_over = bool(store.ended_at) and not self._requeues and not waits
+        self._is_over = bool(store.ended_at) and not self._requeues and not self._waits
         self._reads_start = True
         self._is_closing = self._is_void = False
         self._changed = Bell()  # there is an answer, or the queue has failed, or is closed
@@ -127,9 +221,7 @@ class SharedQueue(SafeQueue):
         feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
         listen(crawler.engine, feature, way_out, fetching=lambda _: self.yielded)
         replace_start(crawler.engine, self._start)
-        self._courier: Courier[Parcel, Reply | Exception | None] = Courier(
-            self._exchange, self._delivered, loop_caller(), Parcel, lease_secs / _RENEWALS
-        )
+        self._courier = _Courier(self._exchange, self._delivered, lease_secs / _RENEWALS)
 
     def __len__(self) -> int:
         if self.has_failed:
@@ -329,15 +421,19 @@ class SharedQueue(SafeQueue):
             if entry.found.fingerprint is not None:
                 self._unanswered.discard(entry.found.fingerprint)
             if entry.request is not None and not is_queued(entry, reply, index):
-                self._was_duplicate(entry.request)
+                is_beyond = reply.answers[index] == BEYOND_LIMIT
+                self._was_refused(entry.request, entry.found, is_beyond_limit=is_beyond)
 
-    def _was_duplicate(self, request: Request) -> None:
-        """Count a request that another worker was faster to find as Scrapy counts duplicates."""
-        assert self._crawler.stats is not None
-        self._crawler.stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
-        self._crawler.stats.inc_value("scheduler/enqueued", -1)
-        self._df.was_duplicate()
-        self._df.log(request, self._spider)
+    def _was_refused(self, request: Request, found: Found, *, is_beyond_limit: bool) -> None:
+        """Count and signal a request that the server has not queued, as Scrapy does."""
+        self._stats.inc_value(f"scheduler/enqueued/{self.place}", -1)
+        self._stats.inc_value("scheduler/enqueued", -1)
+        if found.fingerprint is not None:
+            self._df.was_duplicate()
+        if is_beyond_limit:
+            self._count_beyond_limit(found.slot)
+        else:
+            self._df.log(request, self._spider)
         self._crawler.signals.send_catch_log(
             signal=signals.request_dropped, request=request, spider=self._spider
         )
@@ -438,7 +534,7 @@ class SharedQueue(SafeQueue):
         self._release(taken, found.delay if found else 0.0)
 
     def _release(self, taken: Taken, pause: float) -> None:
-        if any(self._shared_limits.of(taken.slot)):
+        if any(self._shared.limits.of(taken.slot)):
             self._note("downloaded", (taken.id, taken.slot, pause))
 
     # The spider's start(), which is one of the items of the queue.
@@ -528,3 +624,45 @@ class SharedQueue(SafeQueue):
         elif self._flush:
             self._backend.flush = True
         self._closed.callback(None)
+
+
+class _Courier:
+    """Sends batches in a thread, one at a time, and delivers their outcomes in the event loop.
+
+    Args:
+        exchange: called in the thread with each batch; it must not raise.
+        deliver: called in the event loop with each batch and what `exchange` has returned.
+        heartbeat_secs: how long it waits for a batch before it sends an empty one.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[[Parcel], Reply | Exception | None],
+        deliver: Callable[[Parcel, Reply | Exception | None], None],
+        heartbeat_secs: float,
+    ) -> None:
+        self._exchange = exchange
+        self._deliver = deliver
+        self._call_in_loop = loop_caller()
+        self._heartbeat_secs = heartbeat_secs
+        self._outbox: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="scrapy_bloom courier", daemon=True).start()
+
+    def send(self, batch: Parcel) -> None:
+        """Send a batch after those before it."""
+        self._outbox.put(batch)
+
+    def end(self) -> None:
+        """End the thread when it has sent all batches."""
+        self._outbox.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                batch = self._outbox.get(timeout=self._heartbeat_secs)
+            except queue.Empty:
+                batch = Parcel()
+            if batch is None:
+                return
+            outcome = self._exchange(batch)
+            self._call_in_loop(partial(self._deliver, batch, outcome))

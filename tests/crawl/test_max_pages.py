@@ -1,0 +1,104 @@
+"""BLOOM_MAX_PAGES_PER_SLOT: the requests of a host in all runs of a job, and by all workers."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scrapy_bloom.job.paths import DATABASE
+from tests.support.crawls import BLOOM, Crawl, stat
+from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.sites import Site, tree_site
+
+SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
+MOST = 30  # fewer than the site has
+DROPPED = "scheduler/dropped/slot_limit"
+LINE = f"has had its {MOST} requests (BLOOM_MAX_PAGES_PER_SLOT): further requests to it are dropped"
+
+
+@pytest.fixture(params=[2, PAGES], ids=["narrow", "wide"])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = tree_site(PAGES, children=request.param)
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def wide() -> Iterator[Site]:
+    site = wide_site()
+    yield site
+    site.end()
+
+
+def test_a_job_counts_over_a_pause_and_a_kill(site: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job", "BLOOM_MAX_PAGES_PER_SLOT": MOST}
+    assert Crawl.held(site, 5, tmp_path, settings).interrupt() == 0
+    Crawl.held(site, 3, tmp_path, settings).kill()
+    site.release()
+    Crawl.finished(site.url, tmp_path, settings)
+    with closing(sqlite3.connect(tmp_path / "job" / DATABASE)) as db:
+        assert db.execute("SELECT queued FROM slots").fetchall() == [(MOST,)]
+    assert 0 < len(site.hits) <= MOST  # each run queues the start page again
+    runs = [log.read_text() for log in tmp_path.glob("crawl-*.log")]
+    assert all(run.count(LINE) <= 1 for run in runs)
+    assert any(LINE in run for run in runs)
+    before = site.total()
+    more = Crawl.finished(site.url, tmp_path, settings)
+    assert site.total() == before
+    assert stat(more, DROPPED) == 1  # the start page
+
+
+def test_a_raised_limit_goes_on_from_the_stored_count(site: Site, tmp_path: Path) -> None:
+    settings = {**SAFE, "JOBDIR": tmp_path / "job"}
+    Crawl.finished(site.url, tmp_path, {**settings, "BLOOM_MAX_PAGES_PER_SLOT": MOST})
+    site.forget()
+    raised = Crawl.finished(site.url, tmp_path, {**settings, "BLOOM_MAX_PAGES_PER_SLOT": MOST + 1})
+    assert stat(raised, "scheduler/enqueued") == 1  # the start page, which is never filtered
+    assert stat(raised, DROPPED) > 0
+
+
+def test_workers_count_together(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=MOST)
+    crawl.hold(4)
+    crawl.finish()
+    assert len(wide.hits) == MOST
+    assert sum(stat(each, DROPPED) for each in crawl.workers) > 0
+    assert crawl.told(LINE)
+    assert all(each.output.count(LINE) <= 1 for each in crawl.workers)
+    enqueued = sum(stat(each, "scheduler/enqueued") for each in crawl.workers)
+    assert enqueued == MOST
+    assert crawl.state().pending == crawl.state().leased == 0
+
+
+def test_workers_count_over_a_restart(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=MOST)
+    for worker in crawl.hold(4):
+        crawl.interrupt(worker)
+    wide.release()
+    crawl.finish(crawl.start())
+    assert len(wide.hits) == MOST
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (SAFE, "without a JOBDIR the queue is in memory"),
+        (
+            {
+                **SAFE,
+                "JOBDIR": "job",
+                "SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue",
+            },
+            "SCHEDULER_PRIORITY_QUEUE does not tell hosts apart",
+        ),
+        ({"JOBDIR": "job", "DUPEFILTER_CLASS": BLOOM}, "only the queue of CrashSafeScheduler"),
+    ],
+)
+def test_refused_where_nothing_counts(
+    settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    settings = {**settings, "BLOOM_MAX_PAGES_PER_SLOT": MOST}
+    assert reason in Crawl("data:,", tmp_path, settings).refusal()
