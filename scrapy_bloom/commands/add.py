@@ -60,6 +60,7 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.sharded import store_of
+from scrapy_bloom.queues.shared import BEYOND_LIMIT
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
@@ -101,6 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Counts:
     new: int = 0
     duplicate: int = 0
+    dropped: int = 0  # because of BLOOM_MAX_PAGES_PER_SLOT
     skipped: int = 0
 
 
@@ -158,7 +160,7 @@ def _check_callback(options: argparse.Namespace, project: Project) -> None:
 def _report(options: argparse.Namespace, counts: _Counts) -> None:
     is_local = not is_redis(options.place)
     if options.json:
-        read = counts.new + counts.duplicate
+        read = counts.new + counts.duplicate + counts.dropped
         print_json({"read": read, **vars(counts), "handed_over": is_local})
         return
     if is_local:
@@ -170,6 +172,10 @@ def _report(options: argparse.Namespace, counts: _Counts) -> None:
         say(f"{counted(counts.new, 'request was', 'requests were')} added to the queue")
     if counts.duplicate:
         say(f"Duplicates, left out: {counts.duplicate:,}")
+    if counts.dropped:
+        say(
+            f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {counts.dropped:,}"
+        )
 
 
 # The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
@@ -294,11 +300,13 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
                     parcel = collected.parcel()
                     reply = store.apply(parcel)
                     backend.keep_up()
-                    queued = [
-                        is_queued(entry, reply, index) for index, entry in enumerate(parcel.entries)
-                    ]
-                    counts.new += sum(queued)
-                    counts.duplicate += len(queued) - sum(queued)
+                    for index, entry in enumerate(parcel.entries):
+                        if is_queued(entry, reply, index):
+                            counts.new += 1
+                        elif reply.answers[index] == BEYOND_LIMIT:
+                            counts.dropped += 1
+                        else:
+                            counts.duplicate += 1
         except StorageError as error:
             added = counted(counts.new, "request was", "requests were")
             raise BloomError(

@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support.cli import bloom
-from tests.support.request_queues import InFile, InRedis, find, take
+from tests.support.request_queues import InFile, InRedis, find, leave_dead_letter, take
 
 HOSTILE = "a.example\x1b[2J"
 
@@ -109,14 +109,7 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["a job", "redis"])
 def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
     there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
-    store = there.open()
-    find(store, found("deadly.example", 1))
-    for _ in range(4):
-        assert take(store) or store.take_suspect()
-        there.die(store)
-        store = there.open()
-    assert take(store) is None
-    there.leave(store)
+    leave_dead_letter(there, found("deadly.example", 1))
     arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
