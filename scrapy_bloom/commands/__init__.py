@@ -101,7 +101,7 @@ class BloomCommand(ScrapyCommand):
         failure: Exception | None = None
         is_terminated = False
         try:
-            opts.run(opts, self.settings)
+            _run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
         except _Terminated:
@@ -124,6 +124,16 @@ class BloomCommand(ScrapyCommand):
         elif not is_broken_pipe(failure):  # else nobody reads the output any more
             what = "the output cannot be written: " if failure is unwritten else ""
             _print_error(_shown(f"{what}{failure}"))
+
+
+def _run(options: argparse.Namespace, settings: Any) -> None:
+    """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
+    if getattr(options, "place", "") is None:
+        from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415 - see above
+
+        options.place = project_place(options, settings)
+        options.is_place_of_project = True
+    options.run(options, settings)
 
 
 def _flush(stream: TextIO) -> OSError | None:

@@ -18,25 +18,25 @@ import re
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from typing import Any
+from contextlib import closing, suppress
 
+from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_server
+from scrapy_bloom.commands.shared.arguments import add_json, add_server, is_redis
+from scrapy_bloom.commands.shared.figures import Figures, filter_figures, queue_figures
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import answering_server, load_project
+from scrapy_bloom.commands.shared.project import SharedPlace, answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
-from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, duration_text, number_text, size_text
 
-SYNTAX = "REDIS-URL [--gc] [--yes] [--json]"
+SYNTAX = "[REDIS-URL] [--gc] [--yes] [--json]"
 HELP = "list the filters and queues of a server; remove what is left over"
 
 _SCANNED = 1000  # keys at once
@@ -52,8 +52,6 @@ _REMOVE_SETS = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 return redis.call('UNLINK', unpack(KEYS, 2))
 """
-
-_Figures = dict[str, Any]
 
 _COLUMNS = (
     ("filter:", "key", str),
@@ -76,7 +74,8 @@ _LEFT_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_server(parser)
+    add_server(parser, "place")
+    parser.set_defaults(spider=None)
     parser.add_argument("--gc", action="store_true", help="remove what is left over")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_json(parser)
@@ -84,7 +83,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """List what a server holds, and remove what is left over if that is wanted."""
-    with closing(answering_server(load_project(settings, None, options.url))) as server:
+    if not is_redis(options.place):
+        raise UsageError(
+            f"which server? Give its URL: the filter of this project is in files ({options.place})"
+        )
+    with closing(answering_server(load_project(settings, None, options.place))) as server:
         filters, left_over = _found(server)
         if options.json:
             shown = [{**each, "keys": len(each["keys"])} for each in left_over]
@@ -96,7 +99,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _print(
-    server: RedisServer, filters: list[_Figures], left_over: list[_Figures], *, gc: bool
+    server: RedisServer, filters: list[Figures], left_over: list[Figures], *, gc: bool
 ) -> None:
     say(f"{server.address} has {counted(len(filters), 'filter')}")
     for columns, rows in ((_COLUMNS, filters), (_LEFT_COLUMNS, left_over)):
@@ -108,7 +111,7 @@ def _print(
         say("No crawl uses what is left over: --gc removes it")
 
 
-def _remove(server: RedisServer, left_over: list[_Figures], options: argparse.Namespace) -> None:
+def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Namespace) -> None:
     keys = sum(len(each["keys"]) for each in left_over)
     size = size_text(sum(each["bytes"] for each in left_over))
     question = f"Remove {counted(keys, 'key')} ({size}) that no crawl uses?"
@@ -122,7 +125,7 @@ def _remove(server: RedisServer, left_over: list[_Figures], options: argparse.Na
         say(f"Removed {counted(keys, 'key')}")
 
 
-def _found(server: RedisServer) -> tuple[list[_Figures], list[_Figures]]:
+def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
     """Return the figures of the filters of a server, and those of what is left over."""
     blocks: dict[tuple[str, str], list[str]] = {}  # by tag and id of the generation
     sets: dict[str, list[str]] = {}  # by the name of the filter's hash
@@ -232,7 +235,7 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
     return is_ours and not server.send("EXISTS", key)
 
 
-def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> _Figures:
+def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> Figures:
     try:
         sizes = server.batches([("MEMORY", "USAGE", name) for name in names])
     except RefusedError:  # an ACL need not allow it
@@ -249,29 +252,18 @@ def _idle_secs(server: RedisServer, key: str) -> int | None:
     return idle
 
 
-def _figures(server: RedisServer, key: str, idle_secs: int | None) -> _Figures:
-    figures: _Figures = dict.fromkeys(
-        ("key", "spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
+def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
+    figures: Figures = dict.fromkeys(
+        ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
-    figures.update(key=key, idle_secs=idle_secs)
-    try:
-        reader = opened_reader(server, key)
-        live = reader.generations
-        figures |= {
-            "spider": reader.spider,
-            "recorded": sum(each.count for each in live),
-            "bytes": sum(each.geometry.nbytes for each in live),
-            "created": min(each.created_at for each in live),
-        }
-        if state := read_state(server, key):
-            figures |= {
-                "pending": state.pending + state.suspects,
-                "in_flight": state.leased,
-                "workers": len(state.live),
-            }
-    except StorageError:
-        pass  # it is damaged, or being made, or was removed meanwhile: its name is all we have
-    return figures
+    with suppress(StorageError):  # it is damaged, or being made, or was removed meanwhile
+        known = filter_figures(opened_reader(server, key))
+        figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
+        figures["created"] = min(each["created"] for each in known["generations"])
+        if queue := queue_figures(SharedPlace(server, key, 0.0)):
+            figures |= {name: queue[name] for name in ("pending", "in_flight")}
+            figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
+    return {"key": key, **figures, "idle_secs": idle_secs}
 
 
 def _day(seconds: float) -> str:

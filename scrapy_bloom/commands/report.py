@@ -26,10 +26,10 @@ from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.analysis.report import Report
 from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
+from scrapy_bloom.commands.shared.figures import measured
 from scrapy_bloom.commands.shared.output import check_output, say
 from scrapy_bloom.commands.shared.project import (
     load_project,
-    measured,
     opened_filter,
     state_text,
 )
@@ -37,13 +37,13 @@ from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
+SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] -o FILE [--overwrite]"
 HELP = "a page about a filter: fill, error rate, memory, forecast"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommand's own."""
-    add_place(parser)
+    add_place(parser, is_optional=True)
     add_output(parser, "-o", "--output", what='the page ("-": the standard output)', required=True)
 
 

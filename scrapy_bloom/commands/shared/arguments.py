@@ -23,6 +23,10 @@ _REDIS = (
     "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
     "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
 )
+_OF_PROJECT = (
+    " (default: the server, BLOOM_DIR or JOBDIR of the project's settings, with --spider those of "
+    "the spider)"
+)
 
 
 def requests(text: str) -> int:
@@ -98,15 +102,29 @@ def server_url(text: str) -> str:
     return text
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Add what says where a filter is, in files or in Redis."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help=f"where the filter is; {_REDIS}")
+def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    """Add the place of a filter, in files or in Redis.
+
+    If it is optional and missing, `BloomCommand.run` sets it to that of the project's crawl.
+    """
+    parser.add_argument(
+        "place",
+        metavar="PATH|REDIS-URL",
+        nargs="?" if is_optional else None,
+        help=f"where the filter is{_OF_PROJECT if is_optional else ''}; {_REDIS}",
+    )
     add_filter_name(parser)
 
 
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the URL of a Redis server."""
-    parser.add_argument("url", type=server_url, metavar="REDIS-URL", help=_REDIS)
+def add_server(parser: argparse.ArgumentParser, name: str = "url") -> None:
+    """Add the URL of a Redis server; optional if it is the place of a subcommand."""
+    parser.add_argument(
+        name,
+        type=server_url,
+        metavar="REDIS-URL",
+        nargs="?" if name == "place" else None,
+        help=_REDIS,
+    )
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +141,7 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
+    parser.set_defaults(is_place_of_project=False)
 
 
 def check_filter_name(
@@ -132,6 +151,7 @@ def check_filter_name(
 
     --spider is allowed if the spider's settings count, too.
     """
+    spider_counts = spider_counts or options.is_place_of_project
     if is_redis(place):
         return
     for name, value in (("--key", options.key), ("--spider", options.spider)):

@@ -1,4 +1,4 @@
-"""Project of a command line: its settings, its filter in files or Redis, a list of its URLs."""
+"""The project and the place of a command line: settings, spider, filter, queue, URLs."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
@@ -15,14 +15,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.analysis.report import Measured, count_bits
 from scrapy_bloom.commands.shared.arguments import (
     PROJECTS_SERVER,
     check_filter_name,
     is_redis,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -178,6 +176,53 @@ def answering_server(project: Project) -> RedisServer:
     return bloom.redis_server()
 
 
+class SharedPlace(NamedTuple):
+    """A filter and its queue in Redis, whose server has answered."""
+
+    server: RedisServer
+    key: str
+    lease_secs: float
+
+    @property
+    def name(self) -> str:
+        """Name of the place in messages."""
+        return f"{self.key} in {self.server.address}"
+
+
+def project_place(options: argparse.Namespace, settings: Settings) -> str:
+    """Return the place of the project's crawl: its server, its BLOOM_DIR or its JOBDIR.
+
+    Raises a UsageError if the project's settings name none of them.
+    """
+    project = load_project(settings, options.spider)
+    bloom, job_dir = project.bloom, project.crawler.settings.get("JOBDIR")
+    if bloom.backend == "redis":
+        return PROJECTS_SERVER
+    if bloom.dir is not None and not (job_dir and options.subcommand == "queue"):
+        if "%(spider)s" in bloom.dir and not options.spider:
+            raise UsageError(f"which spider? Give --spider: BLOOM_DIR is {bloom.dir!r}")
+        return str(bloom.directory(None, project.spider))
+    if job_dir:
+        return str(job_dir)
+    raise UsageError(
+        'which filter? Give its place, because the settings have neither BLOOM_BACKEND = "redis" '
+        "nor BLOOM_DIR nor JOBDIR"
+    )
+
+
+@contextmanager
+def opened_place(options: argparse.Namespace, settings: Settings) -> Iterator[Path | SharedPlace]:
+    """Open the place of a command line; no project is loaded for a path."""
+    if not is_redis(options.place):
+        check_filter_name(options, options.place)
+        yield Path(options.place)
+        return
+    project = load_project(settings, options.spider, options.place)
+    filter_ = connect(options, project)
+    with closing(filter_.server):
+        yield SharedPlace(filter_.server, filter_.key, project.bloom.queue_lease_secs)
+
+
 @contextmanager
 def opened_filter(
     options: argparse.Namespace, settings: Settings, project: Project | None = None
@@ -218,13 +263,6 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
                 f"-s REQUEST_FINGERPRINTER_CLASS={reader.fingerprinter}"
             )
         yield reader
-
-
-def measured(reader: Reader) -> list[Measured]:
-    """Count the bits of a filter, generation by generation, with a bar."""
-    blocks = sum(each.geometry.num_blocks for each in reader.generations)
-    with progress("Counting bits", blocks, "blocks") as advance:
-        return count_bits(reader.generations, reader.block_fills(), advance)
 
 
 def job_database(path: Path) -> Path | None:

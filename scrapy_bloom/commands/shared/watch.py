@@ -4,10 +4,11 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scrapy_bloom.commands.shared.figures import Figures, most_pending
 from scrapy_bloom.commands.shared.output import is_lively, say
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import next_attempt
@@ -17,8 +18,6 @@ _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _MOST_HOSTS = 10
 _NARROW = 72  # columns of a terminal; a narrower one gets fewer columns
 _NOT_WATCHED = ("generations", "salt")  # of the figures: they do not change, or are secret
-
-Figures = dict[str, Any]
 
 
 class Rates:
@@ -60,7 +59,7 @@ class Rates:
 
 def watch(
     read: Callable[[], Figures],
-    read_hosts: Callable[[], Mapping[str, int]],
+    read_hosts: Callable[[], dict[str, int]],
     interval: float,
     *,
     as_json: bool,
@@ -73,7 +72,7 @@ def watch(
         StorageError: the first look failed.
     """
     rates, is_first = Rates(), True
-    hosts: Mapping[str, int] = {}
+    hosts: dict[str, int] = {}
     hosts_due = 0.0
     with _shown(as_json=as_json) as show:
         while True:
@@ -87,8 +86,7 @@ def watch(
                         hosts_begun = time.monotonic()
                         hosts = read_hosts()
                         hosts_due = next_attempt(hosts_begun)
-                    most = sorted(hosts, key=lambda host: -hosts[host])[:_MOST_HOSTS]
-                    queue["hosts"] = [{"host": host, "pending": hosts[host]} for host in most]
+                    queue["hosts"] = most_pending(hosts, _MOST_HOSTS)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
             except StorageError as error:
                 if is_first:
