@@ -1,22 +1,22 @@
-"""Print what a filter is, and how full each of its generations is.
+"""Print the figures of a filter: its size, its fill and its false-positive rate.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. The filter may be in use: nothing is
-locked and nothing is changed. "Not closed" means that its crawl was killed; Linux tells it from one
-that runs on this machine now.
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file. A crawl may use the filter
+meanwhile: the command locks nothing and changes nothing. "Not closed" means that the last crawl
+was killed, or that it runs on another machine.
 
-"Asked for" is the error rate that the filter was made to keep, however far it grows. Somebody
-who knows the salt can craft URLs that the filter reports as duplicates: --show-salt prints it.
+"Asked for" is the false-positive rate that the filter keeps, however far it grows. Anybody who
+knows the salt can craft URLs that the filter reports as duplicates, so only --show-salt prints it.
 
-For a queue that workers share in Redis, it prints the pending requests, the workers and how many
-requests each of them holds, which leases have expired (those workers are dead, and the others get
-their requests), and how many requests are done in a second.
+For a queue that workers share in Redis, the command also prints the pending requests, the workers
+with the requests that each has in flight, the workers whose lease has expired (they are dead, and
+the others get their requests), and the number of requests that are done per second.
 
---watch shows how the crawl progresses, until Ctrl-C: the rate of each worker, the queue, and the
+--watch shows the progress of the crawl until Ctrl-C: the rate of each worker, the queue, and the
 hosts with the most pending requests. Without a terminal it prints a line per interval, and with
 --json a line of JSON. --format prometheus prints the figures for a Prometheus text-file collector.
 
-What is recorded is counted by the crawl, and fill and error rate follow from it. --scan counts the
-bits themselves: it reads all of the filter, and tells what is really there.
+The crawl counts the requests that it records; fill and rate are computed from these counts. --scan
+reads the whole filter and counts the bits that are set.
 
 Examples:
   scrapy bloom info jobs/shop
@@ -69,12 +69,12 @@ SYNTAX = (
     "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--scan] [--show-salt] [--json] "
     "[--watch [SECONDS]] [--format prometheus]"
 )
-HELP = "what a filter is, and how full"
+HELP = "the size, fill and false-positive rate of a filter; the progress of a crawl"
 
 _MASKED = "***"
 _RATE_SECS = 1.0
 _WATCH_SECS = 2.0
-_WATCH_DEADLINE_SECS = 1.0  # then the watch says that the server does not answer
+_WATCH_DEADLINE_SECS = 1.0  # until the watch reports that the server does not answer
 
 _COLUMNS = (
     ("generation", "number", str),
@@ -100,9 +100,11 @@ _WORKER_COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
-    parser.add_argument("--scan", action="store_true", help="count the bits: reads all of it")
+    parser.add_argument(
+        "--scan", action="store_true", help="read the whole filter and count its bits"
+    )
     parser.add_argument("--show-salt", action="store_true", help="print the salt, which is secret")
     add_json(parser)
     parser.add_argument(
@@ -111,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_interval,
         const=_WATCH_SECS,
         metavar="SECONDS",
-        help="show the progress of the crawl again and again, every 2 seconds by default",
+        help="show the progress of the crawl, every 2 seconds by default",
     )
     parser.add_argument("--format", choices=["prometheus"], help="print the figures for Prometheus")
 
@@ -201,7 +203,7 @@ def _print(figures: Figures) -> None:
     if queue := figures["queue"]:
         lines["queue"] = queue_text(queue)
     if figures["forgotten"]:
-        lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when met"
+        lines["forgotten"] = f"{figures['forgotten']:,}, crawled again when a crawl finds them"
     say(f"Filter in {figures['location']}")
     for name, value in lines.items():
         say(f"  {name + ':':<17}{value}")
@@ -211,7 +213,7 @@ def _print(figures: Figures) -> None:
 
 
 def _print_workers(queue: Figures | None) -> None:
-    """Print who shares a queue, if anybody does."""
+    """Print the workers of a shared queue."""
     if queue and queue["workers"]:
         say("")
         print_table(_WORKER_COLUMNS, queue["workers"])

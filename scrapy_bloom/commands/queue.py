@@ -1,12 +1,12 @@
-"""Show the queue of a crawl: pending requests by host, those that come next, and dead letters.
+"""Show the queue of a crawl: pending requests by host, the next requests, and dead letters.
 
-PATH is a JOBDIR of CrashSafeScheduler; in Redis, it is the queue that workers share. The crawl may
-run meanwhile. Requests are read without running any code of the project, or that is in them.
+PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. The crawl may run
+meanwhile. No code of the project is run, and none that a stored request may contain.
 
-With --dead, the dead letters are shown: requests that killed one process after the other, and are
-not crawled any more. With --requeue, they are crawled once more, by the next run of the job or by
-the workers; --drop removes them. --drop-host removes the pending requests of a host. These ask
-first; no crawl may use a job meanwhile, workers may use a shared queue.
+--dead shows the dead letters: requests that are not crawled any more because each of them killed
+several processes. --requeue has them crawled once more, by the next run of the job or by the
+workers; --drop removes them. --drop-host removes the pending requests of a host. These options ask
+before they change anything. No crawl may use the job meanwhile; workers may use a shared queue.
 
 Examples:
   scrapy bloom queue jobs/news

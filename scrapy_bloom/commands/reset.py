@@ -1,15 +1,15 @@
-"""Delete a filter, so that everything is crawled again. It asks before it does.
+"""Delete a filter, so that the next crawl starts over.
 
-PATH is a JOBDIR or a BLOOM_DIR. Only the filter's own files are deleted, not Scrapy's queue of a
-paused job, and none while a crawl runs. In Redis, the queue that workers share is deleted with the
-filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
-one.
+The command asks before it deletes anything. PATH is a JOBDIR or a BLOOM_DIR: only the filter's own
+files are deleted, not Scrapy's queue of a paused job, and nothing while a crawl runs. In Redis,
+the queue that workers share is deleted with the filter. Crawlers with another scheduler that use
+the filter continue with an empty one.
 
-With --queue, the queue in Redis is deleted, and the filter stays: what was pending is not crawled,
-and the next crawl begins with the filter as it is.
+With --queue, only the queue in Redis is deleted: its pending requests are not crawled, and the
+next crawl uses the filter as it is.
 
-Neither is deleted while workers use the queue, unless --force is given. Then they start
-their crawl over: with an empty filter, or with --queue with the filter as it is.
+Nothing is deleted while workers use the queue, unless --force is given. The workers then start
+their crawl over: with an empty filter, or, with --queue, with the filter as it is.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
@@ -36,7 +36,7 @@ from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, size_text
 
 SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
-HELP = "delete a filter, so that everything is crawled again"
+HELP = "delete a filter, so that the next crawl starts over"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = lock_directory(directory)
     try:
-        # What is in them does not matter: a damaged one is a reason to be here.
+        # The files are not read: they may be damaged.
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
@@ -108,7 +108,7 @@ def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
             raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
         users = _users(queue, "they start their crawl over, with the filter as it is")
         confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
-        _queue(place, options)  # a worker may have come before the answer
+        _queue(place, options)  # a worker may have joined before the answer
         remove_queue(server, key)
         say(f"Deleted the queue {name}")
         return
@@ -132,7 +132,7 @@ def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
 
 
 def _queue(place: SharedPlace, options: argparse.Namespace) -> QueueState | None:
-    """Return how the queue stands, if there is one; without --force, no worker may use it."""
+    """Return the state of the queue; raise a StorageError if workers use it, without --force."""
     queue = read_state(place.server, place.key)
     if queue and queue.live and not options.force:
         workers = counted(len(queue.live), "worker uses", "workers use")

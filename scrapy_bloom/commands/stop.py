@@ -1,10 +1,10 @@
-"""End the workers of a crawl, as Ctrl-C does, and wait until they have ended.
+"""Stop the workers of a crawl, as Ctrl-C does, and wait until they have ended.
 
-For a queue that workers share in Redis, all workers that run now are asked to end, on whatever
-machine they are: each finishes the requests that it downloads, and leaves the queue. Workers that
-start later are not asked. For a JOBDIR, the process of this machine that uses it is interrupted.
+If workers share a queue in Redis, the command asks all of them to end, on whatever machine they
+run. Each worker finishes its downloads and leaves the queue. Workers that start later go on. For a
+JOBDIR, the command interrupts the process on this machine that uses it.
 
-The pending requests stay in the queue: start the crawl with the same command as ever to resume it.
+The pending requests stay in the queue. To resume the crawl, start it with the same command again.
 
 Examples:
   scrapy bloom stop jobs/shop
@@ -30,19 +30,19 @@ from scrapy_bloom.queues.shared_state import stop_workers
 from scrapy_bloom.text import counted
 
 SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--no-wait]"
-HELP = "end the workers of a crawl, which can be resumed"
+HELP = "stop the workers of a crawl; it can be resumed"
 
 _POLL_SECS = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     add_place(parser, is_optional=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Ask the workers of a crawl to end."""
+    """Stop the workers of a crawl."""
     with opened_place(options, settings) as place:
         if isinstance(place, Path):
             _stop_process(place, wait=not options.no_wait)
@@ -67,7 +67,7 @@ def _stop_workers(place: SharedPlace, *, wait: bool) -> None:
     note(f"Asking {workers} to end: {', '.join(names)}")
     with working("Waiting until they have ended"):
         while left:
-            # Again each time: a worker that joined again did so under another id.
+            # Repeated, because a worker that has joined again has another id.
             stop_workers(place.server, place.key, left)
             if not wait:
                 say(f"{workers} of the queue {place.name} will end")

@@ -99,7 +99,7 @@ def test_what_is_used_and_what_is_left_over(
 
     text = bloom("ls", own.url, cwd=tmp_path).out
     assert f"{own.url} has 2 filters" in text
-    assert "No crawl uses what is left over: --gc removes it" in text
+    assert "No crawl uses the left-over keys: --gc removes them" in text
     assert bloom("ls", own.url, "--gc", cwd=tmp_path).error.endswith("add --yes to remove them")
     no = at_a_terminal("ls", own.url, "--gc", cwd=tmp_path, answer=b"n\n")
     assert "nothing was removed" in no.out

@@ -114,6 +114,8 @@ def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
         assert "they show nothing: leave --dead and --json out" in ran.err
+    assert "1 dead: https://deadly.example/1" in bloom("info", *arguments, cwd=tmp_path).out
+    assert "Nobody can be asked" in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
     dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
     assert [each["reason"] for each in dead] == [
         "was in flight in four processes that died, the last time alone"
