@@ -189,7 +189,7 @@ def test_a_filter_with_a_time_window(tmp_path: Path) -> None:
     assert rows(page)[1]["State"] == "open until 2026-05-29 08:26"
     assert cards(page)["Recorded"] == ("7,000", "of 10,000: 70 %")
     assert "This filter has a time window" in page
-    assert "none expires meanwhile" in page
+    assert "none of the generations expires meanwhile" in page
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:

@@ -38,24 +38,24 @@ from scrapy_bloom.settings.settings import BloomSettings, url_with_login
 Reader = FilterReader | RedisReader | ShardedReader
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
-_FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
+_FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
 
 
 @dataclass(frozen=True)
 class Project:
-    """The settings and the fingerprinter of a crawl."""
+    """The settings and the fingerprinter of a crawl of the project."""
 
     settings: Settings  # as the command got them
     crawler: Crawler  # not started
     bloom: BloomSettings
     fingerprint: Fingerprint
-    fingerprinter: str  # import path of what makes it
-    is_chosen: bool  # whether somebody chose that fingerprinter; else it is Scrapy's default
-    spider: str  # its name; empty if none was said
-    is_scrapys: bool  # it makes those of Scrapy that are known here
+    fingerprinter: str  # its import path
+    is_chosen: bool  # the settings name that fingerprinter; it is not Scrapy's default
+    spider: str  # its name; empty without --spider
+    is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
     def url_fingerprint(self, url: str) -> bytes:
-        """Return the fingerprint of a plain request for a URL; raises ValueError if it is none."""
+        """Return the fingerprint of a GET request; raise a ValueError if the URL is not valid."""
         plain = plain_fingerprint(url) if self.is_scrapys else None
         return plain or self.fingerprint(Request(url))
 
@@ -68,8 +68,8 @@ def load_project(
     Args:
         settings: as the command got them.
         spider: the spider's name; in a project it must be one of its spiders.
-        place: of a filter; if it is the URL of a server, the crawl uses that one, with the login
-            that the settings, or REDISCLI_AUTH, have for it.
+        place: of a filter; if it is the URL of a server, the crawl uses that server, with the login
+            from the settings or REDISCLI_AUTH.
         more: settings that the command sets itself.
     """
     in_redis = is_redis(place)
@@ -77,17 +77,17 @@ def load_project(
         more["BLOOM_BACKEND"] = "redis"
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
-        # Some fingerprinters ask for them.
+        # Some fingerprinters use the stats.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
         params: Mapping[str, Any] | None = None
         if in_redis and place != PROJECTS_SERVER:
             more["BLOOM_REDIS_URL"], params = url_with_login(place, crawler.settings)
-        # No command schedules anything; what it fills may be for a crawl that does it otherwise.
+        # No command crawls anything, so it records at once.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
         # Before the add-ons: ours checks the settings.
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
-        BloomSettings.from_settings(crawler.settings)  # our add-on would tell of an error, too
+        BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
         fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
@@ -95,7 +95,7 @@ def load_project(
         raise
     except Exception as error:
         raise BloomError(
-            "the project's spider, add-ons or request fingerprinter cannot be made: "
+            "the project's spider, add-ons or request fingerprinter cannot be created: "
             f"{type(error).__name__}: {error}"
         ) from error
     fingerprint = fingerprint_function(fingerprinter)
@@ -104,7 +104,7 @@ def load_project(
         bloom = replace(bloom, redis_params=params)
     if in_redis and (password := os.environ.get("REDISCLI_AUTH")):
         bloom = replace(bloom, redis_params={"password": password, **bloom.redis_params})
-    if only_crawled:  # the other half of the rate is that of the filter in memory
+    if only_crawled:  # the filter in memory has the other half
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
         settings=settings,
@@ -146,9 +146,9 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
 
 
 def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> SharedFilter:
-    """Return a filter in Redis, not joined, once the server has answered.
+    """Return a filter in Redis, without joining it, once the server has answered.
 
-    The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
+    The project was loaded with its URL; `made_for` is the spider's name without --spider.
     """
     key, name = options.key, options.spider or made_for
     if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
@@ -156,7 +156,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not name:
             raise UsageError(
-                f"which filter? Say it with --key, or the spider with --spider (BLOOM_REDIS_KEY is "
+                f"which filter? Give --key, or --spider with the spider's name (BLOOM_REDIS_KEY is "
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": name}
@@ -232,14 +232,16 @@ def opened_filter(
     Args:
         options: the command line, with the place.
         settings: as the command got them.
-        project: that of the filter's crawls, loaded with the place, if the command needs it anyway.
+        project: the project, loaded with the place, if the command has it anyway.
     """
     window = project.bloom.window_secs if project else 0.0
     is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
     check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
         path = Path(options.place)
-        recent = _recent_changes(path)  # first: what is moved meanwhile is found there or here
+        recent = _recent_changes(
+            path
+        )  # before the filter, so that a checkpoint between the two hides nothing
         with closing(FilterReader(path, window=window, recent=recent)) as reader:
             yield reader
         return
@@ -250,9 +252,9 @@ def opened_filter(
 
 @contextmanager
 def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open a filter to read what a crawl of the project would find in it.
+    """Open a filter for lookups with the project's fingerprints.
 
-    Raises a FingerprinterMismatchError if that crawl makes other fingerprints.
+    Raises a FingerprinterMismatchError if the filter was recorded with another fingerprinter.
     """
     with opened_filter(options, project.settings, project) as reader:
         if reader.fingerprinter != project.fingerprinter:
@@ -266,8 +268,8 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
 
 
 def job_database(path: Path) -> Path | None:
-    """Return CrashSafeScheduler's database of a job, or of the job of a filter; None if none."""
-    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
+    """Return CrashSafeScheduler's database at a path, or None; the path may be that of a filter."""
+    # The parent of a filter's directory may be its job. No other path belongs to its parent.
     for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
         if jobdir.is_database(database := job_dir / jobdir.DATABASE):
             return database
@@ -275,7 +277,7 @@ def job_database(path: Path) -> Path | None:
 
 
 def _recent_changes(path: Path) -> dict[bytes, bool | None]:
-    """Return which fingerprints in the log of a job its filter lacks, and if they are forgotten."""
+    """Return the fingerprints in the log of a job that its filter lacks; True: forgotten."""
     database = None if path.is_file() else job_database(path)
     if database is None:
         return {}
@@ -283,7 +285,7 @@ def _recent_changes(path: Path) -> dict[bytes, bool | None]:
 
 
 def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it
-    """Return whether a crawl uses a filter, for people; one in Redis is neither closed nor not."""
+    """Describe whether a crawl uses a filter; a filter in Redis has no such state."""
     if is_in_use:
         return "in use by a running crawl"
     if is_closed is None:

@@ -1,4 +1,4 @@
-"""Show the progress of a crawl again and again: `scrapy bloom info --watch`."""
+"""Show the progress of a crawl at intervals: `scrapy bloom info --watch`."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from scrapy_bloom.text import counted, escaped, masked, rate_text, share_text
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _MOST_HOSTS = 10
 _NARROW = 72  # columns of a terminal; a narrower one gets fewer columns
-_NOT_WATCHED = ("generations", "salt")  # of the figures: they do not change, or are secret
+_NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 
 
 class Rates:
@@ -66,10 +66,10 @@ def watch(
 ) -> None:
     """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
 
-    After the first look, a server that does not answer is reported, and asked again.
+    If the server does not answer, an error is shown and the next interval tries again.
 
     Raises:
-        StorageError: the first look failed.
+        StorageError: the first attempt failed.
     """
     rates, is_first = Rates(), True
     hosts: dict[str, int] = {}
@@ -153,7 +153,7 @@ def _filter_texts(figures: Figures) -> Iterator[str]:
 
 
 def progress_table(figures: Figures, width: int) -> Any:
-    """Return the progress of a crawl, to be printed by rich on a terminal of this width."""
+    """Return the progress of a crawl as a rich renderable for a terminal of this width."""
     from rich.console import Group  # noqa: PLC0415 - only for people
     from rich.text import Text  # noqa: PLC0415
 
