@@ -29,6 +29,7 @@ Examples:
 import argparse
 import sys
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +48,7 @@ from scrapy_bloom.commands.shared.figures import (
 from scrapy_bloom.commands.shared.output import print_json, print_table, say
 from scrapy_bloom.commands.shared.project import (
     SharedPlace,
-    opened_filter,
+    files_reader,
     opened_place,
     state_text,
 )
@@ -137,7 +138,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     with opened_place(options, settings) as place:
         if options.watch and isinstance(place, SharedPlace):
             place.server.deadline_secs = min(place.server.deadline_secs, _WATCH_DEADLINE_SECS)
-        read = partial(_read, place, options, settings)
+        read = partial(_read, place, scans=options.scan)
         if options.watch:
             read_hosts = partial(pending_by_host, place)
             watch(read, read_hosts, options.watch, as_json=options.json)
@@ -156,16 +157,16 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     _print_all(figures, options)
 
 
-def _read(place: Path | SharedPlace, options: argparse.Namespace, settings: Settings) -> Figures:
+def _read(place: Path | SharedPlace, *, scans: bool) -> Figures:
     """Read the figures of a filter and its queue."""
     if isinstance(place, SharedPlace):
-        with_filter = filter_figures(opened_reader(place.server, place.key), scans=options.scan)
+        with_filter = filter_figures(opened_reader(place.server, place.key), scans=scans)
         return {**with_filter, "queue": queue_figures(place)}
     queue = queue_figures(place)
     if queue and not jobdir.filter_files(filter_directory(place)):
         return {**no_filter_figures(str(place)), "queue": queue}
-    with opened_filter(options, settings) as reader:
-        return {**filter_figures(reader, scans=options.scan), "queue": queue}
+    with closing(files_reader(place)) as reader:
+        return {**filter_figures(reader, scans=scans), "queue": queue}
 
 
 def _print_all(figures: Figures, options: argparse.Namespace) -> None:

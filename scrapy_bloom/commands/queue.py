@@ -17,15 +17,15 @@ Examples:
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, requests
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, requests
 from scrapy_bloom.commands.shared.figures import (
     Figures,
     most_pending,
@@ -35,6 +35,7 @@ from scrapy_bloom.commands.shared.figures import (
 )
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
 from scrapy_bloom.commands.shared.project import SharedPlace, job_database, opened_place
+from scrapy_bloom.commands.shared.watch import HOST_COLUMNS
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
@@ -54,10 +55,6 @@ _MOST_HOSTS = 10
 _COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
 _REASON = "was in flight in four processes that died, the last time alone"
 
-_HOST_COLUMNS = (
-    ("host:", "host", lambda host: host or "(any)"),
-    ("pending", "pending", lambda number: f"{number:,}"),
-)
 _REQUEST_COLUMNS = (
     ("priority", "priority", str),
     ("depth", "depth", lambda depth: "-" if depth is None else str(depth)),
@@ -79,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop", action="store_true", help="remove the dead letters")
     parser.add_argument("--drop-host", metavar="HOST", help="remove the pending requests of a host")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -98,8 +95,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             raise StorageError(_no_queue(place))
         name = str(place) if isinstance(place, Path) else place.name
         if any(changes):
-            with _locked(place):
-                _change(place, name, queue, options)
+            _change(place, name, queue, options)
         elif options.dead:
             _show_dead(name, _read_dead(place), as_json=options.json)
         else:
@@ -110,15 +106,6 @@ def _no_queue(place: Path | SharedPlace) -> str:
     if isinstance(place, Path):
         return f"{place} holds no queue of CrashSafeScheduler; give its JOBDIR"
     return f"{place.server.address} has no queue {place.key!r}"
-
-
-@contextmanager
-def _locked(place: Path | SharedPlace) -> Iterator[None]:
-    """Keep crawls from a job; workers may use a shared queue meanwhile."""
-    with ExitStack() as stack:
-        if isinstance(place, Path):
-            stack.callback(lock_job(place.absolute()).release)
-        yield
 
 
 def _read_dead(place: Path | SharedPlace) -> list[bytes]:
@@ -147,17 +134,20 @@ def _change(
             )
         confirm(question, yes=options.yes, done="changed", do="do it")
         if isinstance(place, Path):
-            number = _change_in_job(place / jobdir.DATABASE, options)
+            number = _change_in_job(place, options)
         else:
             number = _change_in_redis(place, queue["spider"] or "", options)
     fate = "will be crawled again" if options.requeue else "dropped"
     say(f"{counted(number, what, whats)} {fate}")
 
 
-def _change_in_job(database: Path, options: argparse.Namespace) -> int:
-    if options.drop_host is not None:
-        return drop_slot(database, options.drop_host)
-    return requeue_dead(database) if options.requeue else drop_dead(database)
+def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
+    database = job_dir / jobdir.DATABASE
+    with ExitStack() as stack:
+        stack.callback(lock_job(job_dir.absolute()).release)
+        if options.drop_host is not None:
+            return drop_slot(database, options.drop_host)
+        return requeue_dead(database) if options.requeue else drop_dead(database)
 
 
 def _change_in_redis(place: SharedPlace, spider: str, options: argparse.Namespace) -> int:
@@ -192,7 +182,7 @@ def _show(
     if not hosts:
         return
     say("")
-    print_table(_HOST_COLUMNS, most)
+    print_table(HOST_COLUMNS, most)
     if others := len(hosts) - len(most):
         number = sum(hosts.values()) - sum(each["pending"] for each in most)
         say(f"{counted(others, 'further host')}: {number:,} pending")

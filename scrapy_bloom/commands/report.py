@@ -54,7 +54,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         check_output(options.output, overwrite=options.overwrite)
     import_pyplot()  # reports a missing matplotlib before the work
     project = load_project(settings, options.spider, options.place)
-    with opened_filter(options, settings, project) as reader:
+    with opened_filter(options, project) as reader:
         is_shared = is_redis(options.place)
         report = Report(
             location=reader.location if is_shared else str(Path(options.place).absolute()),

@@ -56,13 +56,6 @@ def test_the_help(tmp_path: Path) -> None:
         assert EXAMPLE.search(ran.out)
 
 
-def test_it_is_in_the_list_of_commands(tmp_path: Path) -> None:
-    listed = subprocess.run(
-        [SCRAPY], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert re.search(r"^  bloom +\w", listed, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -123,13 +116,6 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
     ran = bloom("info", url, "--key", "shop:bloom", *quick, cwd=tmp_path)
     assert "cannot be used" in ran.error
     assert "secret" not in ran.err
-
-
-def test_a_value_that_begins_with_a_dash_and_a_colon(tmp_path: Path) -> None:
-    """All commands of Scrapy take it for a value, as in `-o -:json`."""
-    (tmp_path / "-:urls").write_text("https://example.com/\n")
-    ran = bloom("import", "-:urls", "filter", cwd=tmp_path)
-    assert ran.status == 0, ran
 
 
 def test_settings_before_and_after_the_subcommand(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from scrapy_bloom.files.directory import FilterReader
 from tests.support import servers
 from tests.support.backends import local_backend
-from tests.support.cli import at_a_terminal, bloom
+from tests.support.cli import bloom
 from tests.support.clock import Clock
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
@@ -73,15 +73,6 @@ def test_info_of_a_running_and_of_a_killed_crawl(tree: Site, tmp_path: Path) -> 
     assert (figures["closed"], figures["in_use"]) == (False, False)
     assert "not closed: its crawl was killed" in bloom("info", "job", cwd=tmp_path).out
     assert contents(tmp_path / "job") == before
-
-
-def test_info_of_a_damaged_filter(tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", [b"x"])
-    (path,) = (tmp_path / "filter").glob("*.bloom")
-    with path.open("r+b") as file:
-        file.seek(30)
-        file.write(b"x")
-    assert "has a damaged header" in bloom("info", "filter", cwd=tmp_path).error
 
 
 def test_info_of_a_filter_in_redis(server: servers.Server, tmp_path: Path) -> None:
@@ -260,10 +251,3 @@ def test_push_and_pull(server: servers.Server, tmp_path: Path) -> None:
     assert all(FilterReader(tmp_path / "copy").are_seen(recorded))
     full = bloom("pull", server.url, "copy", "--spider", spider, cwd=tmp_path)
     assert "copy holds a filter already" in full.error
-
-
-def test_a_copy_under_way_shows_at_a_terminal(server: servers.Server, tmp_path: Path) -> None:
-    make_filter(tmp_path / "filter", fingerprints(urls(range(300))))
-    ran = at_a_terminal("push", "filter", server.url, "--key", tmp_path.name, cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert f"Copying to redis://127.0.0.1:{server.port}" in ran.out

@@ -59,25 +59,37 @@ def confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delet
         raise BloomError(f"nothing was {done}")
 
 
-def print_table(
-    columns: Sequence[tuple[str, str, Callable[[Any], str]]],
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    """Print figures in columns, without cutting them off where the terminal is narrower.
+Columns = Sequence[tuple[str, str, Callable[[Any], str]]]
+
+
+def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return figures in columns, as a rich renderable.
 
     Args:
         columns: for each, its name, the key of its values, and the function that formats a value.
             A column whose name ends with ":" has text, and is aligned to the left.
         rows: figures by their keys, as --json prints them.
     """
-    from rich.console import Console  # noqa: PLC0415 - only if it is used
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - only if it is used
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, _, _ in columns:
-        table.add_column(name.removesuffix(":"), justify="left" if name.endswith(":") else "right")
+        is_text = name.endswith(":")
+        found.add_column(
+            name.removesuffix(":"),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+        )
     for row in rows:
-        table.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+        found.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+    return found
+
+
+def print_table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a `table`, without cutting it off where the terminal is narrower."""
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
+
     console = Console(
         file=sys.stdout,
         width=_WIDEST,
@@ -86,7 +98,7 @@ def print_table(
         emoji=False,
         highlight=False,
     )
-    console.print(table)
+    console.print(table(columns, rows))
 
 
 def is_lively(stream: TextIO) -> bool:

@@ -223,29 +223,24 @@ def opened_place(options: argparse.Namespace, settings: Settings) -> Iterator[Pa
         yield SharedPlace(filter_.server, filter_.key, project.bloom.queue_lease_secs)
 
 
-@contextmanager
-def opened_filter(
-    options: argparse.Namespace, settings: Settings, project: Project | None = None
-) -> Iterator[Reader]:
-    """Open a filter in files or in Redis to read it.
+def files_reader(path: Path, *, window: float = 0.0) -> FilterReader:
+    """Return a reader of a filter in files, and of the changes in the log of its job."""
+    # Read before the filter, so that a checkpoint between the two hides nothing.
+    recent = _recent_changes(path)
+    return FilterReader(path, window=window, recent=recent)
 
-    Args:
-        options: the command line, with the place.
-        settings: as the command got them.
-        project: the project, loaded with the place, if the command has it anyway.
-    """
-    window = project.bloom.window_secs if project else 0.0
-    is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
+
+@contextmanager
+def opened_filter(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
+    """Open the filter at the place of a command line, to read it as the project's crawls do."""
+    window = project.bloom.window_secs
+    is_in_project = bool(project.settings.getlist("SPIDER_MODULES"))
     check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
-        path = Path(options.place)
-        recent = _recent_changes(
-            path
-        )  # before the filter, so that a checkpoint between the two hides nothing
-        with closing(FilterReader(path, window=window, recent=recent)) as reader:
+        with closing(files_reader(Path(options.place), window=window)) as reader:
             yield reader
         return
-    filter_ = connect(options, project or load_project(settings, options.spider, options.place))
+    filter_ = connect(options, project)
     with closing(filter_.server):
         yield opened_reader(filter_.server, filter_.key, window=window)
 
@@ -256,7 +251,7 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
 
     Raises a FingerprinterMismatchError if the filter was recorded with another fingerprinter.
     """
-    with opened_filter(options, project.settings, project) as reader:
+    with opened_filter(options, project) as reader:
         if reader.fingerprinter != project.fingerprinter:
             raise FingerprinterMismatchError(
                 "the filter was recorded with REQUEST_FINGERPRINTER_CLASS = "
