@@ -94,7 +94,10 @@ class BloomCommand(ScrapyCommand):
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand; print a failure in one line, and exit with status 1."""
-        from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
+        from scrapy_bloom.exceptions import (  # noqa: PLC0415 - see above
+            TROUBLESHOOTING,
+            BloomError,
+        )
 
         _repair_streams()
         _show_warnings()
@@ -124,7 +127,8 @@ class BloomCommand(ScrapyCommand):
             _print_error("there is not enough memory for that")
         elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
-            _print_error(_shown(f"{what}{failure}"))
+            where = f" ({TROUBLESHOOTING})" if isinstance(failure, BloomError) else ""
+            _print_error(_shown(f"{what}{failure}") + where)
 
 
 def _run(options: argparse.Namespace, settings: Any) -> None:

@@ -199,7 +199,7 @@ def _print(figures: Figures) -> None:
         "size": size_text(figures["bytes"]),
         "fill": f"{share_text(figures['fill_ratio'])} of the bits",
         "error rate": "; ".join(rates),
-        "false positives": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
+        "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
     }
     if queue := figures["queue"]:
         lines["queue"] = queue_text(queue)

@@ -134,8 +134,8 @@ class RedisBackend:
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
                 '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
-                "recorded is crawled again. To go on with it, upload it first, as docs/scaling.md "
-                "says",
+                "recorded is crawled again. To use it, copy it to the server first, with scrapy "
+                "bloom push",
                 path,
             )
         importable = job.importable()

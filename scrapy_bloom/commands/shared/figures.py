@@ -20,7 +20,7 @@ Figures = dict[str, Any]
 
 _FILTER_KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
-    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_drops"),
+    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
     *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "forgotten"),
 )
 _QUEUE_KEYS = (
@@ -78,7 +78,7 @@ def filter_figures(reader: Reader, *, scans: bool = False) -> Figures:
         "error_rate_at_capacity": math.fsum(generation.error_rate for generation in live),
         "error_rate_asked": status.error_rate,
         "window_secs": window_of(live) or None,
-        "expected_false_drops": status.expected_false_drops,
+        "expected_false_positives": status.expected_false_positives,
         "generations": generations,
         "spider": reader.spider,
         "fingerprinter": reader.fingerprinter,
