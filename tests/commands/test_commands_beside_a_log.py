@@ -37,22 +37,6 @@ def test_an_import_into_a_paused_job(job: Path, caplog: pytest.LogCaptureFixture
     assert not caplog.messages
 
 
-def test_a_filter_that_is_merged_into_a_paused_job(
-    job: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    salt = bloom("info", "job", "--json", "--show-salt", cwd=job.parent).json["salt"]
-    made = bloom(
-        "import", "more.txt", "other", *MADE_LIKE, "-s", f"BLOOM_SALT={salt}", cwd=job.parent
-    )
-    assert made.status == 0, made
-    ran = bloom("import", "other", "job", cwd=job.parent)
-    assert ran.status == 0, ran
-    crawl = LoggedFilter(job, unclean="stop", **OPTIONS)
-    assert all(each in crawl.backend for each in PAGES)
-    crawl.close()
-    assert not caplog.messages
-
-
 def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture) -> None:
     (job / f"bloom/{LOGS_NAME}.tmp").touch()
     assert bloom("reset", "job", "--yes", cwd=job.parent).status == 0

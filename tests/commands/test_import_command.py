@@ -99,15 +99,6 @@ def test_requests_seen_beside_a_queue(tmp_path: Path) -> None:
     assert bloom("import", "urls.txt", "old", cwd=tmp_path).status == 0
 
 
-def test_requests_seen_beside_the_queue_of_crash_safe_scheduler(tree: Site, tmp_path: Path) -> None:
-    settings = {"JOBDIR": "job", "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-    crawl = Crawl.held(tree, 20, tmp_path, {**settings, "DUPEFILTER_CLASS": None})
-    crawl.interrupt()
-    refused = bloom("import", "job", "filter", cwd=tmp_path)
-    assert "and would be skipped as duplicates" in refused.error
-    assert not (tmp_path / "filter").exists()
-
-
 @pytest.mark.parametrize("command", ["import", "merge", "pull"])
 def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
     """Nothing that is put into its directory may hide that its queue is broken."""
@@ -124,14 +115,14 @@ def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
 
 
 def test_urls(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", ["", *urls(range(300)), "no url", *urls(range(10))])
+    write_urls(tmp_path / "urls.txt", ["", *urls(range(300)), "no url", "data:,x", *urls(range(9))])
     ran = bloom("import", "urls.txt", "filter", cwd=tmp_path)
     assert "Read 310 requests" in ran.out
-    assert "300 of them new" in ran.out
+    assert "301 of them new" in ran.out
     assert "the first: line 302: Missing scheme" in ran.err
-    assert is_exactly(tmp_path / "filter", fingerprints(urls(range(300))))
+    assert is_exactly(tmp_path / "filter", fingerprints([*urls(range(300)), "data:,x"]))
     ran = bloom("import", "-", "filter", "--json", cwd=tmp_path, stdin="\n".join(urls([5, 700])))
-    assert (ran.json["read"], ran.json["new"], ran.json["recorded"]) == (2, 1, 301)
+    assert (ran.json["read"], ran.json["new"], ran.json["recorded"]) == (2, 1, 302)
 
 
 def test_what_a_file_is(tmp_path: Path) -> None:
@@ -230,17 +221,6 @@ def test_a_new_filter_has_room_for_all_of_it(tmp_path: Path) -> None:
     ).json
     assert (figures["capacity"], figures["generations"]) == (2000 + 4000, 2)
     assert figures["error_rate_now"] < 1e-3
-
-
-def test_a_filter_goes_on_in_a_crawl(tree: Site, tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", [f"{tree.url}p/{n}?a=2&b=1" for n in range(1, 60)])
-    assert bloom("import", "urls.txt", "filter", cwd=tmp_path).status == 0
-    crawl = Crawl(tree.url, tmp_path, {"BLOOM_DIR": "filter"})
-    assert crawl.finish() == 0
-    assert not crawl.told("WARNING")
-    assert list(tree.hits) == ["/p/0"]  # all that it leads to is recorded
-    again = bloom("import", "urls.txt", "filter", "--json", cwd=tmp_path)
-    assert again.json["new"] == 0
 
 
 @pytest.mark.parametrize("kind", ["valkey", "cluster"])

@@ -42,6 +42,18 @@ def take(store: Store, downloads: Mapping[str, int] = MappingProxyType({})) -> T
     return store.take(Batch(), lambda slot: downloads.get(slot, 0))
 
 
+def leave_dead_letter(there: "InFile | InRedis", request: Found) -> None:
+    """Let a request become a dead letter: four processes die that have it in flight."""
+    store = there.open()
+    find(store, request)
+    for _ in range(4):
+        assert take(store) or store.take_suspect()
+        there.die(store)
+        store = there.open()
+    assert take(store) is None
+    there.leave(store)
+
+
 def done(store: Store, *requests: Taken) -> None:
     rows = [each.id for each in requests]
     if isinstance(store, SharedStore):
