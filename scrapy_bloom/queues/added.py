@@ -2,7 +2,8 @@
 
 The crawl alone may change its database and its filter. So the command writes files beside them,
 whole or not at all, and the crawl removes each once its requests are queued. If it is killed before
-that, it takes the file up again: its filter then drops what was queued.
+that, it reads the file again: its filter then drops what was queued, except requests with
+`dont_filter`, which are queued twice.
 """
 
 import re
@@ -48,12 +49,15 @@ def count_added(job_dir: Path) -> int:
 
 
 def read_added(path: Path) -> list[dict[str, Any]] | None:
-    """Return the requests in a file; None if it is damaged. No code that is in it is run."""
+    """Return the requests in a file; None if it is damaged. No code that is in it is run.
+
+    Raises OSError if the file cannot be read, which may pass.
+    """
     try:
         check_file(path)
-        found = (plain(path.read_bytes()) or {}).get("requests")
-    except (OSError, StorageError):
+    except StorageError:
         return None
+    found = (plain(path.read_bytes()) or {}).get("requests")
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         return found
     return None

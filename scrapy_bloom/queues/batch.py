@@ -21,6 +21,7 @@ class Found(NamedTuple):
         newest_first: of those with one priority and rank, the last one is taken first.
         kind: with a fingerprint, in a shared queue: it is queued if that is "n": new, and recorded
             then; "?": new, which is not recorded; "u": new or not.
+        is_limited: it counts against BLOOM_MAX_PAGES_PER_SLOT.
     """
 
     data: bytes
@@ -30,6 +31,7 @@ class Found(NamedTuple):
     rank: int = 0
     newest_first: bool = True
     kind: str = "n"
+    is_limited: bool = False
 
 
 @dataclass

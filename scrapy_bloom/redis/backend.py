@@ -342,7 +342,7 @@ class RedisBackend:
                     self.filter.refresh()
             self._last_status = self.status()
             if self.flush:
-                self.filter.remove()
+                self.filter.remove(only_unused=True)
             else:
                 with suppress(StorageError):  # after some days, the server forgets it by itself
                     self.filter.leave()

@@ -105,16 +105,17 @@ if noted ~= '' then call('HSET', filter, mirror, noted) end
 return {'ok', table.concat(answers), forgets, count}
 """
 
-# id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
-# how many requests of a slot are ever queued (0: any number);
-# requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
-# fingerprint, or '' for both of its words; fingerprints that are recorded without a request, those
-# to forget, tokens done, tokens set aside: how many, and these; requests that are downloaded: how
-# many, and of each its token, its slot, and for how many ms no other worker may have one of the
-# slot; how many to take, 1 by slots, slots and downloads: how many, and these; the limit of a slot
-# (0: any number of downloads), and 1 if it has a delay; slots with limits of their own: how many,
-# and of each its name, and these two; 1 to take a suspect although the worker has other requests,
-# 1 to take none; 1 to run start(), 1 if start() is through, 1 if the crawl is over.
+# id, version, worker, number, lease in ms; field of the newest generation's count, the
+# generations; how many requests of a slot are ever queued (0: any number); requests found: how
+# many, and of each: kind, 1 if the newest comes first, 1 if the limit of its slot applies to it,
+# order, data, and its fingerprint, or '' for both of its words; fingerprints that are recorded
+# without a request, those to forget, tokens done, tokens set aside: how many, and these; requests
+# that are downloaded: how many, and of each its token, its slot, and for how many ms no other
+# worker may have one of the slot; how many to take, 1 by slots, slots and downloads: how many,
+# and these; the limit of a slot (0: any number of downloads), and 1 if it has a delay; slots with
+# limits of their own: how many, and of each its name, and these two; 1 to take a suspect although
+# the worker has other requests, 1 to take none; 1 to run start(), 1 if start() is through, 1 if
+# the crawl is over.
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
 # order is what a member begins with, up to its position. The answer is "x" to a request that is not
@@ -165,21 +166,22 @@ end
 
 local most_of_slot = number()
 local function is_full(slot)
-  return most_of_slot > 0 and (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
+  return (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
 end
 
 for index = 1, number() do
-  local kind, newest_first, order, data = arg(), arg() == '1', arg(), arg()
+  local kind, newest_first, is_limited = arg(), arg() == '1', arg() == '1'
+  local order, data = arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
   if is_new or kind == 'u' then
     local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
-    if is_full(slot) then
+    if is_limited and is_full(slot) then
       answer, is_new = 'x', false
     else
       enqueue(order, newest_first, data)
-      if most_of_slot > 0 then call('HINCRBY', slots, slot, 1) end
+      if is_limited then call('HINCRBY', slots, slot, 1) end
     end
   end
   if is_new and kind ~= '?' then record(answer) end

@@ -308,11 +308,14 @@ end
 """
 )
 
-# id. Removes a filter, and its queue, at once; its blocks are left to the caller.
+# id; 1 if nothing is to be removed while a worker uses the queue, or requests are pending. Removes
+# a filter, and its queue, at once; its blocks are left to the caller.
 REMOVE = (
     COMMON
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
+local left = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
+if arg() == '1' and left + alive_but('') > 0 then return {'used'} end
 call('UNLINK', unpack(KEYS))
 return {'ok'}
 """
