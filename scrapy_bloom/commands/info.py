@@ -204,7 +204,7 @@ def _opened(
 
     def read() -> _Figures:
         reader = opened_reader(server, key)
-        return _figures(reader, options, _shared_queue(server, key, project.bloom.queue_lease_secs))
+        return _figures(reader, options, _shared_queue(server, key))
 
     with closing(server):
         yield read, lambda: read_hosts(server, key)
@@ -316,7 +316,7 @@ def _job_queue(path: Path) -> _Figures | None:
     return {**dict.fromkeys(_QUEUE_KEYS), **known}
 
 
-def _shared_queue(server: RedisServer, key: str, lease_secs: float) -> _Figures | None:
+def _shared_queue(server: RedisServer, key: str) -> _Figures | None:
     """Return the figures of a shared queue, None if there is none."""
     state = read_state(server, key)
     if state is None:
@@ -338,7 +338,7 @@ def _shared_queue(server: RedisServer, key: str, lease_secs: float) -> _Figures 
                 "is_alive": each.is_alive,
                 "in_flight": each.in_flight,
                 "done": each.done,
-                "heartbeat_secs": max(0.0, lease_secs - each.lease_left),
+                "heartbeat_secs": each.heartbeat_secs,
             }
             for each in state.workers
         ],

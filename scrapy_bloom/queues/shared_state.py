@@ -76,6 +76,7 @@ class Worker:
     id: str
     name: str  # host:pid
     lease_left: float  # seconds; negative: the lease has expired
+    lease_secs: float  # how long a lease is, from a heartbeat on
     in_flight: int
     done: int  # requests that it has finished
 
@@ -83,6 +84,11 @@ class Worker:
     def is_alive(self) -> bool:
         """Return whether its lease has not expired."""
         return self.lease_left >= 0
+
+    @property
+    def heartbeat_secs(self) -> float:
+        """Return how many seconds ago the worker sent its last heartbeat."""
+        return max(0.0, self.lease_secs - self.lease_left)
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,7 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
             lease_left=(until - now) / 1000,
+            lease_secs=_number(fields.get(worker + b":lease", b"0"), "lease") / 1000,
             in_flight=count,
             done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
         )

@@ -47,6 +47,7 @@ All keys of a filter `<key>` are in one slot of a Cluster:
       <worker>:number           of its last batch; "gone" stands before it once the worker has
                                 lost its lease, or joined again; then its batches are refused
       <worker>:name             host:pid, for people
+      <worker>:lease            how long its lease is, in ms, for people
       <worker>:done             how many requests it has finished, for people
       <worker>:suspect          token of the suspect that it has
       <worker>:stop             `scrapy bloom stop` asks it to end
@@ -145,7 +146,7 @@ local function give_back(worker, is_blamed, died)
     local entry = first_of(leased, worker)
     if not entry then
       call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop',
-           worker .. ':done')
+           worker .. ':done', worker .. ':lease')
       return given, true
     end
     local member, to = string.sub(entry, 25), pending
@@ -205,7 +206,7 @@ if former ~= '' then
   end
   give_back(former, false)
 end
-call('HSET', workers, me, now + lease, me .. ':name', name)
+call('HSET', workers, me, now + lease, me .. ':name', name, me .. ':lease', lease)
 call('HSETNX', workers, me .. ':number', 0)
 return {'ok', alive_but(me), call('ZCARD', pending), call('ZCARD', aside), state[3] or '',
         call('HGET', filter, 'held') or newest, string.match(last, '%d*$')}
