@@ -56,7 +56,7 @@ from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.shared_state import read_hosts, read_members, read_state
+from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
 from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_done, read_slots
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import opened_reader
@@ -323,7 +323,7 @@ def _shared_queue(server: RedisServer, key: str) -> _Figures | None:
         return None
     return {
         "spider": state.crawl or None,
-        "dead": [url_of(each.data) for each in read_members(server, key, "dead")],
+        "dead": [url_of(each.data) for each in read_requests(server, key, "dead")],
         "pending": state.pending + state.suspects,
         "in_flight": state.leased,
         "set_aside": state.aside,

@@ -39,8 +39,8 @@ from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
 from scrapy_bloom.queues.shared_state import (
     drop_host,
     read_hosts,
-    read_members,
     read_next,
+    read_requests,
     read_state,
 )
 from scrapy_bloom.queues.sqlite import (
@@ -151,7 +151,7 @@ def _run_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
     elif options.requeue:
         _change(options, name, state.dead, partial(_requeue_in_redis, filter_, state.crawl))
     elif options.dead:
-        dead = [each.data for each in read_members(server, key, "dead")]
+        dead = [each.data for each in read_requests(server, key, "dead")]
         _show_dead(name, dead, as_json=options.json)
     else:
         figures = {

@@ -155,7 +155,7 @@ def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | N
 
 
 def _waiting(queue: QueueState) -> str:
-    return f" with {counted(queue.waiting, 'request')}"
+    return f" with {counted(queue.total, 'request')}"
 
 
 def _users(queue: QueueState, fate: str) -> str:

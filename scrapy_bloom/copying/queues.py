@@ -9,7 +9,8 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import beside
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.shared import order_of
-from scrapy_bloom.queues.shared_state import SETS, read_members
+from scrapy_bloom.queues.shared_state import SETS
+from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
 from scrapy_bloom.queues.sqlite import (
     DEAD,
     MOST_DEATHS,
@@ -102,7 +103,7 @@ def _requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:
     known = set()
     for name in reversed(SETS):  # the largest last
         state = _STATES[name]
-        for slot, priority, rank, position, deaths, data in read_members(server, key, name):
+        for slot, priority, rank, position, deaths, data in read_shared_requests(server, key, name):
             if (position, data) in known:
                 continue
             if name != "pending":

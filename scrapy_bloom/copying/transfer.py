@@ -171,7 +171,7 @@ def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -
     """
     target = Path(directory)
     state = read_state(server, key)
-    if state is None or not state.waiting or target.name != "bloom":
+    if state is None or not state.total or target.name != "bloom":
         return _downloaded(server, key, target, None)
     if state.live:
         names = ", ".join(each.name for each in state.live)

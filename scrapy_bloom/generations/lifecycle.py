@@ -30,7 +30,7 @@ class Generations(Protocol):
         """Return the generations that count, oldest first."""
 
     @property
-    def held_from(self) -> float:
+    def kept_from(self) -> float:
         """Return the number of the first generation that must not end now; infinite: all may."""
 
     def now(self) -> float:
@@ -111,11 +111,11 @@ class LifeCycle:
         # Again, if what another crawl has made meanwhile has ended, too.
         while now >= self._turn_at and self._store.live[-1] is not ended:
             ended = self._store.live[-1]
-            if ended.number >= self._store.held_from:
+            if ended.number >= self._store.kept_from:
                 self._store.extend(self._policy.open_until(now))
             else:
                 self._begin_quarter(ended, now)
-        may_expire = sum(each.number < self._store.held_from for each in self._store.live)
+        may_expire = sum(each.number < self._store.kept_from for each in self._store.live)
         if number := min(self._policy.expired(self._store.live, now), may_expire):
             gone = self._store.live[:number]
             self._store.expire(number)

@@ -115,7 +115,7 @@ class MemoryBackend:
 
     errors = 0  # of the disk
     failure = ""  # the last of them
-    held_from = math.inf  # no other crawl uses the generations, so all may end
+    kept_from = math.inf  # no other crawl uses the generations, so all may end
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ def check_no_disk_queue(job_dir: Path) -> None:
         )
 
 
-def has_waiting(job_dir: Path) -> bool:
+def has_pending(job_dir: Path) -> bool:
     """Return whether requests wait in either queue of a job, or were in flight at a kill."""
     return jobdir.has_queued(job_dir) or _waiting_in(job_dir / jobdir.DATABASE) > 0
 

@@ -48,7 +48,7 @@ def store_of(
     return stores[0] if len(stores) == 1 else ShardedStore(stores)
 
 
-def join_anew(
+def rejoin(
     store: "SharedStore | ShardedStore",
     backend: RedisBackend | ShardedBackend,
     error: OtherFilterError,
@@ -59,7 +59,7 @@ def join_anew(
     """
     for _ in range(MOST_LOSSES):
         try:
-            backend.begin_anew(error)
+            backend.start_over(error)
             store.join()
         except OtherFilterError as again:
             error = again

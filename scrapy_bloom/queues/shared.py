@@ -221,10 +221,10 @@ class SharedStore:
         if answer[0] == b"other":
             raise OtherFilterError(f"{self.filter.name} was removed, or lost")
         self._worker, self._number = worker, 0
-        _, self.others, self.pending, self.aside, ended, held_from, last_known = answer
+        _, self.others, self.pending, self.aside, ended, kept_from, last_known = answer
         self.held, self.has_suspect = 0, False
         self.ended_at = _seconds(ended)
-        self.filter.held_from = int(held_from)
+        self.filter.kept_from = int(kept_from)
         return int(last_known or -1)
 
     def apply(self, batch: SharedBatch) -> Reply:
@@ -241,7 +241,7 @@ class SharedStore:
             kind = answer[0]
             if kind == b"ok":
                 self._number += 1
-                return self._noted(batch, answer)
+                return self._parsed_reply(batch, answer)
             if kind == b"version":
                 self.filter.refresh()
             elif kind == b"lost":
@@ -282,17 +282,17 @@ class SharedStore:
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
 
-    def _noted(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
+    def _parsed_reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
         _, raw, counts, entries, start, left, pending, held, pushed, done, ended, *rest = answer
         answers = raw.decode()
         self.pending, self.held, self.ended_at = pending, held, _seconds(ended)
         for index, found in enumerate(batch.found):
             answer = answers[index] if answers else "n"
             if found.fingerprint is not None and found.kind != "?" and answer != BEYOND_LIMIT:
-                self.filter.note(found.fingerprint, answer)
+                self.filter.add_to_mirror(found.fingerprint, answer)
         for fingerprint in batch.recorded:
-            self.filter.note(fingerprint, "n")
-        self.filter.note_counts(*counts)
+            self.filter.add_to_mirror(fingerprint, "n")
+        self.filter.update_counts(*counts)
         died, expired, has_suspect, is_stopped = rest
         self.has_suspect = bool(has_suspect)
         taken = [

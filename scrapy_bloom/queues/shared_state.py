@@ -26,7 +26,7 @@ _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 # Keys: as all scripts have them. Removes the queue, and leaves the filter.
 _REMOVE = """
 redis.call('UNLINK', unpack(KEYS, 2, 9))
-redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
+redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'kept', 'ended', 'last',
            'look', 'crew')
 """
 
@@ -116,7 +116,7 @@ class QueueState:
     workers: Sequence[Worker]
 
     @property
-    def waiting(self) -> int:
+    def total(self) -> int:
         """Return how many requests are in the queue, in flight or not, dead ones included."""
         return sum(getattr(self, name) for name in SETS)
 
@@ -198,7 +198,7 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
     ]
 
 
-def read_members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
+def read_requests(server: RedisServer, key: str, name: str) -> Iterator[Member]:
     """Return the requests in one of the `SETS` of a queue, in its order; raises a StorageError."""
     for each in shard_keys(server, key):
         yield from _members(server, each, name)

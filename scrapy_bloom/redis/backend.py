@@ -254,7 +254,7 @@ class RedisBackend:
                 self.keep_up()
                 answers = self.filter.exchange(fingerprints, kind)
             except OtherFilterError as error:
-                self.begin_anew(error)
+                self.start_over(error)
                 continue
             self._confirm_at = time.monotonic() + self._trust_secs
             self.unconfirmed = 0
@@ -269,7 +269,7 @@ class RedisBackend:
         if life.is_full():
             life.grow()
 
-    def begin_anew(self, error: OtherFilterError) -> None:
+    def start_over(self, error: OtherFilterError) -> None:
         """Drop what is known of a filter that the server has lost, all of it or a part."""
         if self.filter.live:
             self.voided += 1
@@ -335,7 +335,7 @@ class RedisBackend:
 
     def close(self) -> None:
         """Disconnect, and remove the filter if that is wanted; raises StorageError."""
-        self.server.hurry()
+        self.server.shorten_deadline()
         try:
             if self.filter.live:
                 with suppress(StorageError):  # what others have recorded since the last batch

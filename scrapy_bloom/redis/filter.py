@@ -79,7 +79,7 @@ class SharedFilter:
     Attributes:
         id: of the filter; another one if it was lost, or removed.
         live: generations, oldest first.
-        held_from: number of the first generation that must not end, because the crawl of a shared
+        kept_from: number of the first generation that must not end, because the crawl of a shared
             queue has recorded in it; infinite once that crawl has ended.
         forgets: how often fingerprints were forgotten, as far as is known.
     """
@@ -102,7 +102,7 @@ class SharedFilter:
         self.name = f"the filter {key!r} in {server.address}"
         self.version = ""
         self.info = FilterInfo.of(origin, 0.0, shards)
-        self.held_from = math.inf
+        self.kept_from = math.inf
         self.forgets = 0
         self._policy = policy
         self._origin = origin
@@ -186,7 +186,7 @@ class SharedFilter:
             same.count, same.open_until = each.count, each.open_until
             live.append(same)
         self.id, self.version, self.info = stored.id, stored.version, stored.info
-        self.held_from = stored.held_from
+        self.kept_from = stored.kept_from
         self._use(live)
         self._changed()
 
@@ -272,7 +272,7 @@ class SharedFilter:
                 return True
         return False
 
-    def note(self, fingerprint: bytes, answer: str) -> None:
+    def add_to_mirror(self, fingerprint: bytes, answer: str) -> None:
         """Note in the mirrors what a batch answered: who has it, or has it now.
 
         What was forgotten may be in any generation, and is asked for again.
@@ -318,11 +318,11 @@ class SharedFilter:
         answers = str(answer[1].decode())
         for each, letter in zip(fingerprints, answers, strict=True):
             if kind != "?" or letter not in NEW:
-                self.note(each, letter)
-        self.note_counts(*answer[2:])
+                self.add_to_mirror(each, letter)
+        self.update_counts(*answer[2:])
         return answers
 
-    def note_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
+    def update_counts(self, forgets: bytes | int | None, count: bytes | int | None) -> None:
         """Keep the figures of the filter that a batch has returned."""
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
@@ -369,7 +369,7 @@ class SharedFilter:
     def ends(self, newest: Generation) -> float:
         """Return when the newest generation ends; the window may have changed since it was made."""
         own = self._policy.open_until(newest.created_at)
-        if newest.open_until and newest.number >= self.held_from:
+        if newest.open_until and newest.number >= self.kept_from:
             return newest.open_until
         return min(newest.open_until or own, own)
 

@@ -79,7 +79,7 @@ class RedisReader:
             self._live = [
                 each
                 for each in self.generations
-                if each.id in live or each.number >= stored.held_from
+                if each.id in live or each.number >= stored.kept_from
             ]
         most = max(each.geometry.num_hashes for each in self.generations)
         self._locate = make_hasher(bytes.fromhex(self.salt), most)

@@ -18,7 +18,7 @@ All keys of a filter `<key>` are in one slot of a Cluster:
       pushed, done              how many requests entered the queue, and left it, ever
       start                     the worker that runs the spider's start(); "done" when it is through
       crawl                     name of the spider whose queue it is
-      held                      number of the generation that was the newest when the queue began:
+      kept                      number of the generation that was the newest when the queue began:
                                 what is recorded from there on does not expire until the crawl ends
       ended                     when nothing was left of the crawl, in ms since 1970
       last                      the slot that was served last
@@ -190,7 +190,7 @@ if not state[1] or state[1] ~= id then return {'other', state[1]} end
 if state[2] and state[2] ~= spider then return {'spider', state[2]} end
 if not state[2] then
   if not has_start then call('HSET', filter, 'start', 'done') end
-  call('HSET', filter, 'crawl', spider, 'held', newest)
+  call('HSET', filter, 'crawl', spider, 'kept', newest)
 end
 local last = call('HGET', workers, former .. ':number') or ''
 if former ~= '' then
@@ -209,7 +209,7 @@ end
 call('HSET', workers, me, now + lease, me .. ':name', name, me .. ':lease', lease)
 call('HSETNX', workers, me .. ':number', 0)
 return {'ok', alive_but(me), call('ZCARD', pending), call('ZCARD', aside), state[3] or '',
-        call('HGET', filter, 'held') or newest, string.match(last, '%d*$')}
+        call('HGET', filter, 'kept') or newest, string.match(last, '%d*$')}
 """
 )
 

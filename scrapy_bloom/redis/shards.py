@@ -145,7 +145,7 @@ class ShardedBackend:
         for each in self.parts:
             each.keep_up()
 
-    def begin_anew(self, error: OtherFilterError) -> None:
+    def start_over(self, error: OtherFilterError) -> None:
         """Start over in all shards, since one was lost, or another worker has done so."""
         self._log_lost()
         if isinstance(error, LostKeysError):

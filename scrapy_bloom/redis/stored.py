@@ -148,7 +148,7 @@ class Stored:
     version: str
     info: FilterInfo
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    held_from: float  # number of the first generation that must not end; infinite: all may
+    kept_from: float  # number of the first generation that must not end; infinite: all may
     unfinished: Sequence[Unfinished]
 
 
@@ -173,7 +173,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
                 _check(_ID, rest)
                 _check(_KEYS, value)
                 unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
-        name = b"held"
+        name = b"kept"
         held = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
@@ -190,7 +190,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         version=raw[b"version"].decode(),
         info=info,
         generations=generations,
-        held_from=held,
+        kept_from=held,
         unfinished=unfinished,
     )
 

@@ -106,9 +106,7 @@ def place(crawl: SharedCrawl) -> tuple[str, ...]:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_each_worker_and_the_queue(shards: int, wide: Site, tmp_path: Path) -> None:
     more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
-    crawl = SharedCrawl(
-        wide, tmp_path, CONCURRENT_REQUESTS=4, BLOOM_QUEUE_LEASE_SECS=20, **more
-    )
+    crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, BLOOM_QUEUE_LEASE_SECS=20, **more)
     crawl.hold(20)
     watch = Watch(*place(crawl), "--watch", "0.2", "--json", cwd=tmp_path)
 

@@ -37,7 +37,7 @@ def test_two_workers(wide: Site, tmp_path: Path) -> None:
     assert shard_keys(server, crawl.key) == keys(crawl)
     states = [read_shard(server, each) for each in keys(crawl)]
     server.close()
-    assert all(each and each.waiting for each in states)
+    assert all(each and each.total for each in states)
     crawl.finish()
     assert len(wide.hits) == PAGES
     assert wide.total() == PAGES + TWICE

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_waiting
+from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_pending
 from scrapy_bloom.queues.shared import Member, order_of, slot_name
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support.request_queues import begun, name_of, push, take
@@ -74,14 +74,14 @@ class TestConflicts:
     def test_no_queue_at_all(self, tmp_path: Path) -> None:
         check_no_database(tmp_path)
         check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
 
     def test_requests_wait_in_the_database(self, tmp_path: Path) -> None:
         queue = begun(tmp_path / "requests.sqlite", by_slot=False)
         check_no_database(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
         push(queue, "a")
-        assert has_waiting(tmp_path)
+        assert has_pending(tmp_path)
         for name in "bc":
             push(queue, name)
         assert take(queue)
@@ -89,7 +89,7 @@ class TestConflicts:
             check_no_database(tmp_path)
         with pytest.raises(StorageError, match='3 requests .* and BLOOM_BACKEND is "redis"'):
             check_no_database(tmp_path, in_redis=True)
-        assert has_waiting(tmp_path)
+        assert has_pending(tmp_path)
         check_no_disk_queue(tmp_path)
         queue.close()
 
@@ -98,11 +98,11 @@ class TestConflicts:
         queue.mkdir()
         (queue / "active.json").write_text("[]")
         check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
         (queue / "p0").write_bytes(b"request")
         with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
             check_no_disk_queue(tmp_path)
-        assert has_waiting(tmp_path)
+        assert has_pending(tmp_path)
         check_no_database(tmp_path)
 
     def test_scrapys_queue_was_broken_by_a_kill(self, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ class TestConflicts:
         os.utime(state, (1, 1))
         with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
             check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
 
     def test_a_directory_that_cannot_be_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

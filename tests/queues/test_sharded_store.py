@@ -198,7 +198,7 @@ def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
 def test_a_shard_gets_what_it_has_lost() -> None:
     kept_by = Kept(SHARDS)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     (lost,) = {shard_of(b"page 7", SHARDS)}
     last_known = [9] * SHARDS
     last_known[lost] = 6
@@ -215,11 +215,11 @@ def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> N
     kept_by = Kept(SHARDS)
     monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 5)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     assert kept_by.lost([4] * SHARDS)
     kept_by = Kept(SHARDS)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     with pytest.raises(LostKeysError):
         kept_by.lost([9, 9, 3, 9])
     assert not kept_by.start_over()  # it has a parent
@@ -227,9 +227,9 @@ def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_single_shard_keeps_what_has_no_parent() -> None:
     kept_by = Kept(1)
-    kept_by.note(*kept(1, 2, number=1))
+    kept_by.add(*kept(1, 2, number=1))
     batch, reply = kept(3, 4, number=2)
     batch.entries[0] = batch.entries[0]._replace(has_parent=False)
-    kept_by.note(batch, reply)
+    kept_by.add(batch, reply)
     assert not kept_by.lost([2])
     assert [each.found for each in kept_by.lost([-1])] == [page(3)]

@@ -185,11 +185,11 @@ class Worker:
             except OutageError:
                 continue
             except OtherFilterError as error:
-                self._begin_anew(error)
+                self._start_over(error)
             else:
                 self._note(reply)
 
-    def _begin_anew(self, error: OtherFilterError) -> None:
+    def _start_over(self, error: OtherFilterError) -> None:
         if not isinstance(error, VoidError):
             self._join(error)
             return
@@ -273,7 +273,7 @@ class Worker:
 
     def _note(self, reply: Reply) -> None:
         assert self._unanswered
-        self._kept.note(self._unanswered, reply)
+        self._kept.add(self._unanswered, reply)
         self._unanswered = None
         self._unsent = {int(each.found.data) for each in self._collected.entries}
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}

@@ -138,7 +138,7 @@ class Kept:
         self._entries: deque[tuple[float, int, Entry]] = deque()  # when, and in which batch
         self._dropped = -1  # number of a batch of which something is not kept any more
 
-    def note(self, batch: Parcel, reply: Reply) -> None:
+    def add(self, batch: Parcel, reply: Reply) -> None:
         """Keep what a batch has found, for a while."""
         now = time.monotonic()
         for index, entry in enumerate(batch.entries):

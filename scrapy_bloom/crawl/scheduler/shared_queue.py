@@ -43,7 +43,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     serves_least_busy_slot,
 )
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.sharded import ShardedStore, join_anew, store_of
+from scrapy_bloom.queues.sharded import ShardedStore, rejoin, store_of
 from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedStore, VoidError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
@@ -90,7 +90,7 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
             backend.join()
             store.join()
     except OtherFilterError as error:  # the server has been emptied since the filter was joined
-        join_anew(store, backend, error)
+        rejoin(store, backend, error)
     _log_joined(store, extra, waits=settings.queue_when_empty == "wait")
     if settings.shared_limits:
         _log_limits(store, extra, is_limited=is_limited)
@@ -214,7 +214,7 @@ class SharedQueue(SafeQueue):
         backend.collect = self._collect
         self._forgotten = QueuedForgotten(
             [RedisForgotten(each.server, each.key, each.filter.id) for each in backend.parts],
-            partial(self._note, "forgotten"),
+            partial(self._collect_change, "forgotten"),
             self._forgets(),
         )
         backend.forgotten.use(self._forgotten)
@@ -276,13 +276,13 @@ class SharedQueue(SafeQueue):
         if era == self._era:  # else what it led to may be lost
             self._unanswered.update(fingerprints)
             for each in fingerprints:
-                self._note("recorded", each)
+                self._collect_change("recorded", each)
 
     def _done(self, row: bytes) -> None:
         self._progress_at = time.monotonic()
-        self._note("done", row)
+        self._collect_change("done", row)
 
-    def _note(self, name: str, each: Any) -> None:
+    def _collect_change(self, name: str, each: Any) -> None:
         if not self.has_failed:  # else what led to it may have been refused
             self._changes.add(name, each)
             self._flush_soon.schedule()
@@ -367,7 +367,7 @@ class SharedQueue(SafeQueue):
             batch.sent_at = time.monotonic()
             try:
                 reply = shared.apply(batch)
-                self._kept.note(batch, reply)
+                self._kept.add(batch, reply)
                 backend.keep_up()
             except VoidError as error:
                 batch.lost = self._kept.lost(error.last_known)
@@ -376,7 +376,7 @@ class SharedQueue(SafeQueue):
             self._forgotten.hear(self._forgets())
         except OtherFilterError as error:
             try:
-                join_anew(shared, backend, error)
+                rejoin(shared, backend, error)
             except Exception as failure:  # noqa: BLE001 - as below
                 return failure
             batch.lost = self._kept.start_over()
@@ -395,14 +395,14 @@ class SharedQueue(SafeQueue):
         if was_sent:
             self._sent = None
         if isinstance(outcome, VoidError):
-            self._begin_anew([*batch.lost, *batch.entries])
+            self._start_over([*batch.lost, *batch.entries])
         elif isinstance(outcome, Exception):
             if not self._is_void:
                 self._fail(outcome)
         elif outcome is not None:
             self._leased_until = batch.sent_at + self._lease_secs
-            self._note_answers(batch, outcome)
-            self._note_state(outcome)
+            self._handle_answers(batch, outcome)
+            self._handle_state(outcome)
             if len(outcome.taken) < batch.want and not (outcome.taken and outcome.pending):
                 self._look_at = time.monotonic() + (
                     _LIMITED_SECS if outcome.pending else _LOOK_AGAIN_SECS
@@ -415,7 +415,7 @@ class SharedQueue(SafeQueue):
             ask_scheduler(self._engine)
             self.flush()
 
-    def _note_answers(self, batch: Parcel, reply: Reply) -> None:
+    def _handle_answers(self, batch: Parcel, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
         for index, entry in enumerate(batch.entries):
             if entry.found.fingerprint is not None:
@@ -438,7 +438,7 @@ class SharedQueue(SafeQueue):
             signal=signals.request_dropped, request=request, spider=self._spider
         )
 
-    def _note_state(self, reply: Reply) -> None:
+    def _handle_state(self, reply: Reply) -> None:
         for data in reply.died:
             self._log_dead(data, "workers")
         for name, held in reply.expired:
@@ -465,12 +465,12 @@ class SharedQueue(SafeQueue):
         elif reply.ended_at or self._counters == reply.counters:
             self._is_over = True
             if not reply.ended_at:
-                self._note("is_over", True)
+                self._collect_change("is_over", True)
         else:
             self._counters = reply.counters
             self._look_at = time.monotonic() + _LAST_LOOK_SECS
 
-    def _begin_anew(self, unsent: Sequence[Entry]) -> None:
+    def _start_over(self, unsent: Sequence[Entry]) -> None:
         """Drop what is void: what was taken is pending again, or its queue is gone.
 
         What was found goes to the queue as it is now: it is the only word of some of it.
@@ -510,7 +510,7 @@ class SharedQueue(SafeQueue):
                 request = self.deserialized(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 self._log_unreadable(error)
-                self._note("set_aside", taken.id)
+                self._collect_change("set_aside", taken.id)
                 self._release(taken, 0.0)
             else:
                 self._progress_at = time.monotonic()
@@ -535,7 +535,7 @@ class SharedQueue(SafeQueue):
 
     def _release(self, taken: Taken, pause: float) -> None:
         if any(self._shared.limits.of(taken.slot)):
-            self._note("downloaded", (taken.id, taken.slot, pause))
+            self._collect_change("downloaded", (taken.id, taken.slot, pause))
 
     # The spider's start(), which is one of the items of the queue.
 
@@ -569,7 +569,7 @@ class SharedQueue(SafeQueue):
 
     def _start_done(self, era: int) -> None:
         if era == self._era:
-            self._note("start_ended", True)
+            self._collect_change("start_ended", True)
 
     # The end.
 
@@ -578,7 +578,7 @@ class SharedQueue(SafeQueue):
         self._in_flight.end_replaced()
         self._flush_soon.cancel()
         self._is_closing = self.has_failed = True  # nothing is collected any more
-        self._backend.server.hurry()
+        self._backend.server.shorten_deadline()
         self._changed.ring()
         if self._sent is None:
             if self._changes or self._is_over or self._is_void:

@@ -255,7 +255,7 @@ class RedisServer:
             self._close()
             self._client = None
 
-    def hurry(self) -> None:
+    def shorten_deadline(self) -> None:
         """Wait for no more than 5 seconds for anything from now on: the crawl is being closed."""
         self.deadline_secs = min(self.deadline_secs, _CLOSING_SECS)
 
