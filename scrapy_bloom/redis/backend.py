@@ -56,7 +56,7 @@ class RedisBackend:
         filter: its generations and mirrors.
         collect: what `add` calls in place of the server, if a shared queue records fingerprints.
         unconfirmed: how many answers came from the mirrors since the server's last word.
-        voided: how often the server turned out to have lost the filter.
+        losses: how often the server turned out to have lost the filter.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RedisBackend:
         self.key = key
         self.flush = flush
         self.collect: Callable[[bytes], bool] | None = None
-        self.unconfirmed = self.voided = 0
+        self.unconfirmed = self.losses = 0
         self._mirror_hits = 0
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
@@ -226,14 +226,14 @@ class RedisBackend:
         self.confirm()
         added, start = 0, 0
         while start < len(fingerprints):
-            batch, voided = fingerprints[start : start + _AT_ONCE], self.voided
+            batch, losses = fingerprints[start : start + _AT_ONCE], self.losses
             unknown = [each for each in batch if not self.filter.knows(each) or self._is_back(each)]
             # So few that the newest generation is hardly fuller than it may be.
             few = max(1, self.filter.live[-1].capacity // 100)
             for first in range(0, len(unknown), few):
                 answers = self._exchange(unknown[first : first + few], "n")
                 added += sum(answer in NEW for answer in answers)
-            if self.voided == voided:  # else the mirrors were wrong
+            if self.losses == losses:  # else the mirrors were wrong
                 start += _AT_ONCE
         return added
 
@@ -272,7 +272,7 @@ class RedisBackend:
     def start_over(self, error: OtherFilterError) -> None:
         """Drop what is known of a filter that the server has lost, all of it or a part."""
         if self.filter.live:
-            self.voided += 1
+            self.losses += 1
             name = self.filter.name[0].upper() + self.filter.name[1:]
             if isinstance(error, WentBackError):
                 logger.warning(

@@ -145,10 +145,11 @@ end
 local function reply(entries)
   call('HSET', workers, me, now + lease, me .. ':number', batch)
   local state = call('HMGET', filter, 'pushed', 'done', 'start', 'ended')
-  local waiting = call('ZCARD', pending)
+  local number = call('ZCARD', pending)
   return {'ok', table.concat(answers), {forgets, count},
-          entries, state[3] or '', waiting + call('ZCARD', suspects) + call('ZCARD', leased),
-          waiting, held_by(me), state[1] or '0', state[2] or '0', state[4] or '', died, expired,
+          entries, state[3] or '', number + call('ZCARD', suspects) + call('ZCARD', leased),
+          number, count_leased(me), state[1] or '0', state[2] or '0', state[4] or '', died,
+          expired,
           call('HEXISTS', workers, me .. ':suspect'), call('HEXISTS', workers, me .. ':stop')}
 end
 
@@ -425,7 +426,7 @@ if want > taken and not call('HGET', workers, me .. ':suspect') then
     end
   end
   if call('ZCARD', pending) == 0 and taken == 0 and not has_others
-      and (stands_still or held_by(me) == 0) then
+      and (stands_still or count_leased(me) == 0) then
     local member = call('ZRANGE', suspects, 0, 0)[1]
     if member then
       -- Perhaps some of the workers came back that seemed to have died of it.

@@ -107,7 +107,7 @@ local function first_of(key, prefix)
   return call('ZRANGEBYLEX', key, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
 end
 
-local function held_by(worker)
+local function count_leased(worker)
   return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
 end
 

@@ -174,7 +174,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
                 _check(_KEYS, value)
                 unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
         name = b"kept"
-        held = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
+        kept_from = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -190,7 +190,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         version=raw[b"version"].decode(),
         info=info,
         generations=generations,
-        kept_from=held,
+        kept_from=kept_from,
         unfinished=unfinished,
     )
 

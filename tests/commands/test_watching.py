@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -189,9 +188,9 @@ def test_a_job(tree: Site, tmp_path: Path) -> None:
     assert before["done"] >= 20 - before["in_flight"]
     tree.release()
     assert crawl.finish() == 0
-    servers.wait_for(lambda: not plain.lines[-1]["queue"]["pending"], lambda: plain.text)
+    servers.wait_for(lambda: plain.lines[-1]["queue"]["done"] == tree.total(), lambda: plain.text)
     after = plain.lines[-1]["queue"]
-    assert after["done"] == tree.total()
+    assert (after["pending"], after["in_flight"]) == (0, 0)
     assert after["done_per_second_average"] > 0
     watch.interrupt()
     plain.interrupt()
@@ -219,10 +218,17 @@ def parsed(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_prometheus_of_a_shared_crawl(wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20)
-    begun = time.monotonic()
-    found = parsed(bloom("info", *place(crawl), "--format", "prometheus", cwd=tmp_path).out)
-    assert time.monotonic() - begun < servers.LIMIT
     state = crawl.state()
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+
+    def is_still() -> bool:
+        nonlocal state, found
+        before = state
+        found = parsed(bloom("info", *place(crawl), "--format", "prometheus", cwd=tmp_path).out)
+        state = crawl.state()
+        return (before.pending, before.done) == (state.pending, state.done)
+
+    servers.wait_for(is_still, lambda: f"{state}")
     ((labels, pending),) = found["scrapy_bloom_pending_requests"]
     assert crawl.key in labels["filter"]
     assert pending == state.pending

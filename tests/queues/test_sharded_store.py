@@ -11,7 +11,7 @@ from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import Reply, SharedBatch, VoidError
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, SharedFilter
@@ -122,9 +122,9 @@ def test_what_is_done_waits_for_all_shards(shards: Shards) -> None:
         store.apply(batch)
     assert shards.leased()[0] == 1
     reply = store.apply(batch)
-    assert (reply.left, reply.held) == (2, 1)
+    assert (reply.left, reply.leased) == (2, 1)
     reply = store.apply(SharedBatch())
-    assert (reply.left, reply.held) == (1, 0)
+    assert (reply.left, reply.leased) == (1, 0)
 
 
 def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
@@ -177,7 +177,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
         store.apply(SharedBatch([page(number)]))
     assert len(take(store, 6)) == 6
     shards.server.send("HSET", keys_of(shards.keys[2])[3], store._stores[2]._worker + b":number", 4)
-    with pytest.raises(VoidError) as caught:
+    with pytest.raises(RejoinedError) as caught:
         store.apply(SharedBatch())
     assert caught.value.last_known[2] == 4
     assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7

@@ -240,7 +240,7 @@ class TestSomeIsLost:
         )
         assert backend.add(b"new")
         assert all(backend.add(fingerprint) for fingerprint in fps(1000))
-        assert backend.voided == 1
+        assert backend.losses == 1
         backend.close()
         cluster.end()
 
@@ -271,7 +271,7 @@ class TestUnconfirmed:
         assert not any(backend.add(fingerprint) for fingerprint in fps(50))
         assert backend.unconfirmed == 50
         backend.confirm()
-        assert (backend.unconfirmed, backend.voided) == (0, 0)
+        assert (backend.unconfirmed, backend.losses) == (0, 0)
         assert not any(fingerprint not in backend for fingerprint in fps(50))
         assert backend.unconfirmed == 50
         assert backend.add(b"new")
@@ -279,6 +279,6 @@ class TestUnconfirmed:
         assert not any(backend.add(fingerprint) for fingerprint in fps(50))
         flush(server)
         backend.confirm()
-        assert (backend.unconfirmed, backend.voided) == (0, 1)
+        assert (backend.unconfirmed, backend.losses) == (0, 1)
         assert fps(1)[0] not in backend
         backend.close()

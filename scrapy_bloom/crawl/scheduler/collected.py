@@ -152,7 +152,7 @@ class Kept:
             self._bytes -= len(entry.found.data)
 
     def lost(self, last_known: Sequence[int]) -> list[Entry]:
-        """Return what is to be sent again; see `VoidError`. The worker has joined again.
+        """Return what is to be sent again; see `RejoinedError`. The worker has joined again.
 
         Raises LostKeysError if some of it is not kept any more.
         """

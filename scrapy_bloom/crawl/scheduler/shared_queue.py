@@ -44,7 +44,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
 )
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.sharded import ShardedStore, rejoin, store_of
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedStore, VoidError
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, Reply, SharedStore
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
@@ -198,7 +198,7 @@ class SharedQueue(SafeQueue):
         self._has_parent: WeakSet[Request] = WeakSet()
         self._kept = Kept(store.shards)
         self._era = 0  # how often all was void, as far as the event loop knows
-        self._voids = 0  # as far as the thread knows
+        self._thread_era = 0  # as far as the thread knows
         self._send_at = self._look_at = 0.0  # on a monotonic clock
         self._timers: set[float] = set()
         self._progress_at = time.monotonic()
@@ -208,7 +208,7 @@ class SharedQueue(SafeQueue):
         self._requeues = bool(store.aside and not store.others)
         self._is_over = bool(store.ended_at) and not self._requeues and not self._waits
         self._reads_start = True
-        self._is_closing = self._is_void = False
+        self._is_closing = self._is_broken = False
         self._changed = Bell()  # there is an answer, or the queue has failed, or is closed
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
@@ -359,7 +359,7 @@ class SharedQueue(SafeQueue):
             if batch.is_last:
                 shared.leave()
                 return None
-            if batch.era != self._voids:  # then what these had led to may be lost
+            if batch.era != self._thread_era:  # then what these had led to may be lost
                 batch.recorded, batch.start_ended = [], False
             if self._requeues:
                 shared.requeue("aside")
@@ -369,9 +369,9 @@ class SharedQueue(SafeQueue):
                 reply = shared.apply(batch)
                 self._kept.add(batch, reply)
                 backend.keep_up()
-            except VoidError as error:
+            except RejoinedError as error:
                 batch.lost = self._kept.lost(error.last_known)
-                self._voids += 1
+                self._thread_era += 1
                 return error
             self._forgotten.hear(self._forgets())
         except OtherFilterError as error:
@@ -380,8 +380,8 @@ class SharedQueue(SafeQueue):
             except Exception as failure:  # noqa: BLE001 - as below
                 return failure
             batch.lost = self._kept.start_over()
-            self._voids += 1
-            return VoidError(shared.name)
+            self._thread_era += 1
+            return RejoinedError(shared.name)
         except Exception as error:  # noqa: BLE001 - the thread must go on, and the spider close
             return error
         return reply
@@ -394,10 +394,10 @@ class SharedQueue(SafeQueue):
         was_sent = batch is self._sent
         if was_sent:
             self._sent = None
-        if isinstance(outcome, VoidError):
+        if isinstance(outcome, RejoinedError):
             self._start_over([*batch.lost, *batch.entries])
         elif isinstance(outcome, Exception):
-            if not self._is_void:
+            if not self._is_broken:
                 self._fail(outcome)
         elif outcome is not None:
             self._leased_until = batch.sent_at + self._lease_secs
@@ -581,7 +581,7 @@ class SharedQueue(SafeQueue):
         self._backend.server.shorten_deadline()
         self._changed.ring()
         if self._sent is None:
-            if self._changes or self._is_over or self._is_void:
+            if self._changes or self._is_over or self._is_broken:
                 self._send_last()
             else:
                 self._send()  # perhaps the server has lost what was sent to it
@@ -589,21 +589,21 @@ class SharedQueue(SafeQueue):
 
     def _send_last(self) -> None:
         """Send what is left, batch by batch, and leave."""
-        if self._changes and not self._is_void:
+        if self._changes and not self._is_broken:
             self._send()
         else:
             self._courier.send(Parcel(is_last=True))
             self._courier.end()
 
     def _fail(self, error: Exception) -> None:
-        self._is_void = True
+        self._is_broken = True
         super()._fail(error)
         self._changed.ring()
 
     def _has_left(self, outcome: object) -> None:
         shared = self._shared
         if isinstance(outcome, Exception):
-            if not self._is_void:
+            if not self._is_broken:
                 self._fail(outcome)
         elif shared.others:
             pass
