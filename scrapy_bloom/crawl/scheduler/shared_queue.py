@@ -283,9 +283,7 @@ class SharedQueue(SafeQueue):
         self._collect_change("done", row)
 
     def _collect_change(self, name: str, each: Any) -> None:
-        if (
-            not self.has_failed
-        ):  # after a failure, requests that a parent led to may have been refused
+        if not self.has_failed:  # after a failure, requests of a parent may have been refused
             self._changes.add(name, each)
             self._flush_soon.schedule()
 
