@@ -85,9 +85,9 @@ class TestConflicts:
         for name in "bc":
             push(queue, name)
         assert take(queue)
-        with pytest.raises(StorageError, match="3 requests .* not know of them"):
+        with pytest.raises(StorageError, match="3 pending requests, .* scheduler cannot use"):
             check_no_database(tmp_path)
-        with pytest.raises(StorageError, match='3 requests .* and BLOOM_BACKEND is "redis"'):
+        with pytest.raises(StorageError, match='3 pending requests, .* BLOOM_BACKEND is "redis"'):
             check_no_database(tmp_path, in_redis=True)
         assert has_pending(tmp_path)
         check_no_disk_queue(tmp_path)
