@@ -8,7 +8,7 @@ import pytest
 from scrapy_bloom.analysis.report import after, count_bits, course, grown
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.generations.backend import FilterStatus, any_errs
+from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import Generation, Policy
 from tests.support.reports import made, make
 
@@ -93,9 +93,9 @@ class TestForecast:
 def test_rates_add_up_as_a_status_says() -> None:
     status = make(None, 3000, on_full="warn", capacity=100, error_rate=0.1).status()
     again = FilterStatus(location="", generations=[], error_rate=0.1)
-    assert any_errs([]) == again.error_rate_now == 0
-    assert any_errs([status.error_rate_now]) == pytest.approx(status.error_rate_now)
-    assert any_errs([1.0, 0.5]) == pytest.approx(1)
+    assert combined_rate([]) == again.error_rate_now == 0
+    assert combined_rate([status.error_rate_now]) == pytest.approx(status.error_rate_now)
+    assert combined_rate([1.0, 0.5]) == pytest.approx(1)
 
 
 def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) -> None:

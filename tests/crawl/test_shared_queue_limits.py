@@ -115,7 +115,7 @@ def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
         crawl.workers.clear()
         crawl.finish(crawl.start())
         assert len(tree.hits) == PAGES
-        assert crawl.told("forgotten: generation")
+        assert crawl.told("expired, with generation")
     finally:
         tree.end()
 
