@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.shared import report, results
+from benchmarks.shared import report, results, summary
 from benchmarks.shared.report import Section
 from benchmarks.shared.results import Result
 
@@ -72,12 +72,12 @@ def _write_pages(first: Path, shown: Sequence[Result], *, of_all: bool) -> None:
     pages = {
         first: (
             "Benchmarks",
-            f"Jobs, kills and queues are on [a page of their own]({jobs.name}).",
+            f"Jobs, kills and queues have [their own page]({jobs.name}).",
             [name for name in BENCHMARKS if name not in OF_JOBS],
         ),
         jobs: (
             "Benchmarks of jobs, kills and queues",
-            f"All others are on [the first page]({first.name}).",
+            f"All other benchmarks are on [the first page]({first.name}).",
             OF_JOBS,
         ),
     }
@@ -85,7 +85,15 @@ def _write_pages(first: Path, shown: Sequence[Result], *, of_all: bool) -> None:
         here = [result for result in shown if result.name in names]
         missing = sorted(set(names) - {result.name for result in here}) if of_all else []
         if here:
-            results.write_page(page, here, title=title, about=other, missing=missing)
+            glance = summary.text({result.name: result.section for result in shown})
+            results.write_page(
+                page,
+                here,
+                title=title,
+                about=other,
+                summary=glance if of_all and page == first else (),
+                missing=missing,
+            )
             print(f"written to {page}")
 
 

@@ -10,7 +10,7 @@ from mmh3 import mmh3_x64_128_utupledigest
 from benchmarks.shared import samples
 from benchmarks.shared.report import Check, Section, Table
 from scrapy_bloom import BloomFilter
-from scrapy_bloom.filters.sizing import expected_false_drops
+from scrapy_bloom.filters.sizing import expected_false_positives
 from scrapy_bloom.text import number_text, size_text
 
 # The sizes that the published figures are for.
@@ -89,7 +89,7 @@ def run(quick: bool) -> Section:  # noqa: FBT001 - every benchmark is called lik
         "MD5 set": count * (count - 1) / 2 / 2**128,
         "bitmap": _expected(bitmap_bits, 1, count),
         "Bloom filter": _expected(bloom_bits, BLOOM_HASHES, count),
-        "scrapy_bloom": expected_false_drops(ours.num_blocks, ours.num_hashes, count),
+        "scrapy_bloom": expected_false_positives(ours.num_blocks, ours.num_hashes, count),
     }
     wrong = dict.fromkeys(memories, 0)
     progress = []

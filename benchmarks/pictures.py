@@ -1,10 +1,9 @@
 """The pictures of the documents: `python -m benchmarks.pictures` draws them, into docs/pictures.
 
-memory.svg    of README: Scrapy's set against the filter
-survives.svg  of docs/survives.md: its first table, in colours
-badge-*.svg   of README: what is needed, as pyproject.toml has it
-report.png    of README: `scrapy bloom report` of the example project's crawl, in Chromium
-watch.svg     of docs/scaling.md: `scrapy bloom info --watch` of the example project's shared crawl
+memory.svg   of README: Scrapy's set against the filter
+badge-*.svg  of README: what is needed, as pyproject.toml has it
+report.png   of README: `scrapy bloom report` of the example project's crawl, in Chromium
+watch.svg    of docs/distributed.md: `scrapy bloom info --watch` of a shared crawl
 """
 
 import argparse
@@ -37,7 +36,6 @@ MOST_REQUESTS = 100_000_000
 TIMEOUT_SECS = 120
 WATCH_COLUMNS, WATCH_PORT, WATCH_DONE = 92, 8990, 150
 SCREEN = (1100, 1480)  # pixels
-COLOURS = {"goes on": "#cfe8dc", "again": "#fbe6c4", "lost": "#f6cfca", "": "#ffffff"}
 
 
 def main() -> None:
@@ -50,7 +48,6 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     draw_memory(options.output / "memory.svg")
-    draw_survival(options.output / "survives.svg")
     draw_badges(options.output)
     if not options.no_watch:
         draw_watch(options.output / "watch.svg")
@@ -93,30 +90,6 @@ def draw_memory(path: Path) -> None:
     plt.close(figure)
 
 
-def draw_survival(path: Path) -> None:
-    """Draw the table of docs/survives.md."""
-    rows = survival_table()
-    plt = import_pyplot()
-    figure, axes = plt.subplots(figsize=(9.5, 0.6 * len(rows)))
-    axes.set_axis_off()
-    ends = len(rows[0]) - 1
-    table = axes.table(
-        cellText=[[re.sub("(:|,) ", r"\1\n", cell, count=1) for cell in row] for row in rows],
-        colWidths=[0.26, *[0.74 / ends] * ends],
-        cellLoc="center",
-        bbox=(0, 0, 1, 1),
-    )
-    table.auto_set_font_size(False)
-    for (row, column), cell in table.get_celld().items():
-        if row and column:
-            cell.set_facecolor(COLOURS[rows[row][column].partition(":")[0]])
-        cell.set_edgecolor("#ffffff")
-        cell.set_fontsize(10)
-        cell.set_text_props(color=INK, fontweight="bold" if not row or not column else "normal")
-    figure.savefig(path, metadata={"Date": None, "Creator": None})
-    plt.close(figure)
-
-
 def draw_badges(directory: Path) -> None:
     """Draw what the project needs, so that README shows it without asking another server."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -142,13 +115,6 @@ width="{left + right}" height="20">
 """,
             "utf-8",
         )
-
-
-def survival_table() -> list[list[str]]:
-    """The rows of the first table of the page, that of the names included."""
-    page = (ROOT / "docs" / "survives.md").read_text("utf-8")
-    lines = page[page.index("\n| ") :].strip().split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if "---" not in line]
 
 
 def photograph_report(job: Path, path: Path) -> None:

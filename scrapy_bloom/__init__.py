@@ -1,6 +1,6 @@
-"""A Bloom filter in place of Scrapy's set of seen requests.
+"""A duplicate filter for Scrapy that uses a Bloom filter.
 
-DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
+Switch it on in the settings: DUPEFILTER_CLASS = "scrapy_bloom.BloomDupeFilter"
 """
 
 from importlib import import_module
@@ -58,8 +58,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Every scrapy command, also of projects without this filter, imports this package for
-    # `scrapy bloom`. They shall not wait for all of it, nor end where a part cannot be imported.
+    # Every scrapy command imports this package for `scrapy bloom`, also in projects that do not use
+    # the filter. So it must be imported quickly, and even if a dependency cannot be imported.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'exceptions')}"), name)

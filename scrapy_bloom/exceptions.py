@@ -1,4 +1,4 @@
-"""The errors that scrapy_bloom raises.
+"""The errors that scrapy_bloom raises, and the address of the page that explains them.
 
     BloomError
       SettingError (also ValueError)           a BLOOM_* setting of a wrong type or out of range
@@ -12,24 +12,27 @@
         OutageError                            ... because Redis is out of reach
         RefusedError                           ... because Redis refuses what it is asked
 
-Each message is one line that names the setting or file, says what is wrong with it, and what
-to do next.
+Each message is one line. It names the setting or file, and says what is wrong with it and what to
+do next.
 """
 
 from scrapy_bloom.text import escaped
 
+# Printed once after an error that ends a command or prevents a crawl, not in each message.
+TROUBLESHOOTING = "https://github.com/scrapy-bloom/scrapy-bloom/blob/main/docs/troubleshooting.md"
+
 
 class BloomError(Exception):
-    """Base of every error that scrapy_bloom raises on purpose.
+    """Base class of all errors that scrapy_bloom raises.
 
     Attributes:
-        is_logged: whether the log has it already.
+        is_logged: whether the error is in the log already.
     """
 
     is_logged = False
 
     def __str__(self) -> str:
-        """Return the message; what it quotes of files or servers cannot harm terminal or log."""
+        """Return the message. Control characters from files and servers are escaped."""
         return escaped(super().__str__())
 
 
@@ -46,7 +49,7 @@ class SeenFileError(BloomError):
 
 
 class StorageError(BloomError):
-    """The place of a filter, a directory or a server, cannot be read, written or extended."""
+    """A directory or a server cannot be read, written or extended."""
 
 
 class LockedError(StorageError):
@@ -64,7 +67,14 @@ class FingerprinterMismatchError(StorageError):
     def of(
         cls, name: object, there: str, here: str, otherwise: str
     ) -> "FingerprinterMismatchError":
-        """Return the error of a crawl: a filter's name, both classes, and what it may use."""
+        """Return the error of a crawl.
+
+        Args:
+            name: the name of the filter, for the message.
+            there: the fingerprinter class of the filter.
+            here: the fingerprinter class of the crawl.
+            otherwise: what the user can do instead, for the message.
+        """
         return cls(
             f"{name} was recorded with REQUEST_FINGERPRINTER_CLASS = {there!r}, and this crawl has "
             f"{here!r}: no request would be found in it; set REQUEST_FINGERPRINTER_CLASS back, or "
@@ -77,13 +87,11 @@ class UncleanShutdownError(StorageError):
 
 
 class OutageError(StorageError):
-    """Redis could not be reached within BLOOM_REDIS_DEADLINE_SECS, or not yet again.
-
-    Or another crawler kept us from using the filter for that long.
+    """Redis, or the filter in it, could not be used within BLOOM_REDIS_DEADLINE_SECS.
 
     Attributes:
-        since: when the outage began, on a monotonic clock: the same for all errors of one.
-        until: what ends it, for people.
+        since: when the outage began, on a monotonic clock; all errors of an outage have the same.
+        until: what ends the outage, for messages.
     """
 
     def __init__(
@@ -95,4 +103,4 @@ class OutageError(StorageError):
 
 
 class RefusedError(StorageError):
-    """Redis refuses, and would again: a right is missing, or the key holds something else."""
+    """Redis refuses, and would refuse again: a right is missing, or the key has other content."""

@@ -1,24 +1,24 @@
-"""Texts for people: amounts as they write and read them, and foreign texts made harmless."""
+"""Texts for people: figures as they write and read them, and untrusted texts made harmless."""
 
 import contextlib
 import math
 import re
 import unicodedata
 
-PRACTICALLY_0 = 1e-12  # what is less is told so: nobody will see it happen
+PRACTICALLY_0 = 1e-12  # smaller figures are printed as such
 
-_LEAST_RATE = 1e-15  # no filter is made for less
+_LEAST_RATE = 1e-15  # no filter has a lower rate
 _TIMES = {"k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
-LOGIN_FORM = "[[user]:password@]"  # how a message writes it; no valid URL holds this
+LOGIN_FORM = "[[user]:password@]"  # as messages show it; no valid URL contains this
 
 _CONTROLS = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
-_JOINERS = "\u200c\u200d"  # which harm nobody; some scripts and emoji need them
+_JOINERS = "\u200c\u200d"  # harmless; some scripts and emoji need them
 _THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,5 may mean 15 to some, and 1.5 to others
 
 
 def parsed_number(text: str) -> float:
-    """Return the number that a text says; NaN if none.
+    """Return the number in a text, or NaN if it is none.
 
     >>> [parsed_number(text) for text in ("10k", "2.5M", "1e9", "1_000", "1,000", "1e-6")]
     [10000, 2500000.0, 1000000000.0, 1000, 1000, 1e-06]
@@ -27,7 +27,7 @@ def parsed_number(text: str) -> float:
 
 
 def parsed_seconds(text: str) -> float:
-    """Return the seconds of a duration; NaN if it is none.
+    """Return the seconds of a duration, or NaN if the text is none.
 
     >>> [parsed_seconds(text) for text in ("90", "90s", "1.5m", "12h", "7d", "2w")]
     [90, 90, 90.0, 43200, 604800, 1209600]
@@ -44,7 +44,7 @@ def _amount(text: str, units: dict[str, int]) -> float:
         if not _THOUSANDS.fullmatch(digits):
             return math.nan
         digits = digits.replace(",", "")
-    # Not by floats where that can be spared: 1_000_000_000_001 is a number, too.
+    # Integers are tried first, because a float would round 1_000_000_000_001.
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(digits) * (unit or 1)
@@ -52,7 +52,7 @@ def _amount(text: str, units: dict[str, int]) -> float:
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """Return a figure for people: with commas if it is whole, else with the digits that count.
+    """Return a figure for people: with commas if it is whole, else with significant digits only.
 
     >>> number_text(1_000_000), number_text(0.0329871), number_text(3.02e-7), number_text(1.5e-23)
     ('1,000,000', '0.033', '3.02e-07', 'practically 0')
@@ -69,7 +69,7 @@ def number_text(value: float, digits: int = 3) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return how many there are of something, with commas.
+    """Return a number with its noun, in the singular or the plural.
 
     >>> counted(1, "line"), counted(1000, "line"), counted(0, "entry is", "entries are")
     ('1 line', '1,000 lines', '0 entries are')
@@ -78,7 +78,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def in_short(value: float) -> str:
-    """Return a number of requests, as the command line takes it, too.
+    """Return a number of requests with a unit, in a form that the command line accepts.
 
     >>> in_short(0), in_short(1_234_567), in_short(2.5e9)
     ('0', '1.23M', '2.5B')
@@ -90,7 +90,7 @@ def in_short(value: float) -> str:
 
 
 def in_words(value: float, digits: int = 3) -> str:
-    """Return a number within a sentence.
+    """Return a number in words, for a sentence.
 
     >>> in_words(1_234_567), in_words(987.4), in_words(2.57e12, 2)
     ('1.23 million', '987', '2.6 trillion')
@@ -103,7 +103,7 @@ def in_words(value: float, digits: int = 3) -> str:
 
 
 def rate_text(value: float) -> str:
-    """Return an error rate.
+    """Return a false-positive rate with two significant digits.
 
     >>> rate_text(3.021e-9), rate_text(0), rate_text(1e-17)
     ('3e-09', '0', 'practically 0')
@@ -112,7 +112,7 @@ def rate_text(value: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share in per cent.
+    """Return a share as a percentage.
 
     >>> share_text(0.0123456), share_text(0.9999), share_text(23.4)
     ('1.23 %', '100 %', '2,340 %')
@@ -121,7 +121,7 @@ def share_text(share: float) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size, in units of 1,024.
+    """Return a size in units of 1,024 bytes.
 
     >>> size_text(8192), size_text(3_604_480), size_text(3_604_480 * 1024)
     ('8.0 KiB', '3.4 MiB', '3.4 GiB')
@@ -134,7 +134,7 @@ def size_text(nbytes: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time, in the largest unit of which it is a whole number.
+    """Return a duration in the largest unit of which it is a whole number.
 
     >>> duration_text(604_800), duration_text(5400), duration_text(0.5)
     ('7 days', '90 minutes', '0.5 seconds')
@@ -147,12 +147,12 @@ def duration_text(seconds: float) -> str:
 
 
 def is_control(char: str) -> bool:
-    """Return whether a character controls the terminal, ends a line or reorders the text."""
+    """Return whether a character controls the terminal, ends a line or reorders text."""
     return unicodedata.category(char) in _CONTROLS and char not in _JOINERS
 
 
 def escaped(text: str) -> str:
-    r"""Return a foreign text as it may stand in a line of the terminal or the log.
+    r"""Return an untrusted text with escapes, so that it is safe in a terminal or a log.
 
     >>> print(escaped("caf\xe9 \x1b[2J\n\u202e\u4e2d"))
     café \x1b[2J\n\u202e中
@@ -163,7 +163,7 @@ def escaped(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Return a text in which no URL, even a misspelt one, shows a password or options.
+    """Return a text without the passwords and options of URLs, even misspelt ones.
 
     >>> masked("redis://me:secret@host/0?password=secret is away, and so is redis:secret@host")
     'redis://***@host/0?*** is away, and so is redis:***@host'

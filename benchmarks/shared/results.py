@@ -23,6 +23,10 @@ from benchmarks.shared.report import (
     wrapped,
 )
 
+ABOUT = (
+    "`python -m benchmarks` writes this page, and `python -m benchmarks NAME` repeats one of its "
+    "benchmarks. {}"
+)
 DIRECTORY = Path(__file__).resolve().parent.parent / "results"
 
 
@@ -61,7 +65,13 @@ def load(names: Iterable[str], directory: Path = DIRECTORY) -> list[Result]:
 
 
 def write_page(
-    page: Path, shown: Sequence[Result], *, title: str, about: str, missing: Sequence[str] = ()
+    page: Path,
+    shown: Sequence[Result],
+    *,
+    title: str,
+    about: str,
+    summary: Sequence[str] = (),
+    missing: Sequence[str] = (),
 ) -> None:
     """Write a page, and its images into the directory of the same name beside it.
 
@@ -70,6 +80,7 @@ def write_page(
         shown: the results on it, at least one.
         title: of the page.
         about: the other page, in a sentence.
+        summary: the parts of its first screen.
         missing: the names of the benchmarks without one.
     """
     pictures = page.with_suffix("")
@@ -80,11 +91,12 @@ def write_page(
     for plot in images.values():
         pictures.mkdir(parents=True, exist_ok=True)
         plots.draw(plot, pictures / f"{plot.name}.png")
-    page.write_text(_page_text(title, about, shown, missing, pictures.name), encoding="utf-8")
+    start = [f"# {title}", *summary, wrapped(ABOUT.format(about))]
+    page.write_text(_page_text(start, shown, missing, pictures.name), encoding="utf-8")
 
 
 def _page_text(
-    title: str, about: str, shown: Sequence[Result], missing: Sequence[str], pictures: str
+    start: Sequence[str], shown: Sequence[Result], missing: Sequence[str], pictures: str
 ) -> str:
     """The whole page: what is common to all results, the promises, then one after the other."""
     first = shown[0].facts
@@ -93,13 +105,7 @@ def _page_text(
         for fact, text in first.items()
         if all(result.facts.get(fact) == text for result in shown)
     }
-    parts = [
-        f"# {title}",
-        wrapped(
-            "Written by `python -m benchmarks`, not by hand; `python -m benchmarks NAME` measures "
-            f"one of them again. {about}"
-        ),
-    ]
+    parts = list(start)
     if any(result.quick for result in shown):
         parts.append("**A smoke test with small sizes: not for quoting.**")
     parts.append(

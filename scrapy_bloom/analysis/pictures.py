@@ -45,13 +45,12 @@ def import_pyplot() -> Any:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "matplotlib":
             raise BloomError(
-                "pictures need matplotlib, which is not installed: "
-                "pip install 'scrapy-bloom[report]'"
+                "pictures need matplotlib, which is not installed: pip install 'matplotlib>=3.9.2'"
             ) from None
         reason = " ".join(str(error).split())
         raise BloomError(
             f"pictures need matplotlib, which is installed but cannot be imported: {reason}; "
-            "upgrade it: pip install --upgrade matplotlib 'scrapy-bloom[report]'"
+            "upgrade it: pip install --upgrade 'matplotlib>=3.9.2'"
         ) from None
 
     plt.rcParams.update(

@@ -79,7 +79,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
         )
     else:
         verdict = f"With {counted(status.count, 'request')} in a filter for {room}, {taken}."
-    advice = f"{_lost(status.expected_false_drops)} {asked}"
+    advice = f"{_lost(status.expected_false_positives)} {asked}"
     if rate > _TOLERANCE * status.error_rate:
         return "bad", verdict, f"{advice} {_way_out(report)}"
     return "good", verdict, advice
@@ -115,7 +115,7 @@ def _cards(report: Report) -> Iterator[tuple[str, str, str]]:
         share_text(rate) if rate >= 0.05 or not rate else _one_in(rate, "1 in", "<"),
         f"{_rate(rate)}; asked for: {_rate(status.error_rate)}",
     )
-    drops = status.expected_false_drops
+    drops = status.expected_false_positives
     if 0 < drops < 0.001:
         yield "Expected false positives", "< 0.001", f"{_rate(drops)} pages lost so far"
     else:

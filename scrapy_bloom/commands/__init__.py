@@ -93,7 +93,10 @@ class BloomCommand(ScrapyCommand):
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
         """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
-        from scrapy_bloom.exceptions import BloomError  # noqa: PLC0415 - see above
+        from scrapy_bloom.exceptions import (  # noqa: PLC0415 - see above
+            TROUBLESHOOTING,
+            BloomError,
+        )
 
         _repair_streams()
         _show_warnings()
@@ -123,7 +126,8 @@ class BloomCommand(ScrapyCommand):
             _print_error("there is not enough memory for that")
         elif not is_broken_pipe(failure):  # else nobody reads the output any more
             what = "the output cannot be written: " if failure is unwritten else ""
-            _print_error(_shown(f"{what}{failure}"))
+            where = f" ({TROUBLESHOOTING})" if isinstance(failure, BloomError) else ""
+            _print_error(_shown(f"{what}{failure}") + where)
 
 
 def _flush(stream: TextIO) -> OSError | None:

@@ -85,7 +85,7 @@ _MOST_DEAD = 10  # whose URLs are shown
 # What is printed with --json, also if there is a queue alone.
 _KEYS = (
     *("location", "recorded", "capacity", "bytes", "fill_ratio", "error_rate_now"),
-    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_drops"),
+    *("error_rate_at_capacity", "error_rate_asked", "window_secs", "expected_false_positives"),
     *("generations", "spider", "fingerprinter", "salt", "closed", "in_use", "queue", "forgotten"),
 )
 
@@ -236,7 +236,7 @@ def _figures(reader: Reader, options: argparse.Namespace, queue: _Figures | None
         "error_rate_at_capacity": math.fsum(generation.error_rate for generation in live),
         "error_rate_asked": status.error_rate,
         "window_secs": window_of(live) or None,
-        "expected_false_drops": status.expected_false_drops,
+        "expected_false_positives": status.expected_false_positives,
         "generations": [
             {
                 "number": generation.number,
@@ -292,7 +292,7 @@ def _print(figures: _Figures) -> None:
         "size": size_text(figures["bytes"]),
         "fill": f"{share_text(figures['fill_ratio'])} of the bits",
         "error rate": "; ".join(rates),
-        "false positives": f"{number_text(figures['expected_false_drops'], 2)} expected so far",
+        "false positives": f"{number_text(figures['expected_false_positives'], 2)} expected so far",
     }
     if queue := figures["queue"]:
         lines["queue"] = _queue_text(queue)

@@ -24,7 +24,7 @@ from scrapy.settings import Settings
 from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES
 from scrapy_bloom.commands.shared.arguments import add_json, requests_or_rate
 from scrapy_bloom.commands.shared.output import note, print_json, print_table, say
-from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_drops
+from scrapy_bloom.filters.sizing import MIN_ERROR_RATE, expected_false_positives
 from scrapy_bloom.generations.policy import LIVE_QUARTERS, Policy
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted, number_text, size_text
@@ -41,7 +41,7 @@ _COLUMNS = (
     ("requests", "requests", number_text),
     ("error rate", "error_rate", "{:g}".format),
     ("size", "bytes", size_text),
-    ("false positives", "expected_false_drops", number_text),
+    ("false positives", "expected_false_positives", number_text),
     ("bits/request", "bits_per_request", "{:.1f}".format),
     ("hashes", "hashes", str),
 )
@@ -49,7 +49,7 @@ _INSTEAD = (
     ("instead:", "name", str),
     ("size", "bytes", size_text),
     ("times ours", "times", "{:.1f}".format),
-    ("false positives", "expected_false_drops", number_text),
+    ("false positives", "expected_false_positives", number_text),
 )
 
 
@@ -121,7 +121,9 @@ def _cost(policy: Policy) -> dict[str, Any]:
         "requests": policy.expected,
         "error_rate": policy.error_rate,
         "bytes": geometry.nbytes,
-        "expected_false_drops": expected_false_drops(num_blocks, num_hashes, policy.expected),
+        "expected_false_positives": expected_false_positives(
+            num_blocks, num_hashes, policy.expected
+        ),
     }
 
 
@@ -129,14 +131,14 @@ def _advice(policy: Policy) -> dict[str, Any] | None:
     """Return the figures at a better error rate, if pages are expected to be lost; else None."""
     cost = _cost(policy)
     rate = min(policy.error_rate, 10 * _DEFAULT_RATE)
-    while cost["expected_false_drops"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
+    while cost["expected_false_positives"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
         rate = float(f"{rate / 10:.0e}")
         cost = _cost(replace(policy, error_rate=rate))
     return cost if cost["error_rate"] < policy.error_rate else None
 
 
 def _advice_line(advice: dict[str, Any]) -> str:
-    drops = number_text(advice["expected_false_drops"], 1)
+    drops = number_text(advice["expected_false_positives"], 1)
     return (
         f"Better for {counted(advice['requests'], 'request')}: {advice['error_rate']:g}, which "
         f"loses {drops} pages, in {size_text(advice['bytes'])}"
@@ -151,7 +153,7 @@ def _alternatives(requests: int, nbytes: int) -> list[dict[str, Any]]:
     """
     num_bits = 8 * nbytes
     return [
-        {"name": name, "bytes": size, "expected_false_drops": drops}
+        {"name": name, "bytes": size, "expected_false_positives": drops}
         for name, size, drops in (
             ("Scrapy's set, in memory", requests * SCRAPY_SET_BYTES, 0.0),
             ("Redis set (scrapy-redis)", requests * _REDIS_SET_BYTES, 0.0),

@@ -15,7 +15,7 @@ from scrapy.utils.python import global_object_name
 from twisted.logger import globalLogBeginner
 
 from scrapy_bloom.crawl.engine import engine_of
-from scrapy_bloom.exceptions import BloomError, SettingError, StorageError
+from scrapy_bloom.exceptions import TROUBLESHOOTING, BloomError, SettingError, StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.generations.backend import Backend
 from scrapy_bloom.generations.memory import MemoryBackend, RecordCrawled
@@ -157,9 +157,10 @@ def fail_at_the_start(crawler: Crawler, error: BloomError) -> NoReturn:
     Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
     The event loop would log a traceback.
     """
-    logger.error("%s", error, extra={"spider": crawler.spider})
+    text = f"{error} ({TROUBLESHOOTING})"
+    logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{error}\n")  # else the terminal would show nothing at all
+        sys.stderr.write(f"{text}\n")  # else the terminal would show nothing at all
     # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:

@@ -163,7 +163,7 @@ class Telemetry:
         """Show and log the last figures of a closed filter, and what an early end has left."""
         status = self.show()
         self._logged = self._counts()  # no regular line any more
-        self.stats.set_value("bloom/expected_false_drops", status.expected_false_drops)
+        self.stats.set_value("bloom/expected_false_positives", status.expected_false_positives)
         self._logger.info(
             "Bloom filter closed: %s recorded, %s in all, %.3g %% of the bits set, "
             "false-positive rate now %s, expected false positives %s",
@@ -171,7 +171,7 @@ class Telemetry:
             f"{status.count:,}",
             100 * status.fill_ratio,
             number_text(status.error_rate_now, 2),
-            number_text(status.expected_false_drops, 2),
+            number_text(status.expected_false_positives, 2),
         )
         if reason != "finished":
             self._log_early_end(reason, status.location)

@@ -1,1 +1,1 @@
-"""The filters themselves and their mathematics: bytes and bits only."""
+"""Bloom filters and their mathematics: bytes and bits only."""

@@ -1,4 +1,4 @@
-"""The Bloom filter itself, over any writable buffer: memory, or the mapping of a file."""
+"""The Bloom filter over any writable buffer: memory, or the mapping of a file."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -9,23 +9,23 @@ from scrapy_bloom.exceptions import GeometryMismatchError
 from scrapy_bloom.filters.hashing import BLOCK_HASH_BITS, checked_salt, make_hasher
 from scrapy_bloom.filters.sizing import BLOCK_BITS, BLOCK_BYTES, Contents, Geometry, choose_geometry
 
-# A view of a block takes about 350 bytes and 0.3 µs to make, so views are kept, up to 23 MB of
-# them for each filter (those of its first 512 MB); beyond that they are made on the way. A counting
-# filter has four of them for a block.
+# A view of a block takes about 350 bytes, and 0.3 µs to create. So each filter keeps the views of
+# its first 512 MB (23 MB of views), and creates the others when they are needed. A counting filter
+# has four views per block.
 _MAX_VIEWS = 65_536
 
 
 class BloomFilter:
-    """A set of fingerprints that can err in one direction only.
+    """A set of fingerprints with false positives, and without false negatives.
 
-    What was added is always found: there are no false negatives. What was never added is found
-    with a chance of at most `error_rate` while no more than `capacity` fingerprints are in. For a
-    crawl, such a false positive is a page that is never crawled.
+    A fingerprint that was added is always found. One that was never added is found with a
+    probability of at most `error_rate`, as long as the filter contains at most `capacity`
+    fingerprints. In a crawl, such a false positive is a new request that is skipped.
 
     >>> seen = BloomFilter(1000, 0.001)
     >>> seen.add(b"page 1")  # new
     True
-    >>> seen.add(b"page 1")  # seen before
+    >>> seen.add(b"page 1")  # a duplicate
     False
     >>> b"page 1" in seen, b"page 2" in seen
     (True, False)
@@ -33,8 +33,8 @@ class BloomFilter:
     Args:
         capacity: how many different fingerprints are expected, 1 to 10**12.
         error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
-        salt: 16 bytes mixed into every hash; random if None. Filters that shall be merged
-            need the same one.
+        salt: 16 bytes mixed into every hash; random if None. Filters can be merged only if they
+            have the same salt.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -60,14 +60,14 @@ class BloomFilter:
         error_rate: float,
         salt: bytes,
     ) -> "BloomFilter":
-        """Make a filter whose bits are somebody else's writable buffer, taken as it is.
+        """Return a filter whose bits are an existing writable buffer.
 
         Args:
-            buffer: exactly its blocks; changes go straight into it.
-            geometry: blocks and hashes, as they were when the buffer was first filled.
-            capacity: fingerprints it was sized for, for information.
-            error_rate: p it was sized for, for information.
-            salt: the 16 bytes it was filled under.
+            buffer: exactly the blocks of the filter, which changes them in place.
+            geometry: the blocks and hashes with which the buffer was filled.
+            capacity: the number of fingerprints for which it was sized, for information.
+            error_rate: the false-positive rate p for which it was sized, for information.
+            salt: the 16 bytes with which the buffer was filled.
 
         Raises:
             ValueError: the buffer's length does not fit the geometry.
@@ -109,7 +109,7 @@ class BloomFilter:
             fingerprint: any bytes, as Scrapy's request fingerprinter returns them.
 
         Returns:
-            True if it was new, False if it was there before (or, at the error rate, seems so).
+            True if it was new. False if it was added before, or is a false positive.
 
         Raises:
             TypeError: fingerprint is not bytes.
@@ -122,29 +122,29 @@ class BloomFilter:
         return self.has_hashed(block_hash, positions)
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Add a fingerprint hashed already, under this filter's salt; see `add`.
+        """Record a fingerprint that was hashed with this filter's salt; return whether it was new.
 
         Args:
-            block_hash: as a hasher of `make_hasher` returns it.
-            positions: exactly `num_hashes` of them.
+            block_hash: the block hash from a hasher of `make_hasher`.
+            positions: exactly `num_hashes` bit positions from that hasher.
         """
-        # block_of(), spelled out here and below: a call takes as long again.
+        # This is block_of(), inlined here and below, because a call would double the time.
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
         if bits is None:
             bits = self._view(block)
-        # Mostly the first bit alone tells that a fingerprint is new.
+        # In most cases, the first bit alone shows that a fingerprint is new.
         if bits[positions[0]] and bits[positions].all():
             return False
         bits[positions] = 1
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Check for a fingerprint hashed already, under this filter's salt.
+        """Return whether the filter has a fingerprint that was hashed with its salt.
 
         Args:
-            block_hash: as a hasher of `make_hasher` returns it.
-            positions: at least `num_hashes` of them; the first ones count.
+            block_hash: the block hash from a hasher of `make_hasher`.
+            positions: at least `num_hashes` bit positions from that hasher; the first are used.
         """
         block = (block_hash * self._num_blocks) >> BLOCK_HASH_BITS
         bits: bitarray | None = self._views[block] if block < self._num_views else None
@@ -171,48 +171,48 @@ class BloomFilter:
 
     @property
     def num_hashes(self) -> int:
-        """k, the bits that a fingerprint sets."""
+        """k, the number of bits that a fingerprint sets."""
         return self.geometry.num_hashes
 
     @property
     def num_bits(self) -> int:
-        """m, how many bits (or counters) there are."""
+        """m, the number of bits (or counters)."""
         return self.geometry.num_bits
 
     @property
     def nbytes(self) -> int:
-        """The size in bytes."""
+        """The size of all blocks in bytes."""
         return self.num_blocks * self._block_bytes
 
     @property
     def fill_ratio(self) -> float:
-        """Share of bits that are set, 0 to 1; counted now, so it takes time in a large filter."""
+        """The share of bits that are set, 0 to 1. Counting them takes time in a large filter."""
         return self._contents().fill_ratio
 
     @property
     def estimated_error_rate(self) -> float:
-        """False-positive rate of the filter as it is now, 0 to 1; see `Contents`."""
+        """The current false-positive rate, 0 to 1, computed from the bits of all blocks."""
         return self._contents().error_rate
 
     @property
     def approximate_count(self) -> int:
-        """Number of different fingerprints in it, estimated; see `Contents`."""
+        """The number of different fingerprints, estimated from the bits within about 1 %."""
         return self._contents().requests
 
     def _contents(self) -> Contents:
         return Contents.of(self.block_fills(), self.num_hashes)
 
     def block_fills(self) -> Iterator[float]:
-        """Yield the share of set bits of each block, 0 to 1, counted as it is asked for."""
+        """Yield the share of set bits of each block, 0 to 1, and count them one block at a time."""
         for start in range(0, self.num_bits, BLOCK_BITS):
             yield self._bits.count(1, start, start + BLOCK_BITS) / BLOCK_BITS
 
     def is_compatible(self, other: "BloomFilter") -> bool:
-        """Return whether the two can be merged: same blocks, hashes and salt."""
+        """Return whether two filters can be merged: they have the same blocks, hashes and salt."""
         return not self.differences(other)
 
     def __ior__(self, other: "BloomFilter") -> "BloomFilter":  # noqa: PYI034 - Self is in 3.11
-        """Add everything that `other` holds; both must have been made alike.
+        """Add all fingerprints of a filter with the same geometry and salt.
 
         Raises:
             GeometryMismatchError: size, hashes or salt differ; the message names which.
@@ -228,7 +228,7 @@ class BloomFilter:
         return self
 
     def differences(self, other: "BloomFilter") -> list[str]:
-        """Say why the two cannot be merged, a text for each reason; empty if they can."""
+        """Return the reasons why two filters cannot be merged; an empty list if they can."""
         found = []
         if self._block_bytes != other._block_bytes:  # noqa: SLF001 - our own
             found.append("one counts and the other does not")
@@ -241,7 +241,7 @@ class BloomFilter:
         return found
 
     def blocks(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of the blocks from `start` to before `stop`, to be read only."""
+        """Return a read-only view of the blocks from `start` up to, but not including, `stop`."""
         return self._memory(start, stop).toreadonly()
 
     def _memory(self, start: int, stop: int) -> memoryview:
@@ -249,14 +249,14 @@ class BloomFilter:
         return self._buffer[start * size : stop * size]
 
     def add_blocks(self, start: int, data: bytes | memoryview) -> None:
-        """Add everything that some blocks of another filter, made alike, hold.
+        """Add all fingerprints of some blocks of a filter with the same geometry and salt.
 
         Args:
-            start: the first of the blocks.
-            data: whole blocks.
+            start: the number of the first block, from 0.
+            data: the bytes of one or more whole blocks.
 
         Raises:
-            ValueError: it is not whole blocks, or more than there are.
+            ValueError: the bytes are not whole blocks, or are more than this filter has.
         """
         number, rest = divmod(len(data), self._block_bytes)
         if rest or not 0 <= start <= self.num_blocks - number:
@@ -269,7 +269,7 @@ class BloomFilter:
         bits |= bitarray(buffer=data, endian="big")
 
     def copy(self) -> "BloomFilter":
-        """Return an equal filter in memory of its own."""
+        """Return a copy of the filter in memory."""
         return type(self).from_buffer(
             bytearray(self._buffer),
             self.geometry,
@@ -279,11 +279,11 @@ class BloomFilter:
         )
 
     def clear(self) -> None:
-        """Forget everything; size and salt stay."""
+        """Remove all fingerprints, and keep size and salt."""
         self._bits.setall(0)
 
     def release(self) -> None:
-        """Let go of the buffer, so that a file under it can be closed; no use after that."""
+        """Release the buffer, so that its file can be closed. The filter is unusable afterwards."""
         self._views.clear()
         self._bits = bitarray()
         self._buffer.release()

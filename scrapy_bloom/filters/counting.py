@@ -1,4 +1,4 @@
-"""The Bloom filter that can forget: a counter of 4 bits in place of each bit.
+"""A Bloom filter that can remove fingerprints: it has a 4-bit counter instead of each bit.
 
 L. Fan, P. Cao, J. Almeida, A. Z. Broder, "Summary cache: a scalable wide-area web cache sharing
 protocol", IEEE/ACM Transactions on Networking 8(3), 2000: four bits are enough, since at half load
@@ -29,14 +29,14 @@ Planes = tuple[bitarray, bitarray, bitarray, bitarray]
 
 
 class CountingBloomFilter(BloomFilter):
-    """A Bloom filter that can forget: `BloomFilter` with `discard`, in four times the space.
+    """A `BloomFilter` that can also remove fingerprints, in four times the space.
 
-    It holds a set: adding a fingerprint twice changes nothing, and one `discard` forgets it.
-    Discarding what was added loses no other fingerprint.
+    It is a set: adding a fingerprint twice has no effect, and one `discard` removes it. Discarding
+    a fingerprint that was added does not remove any other fingerprint.
 
-    A counter that has reached 15 stays there for ever: from then on nobody knows how many
-    fingerprints share it. So there is never a false negative, but a fingerprint that shares it may
-    remain in the filter when it is discarded.
+    A counter that has reached 15 keeps this value, because the number of fingerprints that share it
+    is then unknown. So there are no false negatives, but a fingerprint that shares such a counter
+    may still be found after it was discarded.
 
     >>> seen = CountingBloomFilter(1000, 0.001)
     >>> seen.add(b"page 1"), seen.add(b"page 2")
@@ -49,12 +49,11 @@ class CountingBloomFilter(BloomFilter):
     Args:
         capacity: how many different fingerprints are expected at a time, 1 to 10**12.
         error_rate: p, the false-positive rate at that number, 1e-15 <= p < 1.
-        salt: 16 bytes mixed into every hash; random if None. Filters that shall be merged
-            need the same one.
+        salt: 16 bytes mixed into every hash; random if None. Filters can be merged only if they
+            have the same salt.
 
     Attributes:
-        saturated: how often a counter was at 15 when it should have counted one more, since this
-            object was made.
+        saturated: how often a counter at 15 should have been raised, since this object was created.
 
     Raises:
         TypeError: an argument is of a wrong type.
@@ -65,7 +64,7 @@ class CountingBloomFilter(BloomFilter):
     saturated = 0
 
     def add_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Add a fingerprint hashed already; see `BloomFilter.add_hashed`."""
+        """Record a fingerprint hashed with this filter's salt; return whether it was new."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         one = ones[positions]
         if one.all():
@@ -75,8 +74,8 @@ class CountingBloomFilter(BloomFilter):
             one | twos[positions] | fours[positions] | eights[positions]
         ).all():
             return False
-        # From the highest plane that changes down to the lowest. A crash in between leaves counters
-        # that are too high, never ones that are too low. Positions that coincide count once.
+        # The highest plane that changes comes first. A crash in between leaves counters that are
+        # too high, and never any that are too low. Positions that coincide count once.
         if not one.any():
             ones[positions] = 1
             return True
@@ -97,7 +96,7 @@ class CountingBloomFilter(BloomFilter):
         return True
 
     def has_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Check for a fingerprint hashed already; see `BloomFilter.has_hashed`."""
+        """Return whether the filter has a fingerprint that was hashed with its salt."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         first = positions[0]
         if not (ones[first] or twos[first] or fours[first] or eights[first]):
@@ -107,15 +106,15 @@ class CountingBloomFilter(BloomFilter):
         return one.all() or (one | twos[own] | fours[own] | eights[own]).all()
 
     def discard(self, fingerprint: bytes) -> bool:
-        """Forget a fingerprint that was added.
+        """Remove a fingerprint that was added.
 
         Args:
-            fingerprint: what `add` returned True for, and what was not discarded since.
+            fingerprint: one for which `add` returned True, and which was not discarded since.
 
         Returns:
-            False if it is not there: nothing was changed. True if it is there, or seems to be: at
-            the error rate, a fingerprint that was never added does. Discarding that one lowers the
-            counters of others, and forgets up to `num_hashes` of them.
+            False if the filter does not have it, and was not changed. True if it was removed.
+            Never discard a fingerprint that was not added: if it is a false positive, this lowers
+            the counters of others, and removes up to `num_hashes` of them.
 
         Raises:
             TypeError: fingerprint is not bytes.
@@ -123,14 +122,14 @@ class CountingBloomFilter(BloomFilter):
         return self.discard_hashed(*self._locate(fingerprint))
 
     def discard_hashed(self, block_hash: int, positions: list[int]) -> bool:
-        """Discard a fingerprint hashed already; see `discard`."""
+        """Remove a fingerprint hashed with this filter's salt; return whether it was there."""
         ones, twos, fours, eights = self._planes((block_hash * self._num_blocks) >> BLOCK_HASH_BITS)
         one, two = ones[positions], twos[positions]
         four, eight = fours[positions], eights[positions]
         low = one | two
         if not (low | four | eight).all():
             return False
-        # From the lowest plane up: a crash leaves no counter too low, as in add_hashed.
+        # The lowest plane comes first, so that a crash in between leaves no counter too low.
         full = one & two & four & eight
         ones[positions] = ~one | full
         borrow = ~one
@@ -156,13 +155,13 @@ class CountingBloomFilter(BloomFilter):
         return ones, twos, fours, eights
 
     def block_fills(self) -> Iterator[float]:
-        """Yield the share of counters that are not 0 of each block; see `BloomFilter`."""
+        """Yield the share of counters above 0 of each block, 0 to 1."""
         for block in range(self.num_blocks):
             set_counters = reduce(or_, self._viewed(self._memory(block, block + 1)))
             yield set_counters.count() / BLOCK_BITS
 
     def _merge(self, start: int, data: memoryview) -> None:
-        """Add up the counters: a fingerprint that is in both has to be discarded twice."""
+        """Add up the counters: a fingerprint that is in both must be discarded twice."""
         for number in range(len(data) // self._block_bytes):
             theirs = self._viewed(data[number * self._block_bytes :])
             planes = self._viewed(self._memory(start + number, start + number + 1))

@@ -1,12 +1,12 @@
-"""From a fingerprint to a block and the bits in it.
+"""The hash schemes, which turn a fingerprint into a block and the bits in it.
 
-A hash scheme is part of the stored format: a filter is readable for ever only under the scheme
-that wrote it. So schemes are appended here, never edited.
+A hash scheme is part of the stored format, because a filter can be read only with the scheme that
+wrote it. Add new schemes, and never change an existing one.
 
 Scheme 1: MurmurHash3 (x64, 128 bits, A. Appleby) of salt + fingerprint with the seeds 0, 1, 2, ...
-gives as many digests as are needed. Their bytes, read as big-endian 16-bit words: the first three
-words are the block hash (48 bits), each further word is one bit position in the block. Every
-position is thus independent of the others.
+gives as many digests as are needed. Their bytes are read as big-endian 16-bit words: the first
+three words are the block hash (48 bits), and each further word is one bit position in the block. So
+every position is independent of the others.
 """
 
 import secrets
@@ -26,7 +26,12 @@ Hashed = tuple[int, list[int]]  # a fingerprint's block hash and bit positions
 
 
 def checked_salt(salt: bytes | None) -> bytes:
-    """Return a salt of 16 bytes, a random one for None; raises TypeError or ValueError."""
+    """Check a salt of 16 bytes, or return a random one for None.
+
+    Raises:
+        TypeError: the salt is not bytes.
+        ValueError: it has another length.
+    """
     if salt is None:
         return secrets.token_bytes(SALT_BYTES)
     if not isinstance(salt, bytes):
@@ -40,16 +45,17 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     """Build the hash function of filters with one salt (scheme 1).
 
     Args:
-        salt: 16 bytes, mixed into every hash. While it is secret, nobody can craft URLs that share
-            bits with others. That holds for digests, as Scrapy's fingerprints are: of 32 chosen
-            bytes and more, MurmurHash3 has collisions that no salt prevents.
-        num_hashes: bits a fingerprint sets, at least 1: the most that any of the filters needs.
+        salt: 16 bytes, mixed into every hash. As long as it is secret, nobody can craft URLs that
+            share bits with others. That is true for digests such as Scrapy's fingerprints. Of 32
+            chosen bytes and more, MurmurHash3 has collisions that no salt prevents.
+        num_hashes: the number of bits that a fingerprint sets, at least 1: the largest number that
+            any of the filters needs.
 
     Returns:
-        A function from fingerprint bytes to the block hash, 0 to 2**48 - 1 (see `block_of`), and
-        a list of `num_hashes` bit positions in the block, each 0 to 65,535 (two may coincide).
-        A filter with fewer hashes takes the first ones. It raises TypeError for anything but
-        bytes, and says what to pass.
+        A function from fingerprint bytes to the block hash, 0 to 2**48 - 1, and a list of
+        `num_hashes` bit positions in the block, each 0 to 65,535 (two may coincide). `block_of`
+        turns the block hash into a block. A filter with fewer hashes uses the first positions. The
+        function raises TypeError for anything but bytes.
     """
     words = _BLOCK_HASH_WORDS + num_hashes
     rounds = -(-words // _WORDS_PER_DIGEST)
@@ -58,7 +64,7 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
     more_seeds = tuple(range(1, rounds))
     digest = mmh3_x64_128_digest
 
-    # This is the hottest line of the package: a call less counts.
+    # This function dominates the time per request, so it makes as few calls as possible.
     def locate(fingerprint: bytes) -> Hashed:
         try:
             data = salt + fingerprint
@@ -74,7 +80,7 @@ def make_hasher(salt: bytes, num_hashes: int) -> Callable[[bytes], Hashed]:
 
 
 def block_of(block_hash: int, num_blocks: int) -> int:
-    """Return the block of a block hash: multiplied and shifted, as even as a modulo would be.
+    """Return the number of the block for a block hash, distributed as evenly as by a modulo.
 
     >>> block_of(0, 440), block_of(2**47, 440), block_of(2**48 - 1, 440)
     (0, 220, 439)

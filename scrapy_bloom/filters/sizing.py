@@ -1,9 +1,9 @@
-"""Sizes of filters: from (n, p) to bits and hashes, and back.
+"""The mathematics of filters: from capacity and rate to bits and hashes, and back.
 
-The cheat sheet of a Bloom filter, in the names used throughout this package:
+The formulas of a Bloom filter, with the names used in this package:
 
-    n  capacity     different requests the filter is sized for
-    p  error_rate   false-positive rate: the chance that a new request is reported as a duplicate
+    n  capacity     number of different requests for which the filter is sized
+    p  error_rate   false-positive rate: how probably a new request is reported as a duplicate
     m  num_bits     size in bits          m = n ln(1/p) / (ln 2)^2
     k  num_hashes   bits per request      k = (m/n) ln 2; then half of the bits are set
        p from m, k, n                     p = (1 - e^(-kn/m))^k
@@ -13,10 +13,10 @@ Sources: B. H. Bloom, "Space/time trade-offs in hash coding with allowable error
 1970; A. Broder and M. Mitzenmacher, "Network applications of Bloom filters: a survey", Internet
 Mathematics 1(4), 2004.
 
-Our filter is an array of blocks of 65,536 bits, and a fingerprint sets all its bits in one of
-them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficient Bloom filters", 2007).
-Some blocks receive more fingerprints than others, which costs a little. `block_error_rate` counts
-that exactly, and `choose_geometry` sizes with it.
+This package's filter is an array of blocks of 65,536 bits, and a fingerprint sets all its bits in
+one of them (F. Putze, P. Sanders, J. Singler, "Cache-, hash- and space-efficient Bloom filters",
+2007). Some blocks receive more fingerprints than others, which costs a little space.
+`block_error_rate` computes that exactly, and `choose_geometry` includes it.
 """
 
 import math
@@ -28,21 +28,21 @@ from typing import NamedTuple
 BLOCK_BITS = 65_536
 BLOCK_BYTES = BLOCK_BITS // 8
 
-MIN_ERROR_RATE = 1e-15  # that may be asked for
+MIN_ERROR_RATE = 1e-15  # the lowest that a user may set
 SMALLEST_ERROR_RATE = 1e-19  # of one generation among others; MAX_HASHES allow 5e-20
 MAX_CAPACITY = 10**12
 MAX_HASHES = 64
 
 
 class Geometry(NamedTuple):
-    """The shape of a block filter: `num_blocks` of 65,536 bits, `num_hashes` bits a request."""
+    """The shape of a filter: `num_blocks` of 65,536 bits, and `num_hashes` bits per request."""
 
     num_blocks: int
     num_hashes: int
 
     @property
     def num_bits(self) -> int:
-        """m, the bits, a multiple of 65,536."""
+        """m, the number of bits, a multiple of 65,536."""
         return self.num_blocks * BLOCK_BITS
 
     @property
@@ -52,7 +52,7 @@ class Geometry(NamedTuple):
 
 
 def bits_per_element(error_rate: float) -> float:
-    """Return the bits that a classic Bloom filter of the best k spends on one element.
+    """Return the bits per element of a classic Bloom filter with the optimal k.
 
     Args:
         error_rate: p, 0 < p < 1.
@@ -67,7 +67,7 @@ def bits_per_element(error_rate: float) -> float:
 
 
 def optimal_num_bits(capacity: int, error_rate: float) -> int:
-    """Return the bits of a classic Bloom filter for n elements at error rate p, not in blocks.
+    """Return the number of bits of a classic Bloom filter, which has no blocks.
 
     Args:
         capacity: n, at least 1.
@@ -99,9 +99,12 @@ def classic_fill_ratio(num_bits: int, num_hashes: int, count: int) -> float:
 
 
 def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
-    """Return the error rate of a classic Bloom filter: (1 - e^(-kn/m))^k, 0 to 1.
+    """Return the false-positive rate of a classic Bloom filter: (1 - e^(-kn/m))^k, 0 to 1.
 
-    The arguments are those of `classic_fill_ratio`.
+    Args:
+        num_bits: m, at least 1.
+        num_hashes: k, at least 1.
+        count: elements recorded, at least 0.
 
     >>> round(classic_error_rate(20_000_000, 10, 1_000_000), 7)
     8.89e-05
@@ -109,12 +112,12 @@ def classic_error_rate(num_bits: int, num_hashes: int, count: int) -> float:
     return float(classic_fill_ratio(num_bits, num_hashes, count) ** num_hashes)
 
 
-@lru_cache(maxsize=1024)  # asked again and again for generations that do not change any more
+@lru_cache(maxsize=1024)  # each look at the stats asks for all full generations again
 def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
-    """Return the error rate of our block filter that holds `count` fingerprints.
+    """Return the false-positive rate of a filter in blocks that contains `count` fingerprints.
 
-    A block's load is binomial, since a fingerprint falls into each block with equal chance. This is
-    the mean of the one-block error rate over that distribution.
+    A fingerprint falls into each block with equal probability, so the load of a block is binomial.
+    The rate is the mean of the rate of one block over this distribution.
 
     Args:
         num_blocks: blocks of 65,536 bits, at least 1.
@@ -136,8 +139,9 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     mode = min(count, int((count + 1) / num_blocks))
     odds = 1 / (num_blocks - 1)
     total = weighted = 0.0
-    # From the most likely load outwards, each weight from its neighbour's: no factorials, so it
-    # is exact for any count. What lies beyond 1e-18 of the peak adds nothing to a float.
+    # Start at the most likely load and go outwards. Each weight follows from its neighbour, without
+    # factorials, so the sum is exact for any count. Weights below 1e-18 of the peak make no
+    # difference.
     weight, load = 1.0, mode
     while weight > 1e-18 and load <= count:
         total += weight
@@ -155,16 +159,19 @@ def block_error_rate(num_blocks: int, num_hashes: int, count: int) -> float:
     return weighted / total
 
 
-def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
-    """Estimate how many pages a crawl loses while it records its first `count` requests.
+def expected_false_positives(num_blocks: int, num_hashes: int, count: int) -> float:
+    """Return the expected false positives while a filter records its first `count` requests.
 
-    The filter starts empty, so the early requests risk next to nothing. The result is the sum of
-    the error rate over the crawl, well below `count` times the final error rate.
+    The filter starts empty, so its first requests are hardly ever false positives. The result is
+    the sum of the rate over the crawl, well below `count` times the final rate.
 
-    The arguments are those of `block_error_rate`.
+    Args:
+        num_blocks: blocks of 65,536 bits, at least 1.
+        num_hashes: k, bits set per fingerprint, at least 1.
+        count: fingerprints recorded, at least 0.
 
     >>> geometry = choose_geometry(1_000_000, 1e-6)
-    >>> 0.05 < expected_false_drops(*geometry, 1_000_000) < 0.1
+    >>> 0.05 < expected_false_positives(*geometry, 1_000_000) < 0.1
     True
     """
     if count <= 0:
@@ -179,12 +186,12 @@ def expected_false_drops(num_blocks: int, num_hashes: int, count: int) -> float:
 
 @lru_cache(maxsize=1024)
 def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
-    """Estimate how many different fingerprints came, if so many of them were recorded.
+    """Return the estimated number of fingerprints that came, from the number recorded.
 
-    The others were false positives, which nobody counts. While the error rate is low they
-    make no difference; far beyond the capacity they are most of all. A false positive would have
-    set no new bit. So the fill follows from all that came, and is higher than the recorded ones
-    tell. With n that came, r recorded and p(n) the error rate, dn/dr = 1/(1 - p(n)).
+    The others were false positives, which are not counted. While the rate is low, they make no
+    difference; far beyond the capacity, most requests are false positives. A false positive sets no
+    new bit, so the fill follows from all fingerprints that came. With n that came, r recorded and
+    p(n) the false-positive rate, dn/dr = 1/(1 - p(n)).
 
     Args:
         num_bits: m, at least 1.
@@ -206,7 +213,7 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
         return 1 / (1 - min(classic_error_rate(num_bits, num_hashes, round(came)), 0.999))
 
     came, step = 0.0, recorded / 256
-    for _ in range(256):  # Runge and Kutta
+    for _ in range(256):  # the Runge-Kutta method
         first = slope(came)
         second = slope(came + step / 2 * first)
         third = slope(came + step / 2 * second)
@@ -216,10 +223,10 @@ def expected_offered(num_bits: int, num_hashes: int, recorded: int) -> int:
 
 
 def choose_geometry(capacity: int, error_rate: float) -> Geometry:
-    """Choose the smallest block filter that keeps the error rate up to its capacity.
+    """Return the smallest geometry that keeps the false-positive rate up to the capacity.
 
     Args:
-        capacity: n, different fingerprints to hold, 1 to 10**12.
+        capacity: n, the number of different fingerprints, 1 to 10**12.
         error_rate: p, 1e-19 <= p < 1.
 
     Returns:
@@ -237,8 +244,8 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
     best_k = max(1, round(-math.log2(error_rate)))
     candidates = range(max(1, best_k - 1), min(best_k + 1, MAX_HASHES) + 1)
     num_blocks = min(_fewest_blocks(capacity, error_rate, k) for k in candidates)
-    # A filter of few blocks has room to spare, and fewer hashes are faster. The rate falls with
-    # k up to the optimum, so a bisection finds the lowest k that will do.
+    # A filter of few blocks has spare room, and fewer hashes are faster. The rate falls with k up
+    # to the optimum, so a bisection finds the lowest sufficient k.
     high = min(k for k in candidates if block_error_rate(num_blocks, k, capacity) <= error_rate)
     num_hashes = 1 + bisect_left(
         range(1, high), True, key=lambda k: block_error_rate(num_blocks, k, capacity) <= error_rate
@@ -247,7 +254,7 @@ def choose_geometry(capacity: int, error_rate: float) -> Geometry:
 
 
 def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
-    """Return the fewest blocks that hold `capacity` at `error_rate` with `num_hashes`."""
+    """Return the smallest number of blocks that keeps `error_rate` with `num_hashes`."""
     high = max(1, optimal_num_bits(capacity, error_rate) // BLOCK_BITS)
     low = 1
     while block_error_rate(high, num_hashes, capacity) > error_rate:
@@ -261,7 +268,7 @@ def _fewest_blocks(capacity: int, error_rate: float, num_hashes: int) -> int:
 
 
 def check_size(capacity: int, error_rate: float) -> None:
-    """Check that a filter can be made for such figures.
+    """Check the capacity and the rate of a filter.
 
     Raises:
         TypeError: capacity is no int, or error_rate no number.
@@ -282,17 +289,17 @@ def check_size(capacity: int, error_rate: float) -> None:
 
 
 class Contents(NamedTuple):
-    """Holds what the bits of a filter tell of it, all from one look at them.
+    """Figures of a filter that are computed from its bits.
 
     Attributes:
-        fill_ratio: share of bits that are set, 0 to 1.
-        error_rate: its false-positive rate now, 0 to 1. A fingerprint that was never added falls
-            into each block with equal chance, and is a false positive if its k positions there are
-            all set. So it is the mean of fill^k over the blocks.
-        requests: different fingerprints in it. Per block, -(B/k) ln(1 - X/B) with X of B bits set
-            (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint similarity
-            measures to improve chemical retrieval", 2007). Within about 1 % as long as the filter
-            is not far over its capacity.
+        fill_ratio: the share of bits that are set, 0 to 1.
+        error_rate: the current false-positive rate, 0 to 1. A fingerprint that was never added
+            falls into each block with equal probability, and is a false positive if its k positions
+            there are all set. So the rate is the mean of fill^k over the blocks.
+        requests: the number of different fingerprints. Per block, it is -(B/k) ln(1 - X/B) with X
+            of B bits set (S. J. Swamidass, P. Baldi, "Mathematical correction for fingerprint
+            similarity measures to improve chemical retrieval", 2007). It is exact within about 1 %,
+            unless the filter is far beyond its capacity.
     """
 
     fill_ratio: float
@@ -301,11 +308,11 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, block_fills: Iterable[float], num_hashes: int) -> "Contents":
-        """Sum over all blocks.
+        """Compute the figures from all blocks.
 
         Args:
-            block_fills: the share of set bits of each, at least one.
-            num_hashes: k.
+            block_fills: the share of set bits of each block, 0 to 1, for at least one block.
+            num_hashes: k, at least 1.
         """
         blocks = 0
         fill = rate = load = 0.0
@@ -318,6 +325,6 @@ class Contents(NamedTuple):
 
 
 def block_load(fill: float, num_hashes: int) -> float:
-    """Estimate how many fingerprints are in a block with that share of set bits; see `Contents`."""
+    """Return the estimated number of fingerprints in a block with that share of set bits."""
     almost_full = 1 - 0.5 / BLOCK_BITS  # a full block has no finite estimate
     return -math.log1p(-min(fill, almost_full)) * BLOCK_BITS / num_hashes

@@ -70,13 +70,13 @@ class FilterStatus:
         return combined_rate(each.error_rate_now for each in [*self.generations, *self.volatile])
 
     @property
-    def expected_false_drops(self) -> float:
+    def expected_false_positives(self) -> float:
         """Return the expected number of false positives while the live generations filled."""
         # While one generation filled, each older generation had its final false-positive rate.
-        drops = sum(each.expected_false_drops for each in self.volatile)
+        drops = sum(each.expected_false_positives for each in self.volatile)
         before = 0.0
         for each in self.generations:
-            drops += each.expected_false_drops + before * each.count
+            drops += each.expected_false_positives + before * each.count
             before += each.error_rate_now
         return drops
 

@@ -83,9 +83,9 @@ class Generation:
         return sizing.block_error_rate(*self.geometry, self.offered)
 
     @property
-    def expected_false_drops(self) -> float:
+    def expected_false_positives(self) -> float:
         """Return the expected number of false positives while the generation filled."""
-        return sizing.expected_false_drops(*self.geometry, self.offered)
+        return sizing.expected_false_positives(*self.geometry, self.offered)
 
 
 _G = TypeVar("_G", bound=Generation)

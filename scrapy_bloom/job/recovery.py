@@ -132,7 +132,7 @@ class Job:
         """
         why = "it was killed, or ran out of memory, or the machine went down"
         if name is None and self.path is not None and not (self.path / jobdir.IN_USE).exists():
-            why += "; or the files were copied without their times, see docs/faq.md"
+            why += "; or the files were copied without their times (cp -a keeps them)"
         what = f"The last run did not close {name or self.path} ({why})"
         if may_reset is None:
             may_reset = self.path is not None

@@ -232,7 +232,7 @@ def _checked(name: str, value: Any) -> Any:
         # Without the value: it may be a secret.
         raise SettingError(
             f"{name} is of type {type(value).__name__} and cannot be read "
-            f"({type(error).__name__}); allowed is a plain value, as docs/settings.md says"
+            f"({type(error).__name__}); allowed is a plain value"
         ) from None
 
 

@@ -31,11 +31,11 @@ def test_a_plan_says_what_loses_no_page(tmp_path: Path) -> None:
         "\nBetter for 10,000,000 requests: 1e-09, which loses 0.0002 pages, in 53.5 MiB\n"
     )
     plans = bloom("plan", "1M", "10M", "100G", "1e-6", "--json", cwd=tmp_path).json
-    assert [plan["expected_false_drops"] > 0.1 for plan in plans] == [False, True, True]
+    assert [plan["expected_false_positives"] > 0.1 for plan in plans] == [False, True, True]
     assert plans[0]["advice"] is None
     assert plans[1]["advice"]["error_rate"] == 1e-9
     assert plans[2]["advice"]["error_rate"] == 1e-11
     for plan in plans[1:]:
-        assert plan["advice"]["expected_false_drops"] < 0.1
+        assert plan["advice"]["expected_false_positives"] < 0.1
         assert plan["advice"]["bytes"] > plan["bytes"]
     assert "Better" not in bloom("plan", "1M", "1G", cwd=tmp_path).out

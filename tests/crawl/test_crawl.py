@@ -121,7 +121,7 @@ def test_a_paused_job_copied_without_the_times_of_its_files(tree: Site, tmp_path
     crawl = Crawl(tree.url, tmp_path, {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "stop"})
     assert crawl.finish() != 0
     (error,) = crawl.told("ERROR")
-    assert "or the files were copied without their times, see docs/faq.md" in error
+    assert "or the files were copied without their times (cp -a keeps them)" in error
     (tmp_path / "job/requests.queue/active.json").touch()
     crawl = Crawl.finished(tree.url, tmp_path, JOB)
     assert len(tree.hits) == PAGES

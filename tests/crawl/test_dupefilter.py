@@ -78,7 +78,7 @@ def test_stats() -> None:
     final = bloom_stats(scheduler)
     assert final.pop("bloom/fill_ratio") == pytest.approx(0.150, abs=0.001)
     assert 0 < final.pop("bloom/error_rate") < 1e-9
-    assert 0 < final.pop("bloom/expected_false_drops") < 1e-6
+    assert 0 < final.pop("bloom/expected_false_positives") < 1e-6
     assert final == {
         "bloom/added": 2500,
         "bloom/count": 2500,

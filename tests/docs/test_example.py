@@ -17,8 +17,10 @@ from example import site
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.crawls import LIMIT
+from tests.support.documents import BLOCK
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.servers import free_port
+from tests.support.shell import run_in_shell
 from tests.support.sites import Site, tree_site
 
 ROOT = Path(__file__).parents[2]
@@ -126,15 +128,15 @@ def _when_both_ask(self, answer=_Handler.do_GET):
 
 _Handler.do_GET = _when_both_ask
 """
-TERMINALS = re.compile(r"^\| \d \| `(.+)` \|$", re.MULTILINE)
+TERMINALS = re.compile(r"^\| \d \| `(python.+|scrapy crawl .+)` \|$", re.MULTILINE)
 
 
 @pytest.fixture
 def workers(project: Path) -> Iterator[list[tuple[Scrapy, Path]]]:
-    """Each command of the page, run as it stands there: the first serves, the others are these."""
+    """The commands of the page, run as they are: the first serves, the others crawl."""
     with (project / "example/site.py").open("a") as source:
         source.write(FOR_BOTH)
-    first, *others = TERMINALS.findall((ROOT / "docs/scaling.md").read_text())
+    first, *others = TERMINALS.findall((ROOT / "docs/distributed.md").read_text())
     known = {**os.environ, "EXAMPLE_PORT": str(free_port())}  # others may run it here now
     python, *arguments = first.split()
     assert python == "python"
@@ -173,6 +175,27 @@ def other_site() -> Iterator[Site]:
     site = tree_site(pages=30)
     yield site
     site.end()
+
+
+def test_the_commands_of_getting_started(project: Path) -> None:
+    text = (ROOT / "docs/getting-started.md").read_text()
+    commands = "".join(code for language, code in BLOCK.findall(text) if language == "sh")
+    ran = run_in_shell(commands, project)
+    assert ran.returncode == 0, ran
+    assert (project / "report.html").exists()
+    shown = [
+        line
+        for page in ("docs/getting-started.md", "README.md")
+        for language, code in BLOCK.findall((ROOT / page).read_text())
+        if language == "text"
+        for line in code.splitlines()
+    ]
+    assert len(shown) == 5
+    for line in shown:
+        if ": Bloom filter: " not in line:  # once a minute
+            words = re.split(r"[\d,.e-]*\d|job\S*", line.removeprefix("INFO: "))
+            pattern = ".+".join(map(re.escape, words))
+            assert re.search(pattern, ran.stderr), line
 
 
 def test_another_site(project: Path, other_site: Site) -> None:

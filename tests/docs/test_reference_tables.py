@@ -1,16 +1,17 @@
 """The tables of the documents: their figures are computed again."""
 
+import json
 import re
 
 from scrapy_bloom.filters.sizing import (
     block_error_rate,
     choose_geometry,
-    expected_false_drops,
+    expected_false_positives,
     optimal_num_bits,
 )
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 from scrapy_bloom.redis.stored import MAX_MIRROR_BYTES
-from tests.support.documents import page, section
+from tests.support.documents import ROOT, page, section
 
 
 def size(nbytes: float) -> str:
@@ -54,7 +55,7 @@ def test_the_table_of_expected_losses() -> None:
         shown = []
         for exponent in (6, 7, 8, 9):
             geometry = choose_geometry(10**exponent, error_rate)
-            lost = expected_false_drops(geometry.num_blocks, geometry.num_hashes, 10**exponent)
+            lost = expected_false_positives(geometry.num_blocks, geometry.num_hashes, 10**exponent)
             shown.append(f"{lost:,.0f}" if lost >= 10 else f"{lost:.1g}")
         assert cells.split(" | ") == shown
         assert bits == f"{choose_geometry(10**8, error_rate).num_bits / 1e8:.1f}"
@@ -72,12 +73,31 @@ def test_the_table_of_two_lists() -> None:
 
 def test_the_bits_in_the_comparison() -> None:
     text = page("comparison.md")
-    (cells,) = re.findall(r"^\| bits a request, at 1e-6 \| (.*?) \|$", text, re.MULTILINE)
+    (cells,) = re.findall(r"^\| bits per request, at 1e-6 \| (.*?) \|$", text, re.MULTILINE)
     *others, ours = cells.split(" | ")
     classic = optimal_num_bits(10**6, 1e-6) / 1e6  # as measured with each of the three
     assert others == [f"{classic:.1f}"] * 3
     alone, growing = (choose_geometry(10**7, p).num_bits / 1e7 for p in (1e-6, 5e-7))
     assert ours.startswith(f"{alone:.1f}; {growing:.1f} ")
     own = f"{choose_geometry(10**7, 5e-10).nbytes / 1e7:.1f}, "
-    (cells,) = re.findall(r"^\| bytes a request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
+    (cells,) = re.findall(r"^\| bytes per request, at 1e-9 \| (.*?) \|$", text, re.MULTILINE)
     assert [each.startswith(own) for each in cells.split(" | ")] == 4 * [False] + 2 * [True]
+
+
+def test_the_table_of_times_is_that_of_the_benchmark() -> None:
+    kept = json.loads((ROOT / "benchmarks/results/request.json").read_text("utf-8"))
+    ours, other, *_ = (table["rows"] for table in kept["section"]["tables"])
+    parameters = ("1 parameter", "2 parameters", "3 parameters")
+    lines = {
+        "plain URL": (ours, ("plain",)),
+        "URL with 1 to 3 parameters": (ours, parameters),
+        "URL that w3lib has to canonicalize": (ours, ("outside",)),
+        "other fingerprinter": (other, ("plain", *parameters, "outside")),
+    }
+    for name, (rows, kinds) in lines.items():
+        cells = []
+        for request in ("new", "duplicate", "repeated link"):
+            ratios = [row[5] for row in rows if row[0] in kinds and row[1] == request]
+            shown = [f"{float(ratio):.2f}" for ratio in (min(ratios), max(ratios))]
+            cells.append(" to ".join(dict.fromkeys(shown)))
+        assert f"| {name} | {' | '.join(cells)} |" in page("faq.md"), cells

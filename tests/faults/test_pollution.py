@@ -91,7 +91,7 @@ def crawled(salt: bytes | None, numbers: Sequence[int]) -> Iterator[Filter]:
     dupefilter.close("finished")
 
 
-def false_drops(dupefilter: Filter, of: Sequence[bytes]) -> int:
+def false_positives(dupefilter: Filter, of: Sequence[bytes]) -> int:
     """Return how many pages are reported as duplicates that were never recorded."""
     return sum(fingerprint in dupefilter.backend for fingerprint in of)
 
@@ -123,8 +123,8 @@ def test_with_a_leaked_salt_crafted_urls_cause_false_positives(crafted: list[int
     ]
     honest = random.Random(1).sample(range(CANDIDATES), len(crafted))
     with crawled(LEAKED_SALT, honest) as undisturbed, crawled(LEAKED_SALT, crafted) as polluted:
-        before, after = false_drops(undisturbed, in_block), false_drops(polluted, in_block)
-        overall = false_drops(polluted, shop)
+        before, after = false_positives(undisturbed, in_block), false_positives(polluted, in_block)
+        overall = false_positives(polluted, shop)
     assert before <= at_most(RATE, len(in_block))
     assert after > 0.05 * len(in_block)
     assert after > 20 * before
@@ -135,11 +135,11 @@ def test_a_random_salt_keeps_the_error_rate(crafted: list[int]) -> None:
     """With a new salt, crafted URLs are like any other URLs."""
     shop = fingerprints("shop", ASKED)
     with crawled(None, crafted) as first:
-        assert false_drops(first, shop) <= at_most(RATE, ASKED)
+        assert false_positives(first, shop) <= at_most(RATE, ASKED)
         chosen = crafted_into(0, salt_of(first))
     for guess in (chosen, crafted_into(0, bytes(16)), crafted_into(0, b"")):
         with crawled(None, guess) as attacked:
-            assert false_drops(attacked, shop) <= at_most(RATE, ASKED)
+            assert false_positives(attacked, shop) <= at_most(RATE, ASKED)
             # No block of it bears more than chance would have it.
             fills = list(attacked.backend.live[0].filter.block_fills())
             assert max(fills) - min(fills) < 0.05

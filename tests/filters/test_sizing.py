@@ -18,7 +18,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     classic_error_rate,
     classic_fill_ratio,
-    expected_false_drops,
+    expected_false_positives,
     expected_offered,
     optimal_num_bits,
 )
@@ -93,14 +93,16 @@ def test_block_error_rate_rises_with_the_count(blocks: int, k: int, count: int) 
     assert low < high or low > 0.999  # once every bit is set, it can't rise
 
 
-def test_expected_false_drops_is_the_sum_over_the_crawl() -> None:
+def test_expected_false_positives_is_the_sum_over_the_crawl() -> None:
     geometry = choose_geometry(20_000, 0.01)
     for count in (1, 100, 20_000, 60_000):
         steps = min(count, 200)
         middles = (round((number + 0.5) * count / steps) for number in range(steps))
         total = sum(block_error_rate(*geometry, each) for each in middles) * count / steps
-        assert expected_false_drops(*geometry, count) == pytest.approx(total, rel=0.02, abs=1e-9)
-    assert expected_false_drops(*geometry, 0) == 0
+        assert expected_false_positives(*geometry, count) == pytest.approx(
+            total, rel=0.02, abs=1e-9
+        )
+    assert expected_false_positives(*geometry, 0) == 0
 
 
 @pytest.mark.parametrize("recorded", [100, 200, 1000, 20_000, 60_000])
@@ -120,8 +122,8 @@ def test_the_limits_are_allowed() -> None:
 @pytest.mark.parametrize("count", [64, 6400, 64_000])
 def test_what_one_hash_drops_has_a_closed_form(count: int) -> None:
     exact = count + BLOCK_BITS * math.expm1(-count / BLOCK_BITS)
-    assert expected_false_drops(1, 1, count) == pytest.approx(exact, rel=1e-6)
-    assert expected_false_drops(1, 1, 1) > 0
+    assert expected_false_positives(1, 1, count) == pytest.approx(exact, rel=1e-6)
+    assert expected_false_positives(1, 1, 1) > 0
 
 
 def test_of_a_filter_full_to_the_brim_it_is_known_that_more_came() -> None:
@@ -171,7 +173,7 @@ def test_far_beyond_its_capacity_a_filter_knows_how_often_it_errs(
     status = backend.status()
     assert status.count == recorded < 0.95 * number
     assert status.generations[0].offered == pytest.approx(number, rel=0.02)
-    assert status.expected_false_drops == pytest.approx(number - recorded, rel=0.05)
+    assert status.expected_false_positives == pytest.approx(number - recorded, rel=0.05)
     never_added = (each.to_bytes(21, "big") for each in range(20_000))
     measured = sum(each in backend for each in never_added) / 20_000
     assert status.error_rate_now == pytest.approx(measured, rel=0.07)

@@ -102,7 +102,7 @@ def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     assert status.load == 0.25
     assert 0 < status.fill_ratio < 0.5
     assert 0 < status.error_rate_now < 1e-9
-    assert 0 < status.expected_false_drops < 1e-6
+    assert 0 < status.expected_false_positives < 1e-6
     assert status.location
     assert status.errors == 0
     backend.close()

@@ -35,7 +35,7 @@ class TestGrowth:
         tolerance = 3 / math.sqrt(wrong)  # three standard deviations
         assert status.error_rate_now == pytest.approx(wrong / asked, rel=tolerance)
         # Those that were not recorded as they filled up: as many as expected.
-        assert status.expected_false_drops == pytest.approx(number - recorded, rel=0.15)
+        assert status.expected_false_positives == pytest.approx(number - recorded, rel=0.15)
         assert all(fingerprint in backend for fingerprint in fps(0, number, 7))
         backend.close()
 

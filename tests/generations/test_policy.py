@@ -7,7 +7,7 @@ from scrapy_bloom.filters.sizing import (
     SMALLEST_ERROR_RATE,
     block_error_rate,
     choose_geometry,
-    expected_false_drops,
+    expected_false_positives,
 )
 from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import (
@@ -172,7 +172,7 @@ def test_the_figures_of_a_generation() -> None:
     shape = full.geometry
     assert full.offered == 20_000
     assert full.error_rate_now == block_error_rate(*shape, 20_000) <= P
-    assert full.expected_false_drops == expected_false_drops(*shape, 20_000)
+    assert full.expected_false_positives == expected_false_positives(*shape, 20_000)
     assert 0.3 < full.fill_ratio < 0.6
     over = generation(capacity=1000, count=20_000)
     assert over.offered > 20_000
@@ -202,9 +202,9 @@ def test_the_figures_of_a_filter() -> None:
     assert status.fill_ratio == pytest.approx(fill)
     now = [each.error_rate_now for each in live]
     assert status.error_rate_now == pytest.approx(combined_rate([*now, kept[0].error_rate_now]))
-    drops = sum(each.expected_false_drops for each in [*live, *kept])
+    drops = sum(each.expected_false_positives for each in [*live, *kept])
     drops += now[0] * 20_000 + (now[0] + now[1]) * 10_000
-    assert status.expected_false_drops == pytest.approx(drops)
+    assert status.expected_false_positives == pytest.approx(drops)
     stored = FilterStatus.of("there", live[:2], P)
     assert (stored.location, stored.error_rate) == ("there", 2 * P)
     assert stored.generations == live[:2]

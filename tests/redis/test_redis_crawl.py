@@ -343,5 +343,5 @@ def test_a_local_filter_that_is_left_behind_is_told_of(
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() == 0, crawl.output
     (warning,) = crawl.told("WARNING")
-    assert "upload it first" in warning
+    assert "scrapy bloom push" in warning
     assert len(tree.hits) == PAGES

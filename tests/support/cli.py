@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from scrapy_bloom.exceptions import TROUBLESHOOTING
 from tests.support.processes import start_scrapy
 
 LIMIT = 120.0  # seconds
@@ -39,7 +40,7 @@ class Ran:
         assert "Traceback" not in self.err
         lines = [line for line in self.err.splitlines() if "error: " in line]
         assert len(lines) == 1, self.err
-        return lines[0]
+        return lines[0].removesuffix(f" ({TROUBLESHOOTING})")
 
 
 def bloom(

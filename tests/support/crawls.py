@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from scrapy.settings import default_settings
 
+from scrapy_bloom.exceptions import TROUBLESHOOTING
 from tests.support.processes import Scrapy, start_scrapy
 from tests.support.sites import LIMIT, Site
 
@@ -128,7 +129,8 @@ class Crawl:
         assert "Traceback" not in self.output
         (error,) = self.told("ERROR")
         assert error == self.output.splitlines()[-1]
-        return error
+        assert error.endswith(f" ({TROUBLESHOOTING})")
+        return error.removesuffix(f" ({TROUBLESHOOTING})")
 
     @classmethod
     def held(

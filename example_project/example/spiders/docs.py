@@ -69,7 +69,7 @@ Crawl {reason}: {stats.get("item_scraped_count", 0):,} pages in this run
   requests recorded     {recorded:,}
   Bloom filter          {stats["bloom/bytes"]:,} bytes for {stats["bloom/capacity"]:,} requests
   false-positive rate   {stats["bloom/error_rate"]:.2g}: the chance that a new request is skipped
-  false positives       {stats["bloom/expected_false_drops"]:.2g} expected
+  false positives       {stats["bloom/expected_false_positives"]:.2g} expected
   Scrapy's own filter   {recorded * DEFAULT_FILTER_BYTES:,} bytes of memory, no false positives"""
         )
         is_shared = self.settings["BLOOM_BACKEND"] == "redis"

@@ -129,7 +129,7 @@ def import_redis() -> Any:
     except ImportError as error:
         raise SettingError(
             "a filter in Redis needs redis-py 6.1 or later, which is not installed: "
-            "pip install 'scrapy-bloom[redis]'"
+            "pip install 'redis[hiredis]>=6.1'"
         ) from error
     return redis
 

@@ -88,6 +88,6 @@ class TestURLs:
         output = subprocess.run(command, check=True, timeout=60, stdout=subprocess.PIPE).stdout
         (line,) = output.decode().splitlines()
         assert (
-            "redis-py 6.1 or later, which is not installed: pip install 'scrapy-bloom[redis]'"
+            "redis-py 6.1 or later, which is not installed: pip install 'redis[hiredis]>=6.1'"
             in line
         )

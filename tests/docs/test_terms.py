@@ -1,0 +1,122 @@
+"""No text that a person reads has a home-made term: documents, docstrings, comments, messages."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import scrapy_bloom
+from tests.support.documents import BLOCK, DOCUMENTS, ROOT
+
+PACKAGE = Path(scrapy_bloom.__file__).parent
+# Each with what to write instead.
+TERMS = {
+    r"t(?:aken?|ook) for seen|looks? seen": "false positive; recorded but never crawled",
+    r"false drops?|false_drops?": "expected false positives",
+    r"\berrs?\b": "has false positives; its false-positive rate",
+    r"\brepeats (?:are|is|of)\b": "duplicates",
+    r"whoever dies|twice rather than never": "at-least-once delivery",
+    r"signs? of life": "heartbeat",
+    r"leases? (?:is|was|are|were|has been) over": "the lease has expired",
+    r"sent (?:twice|again) changes nothing": "idempotent",
+    r"hosts? (?:take|takes|taking) turns|hosts? in turn": "round-robin by host",
+    r"(?:cannot|can't|could not) be made again": "cannot be deserialized",
+    r"what (?:waits|waited|is waiting)\b": "the pending requests",
+    r"\bmend(?:s|ed|ing)?\b": "fix",
+    r"\btold of\b|\bof late\b|\bmade anew\b|\bat home\b|\blest\b": "reported, recently, recreated",
+    r"\bbeside\b": "next to",
+    r"window is over|window was over|end of the window": "expires",
+    r"\b(?:bytes|bits|B|MB) a request\b": "per request",
+    r"stand_before|bury_the_dead|QueueFate|QueueVerdict": "a name that says what it does",
+}
+# In documents, the settings, keys and columns of that name are code.
+TERMS_OF_DOCUMENTS = {r"\berror rates?\b": "false-positive rate"}
+# Files that still contain such terms. No file may be added.
+TO_DO: set[str] = {
+    "analysis/pictures.py",
+    "commands/plan.py",
+    "commands/report.py",
+    "commands/shared/output.py",
+    "copying/queues.py",
+    "copying/transfer.py",
+    "crawl/scheduler/shared_queue.py",
+    "files/directory.py",
+    "files/file.py",
+    "files/forgotten.py",
+    "files/log.py",
+    "generations/backend.py",
+    "generations/lifecycle.py",
+    "generations/policy.py",
+    "job/locks.py",
+    "job/paths.py",
+    "job/recovery.py",
+    "queues/added.py",
+    "queues/conflicts.py",
+    "queues/sharded.py",
+    "queues/shared.py",
+    "queues/shared_state.py",
+    "queues/sqlite.py",
+    "redis/connection/errors.py",
+}
+
+
+def found_in(text: str, terms: dict[str, str]) -> list[str]:
+    text = " ".join(text.split())
+    return [
+        f"{text[max(found.start() - 30, 0) : found.end() + 20]!r}: write {instead!r}"
+        for term, instead in terms.items()
+        for found in re.finditer(term, text, re.IGNORECASE)
+    ]
+
+
+def texts_of(module: Path) -> str:
+    """Return the docstrings, comments and other strings of a module."""
+    source = module.read_text("utf-8")
+    comments = [
+        token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    strings = [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return "\n".join([*comments, *strings])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_document_has_home_made_terms(document: Path) -> None:
+    if document.name.startswith("benchmarks"):
+        pytest.skip("its text is that of the benchmarks' results")
+    prose = re.sub(r"(`+).+?\1", "", BLOCK.sub("", document.read_text("utf-8")))
+    assert not found_in(prose, {**TERMS, **TERMS_OF_DOCUMENTS})
+
+
+@pytest.mark.parametrize(
+    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE))
+)
+def test_no_module_has_home_made_terms(module: Path) -> None:
+    found = found_in(texts_of(module), TERMS)
+    if str(module.relative_to(PACKAGE)) in TO_DO:
+        pytest.skip(f"to be done: {found}")
+    assert not found
+
+
+def test_each_file_to_be_done_exists() -> None:
+    assert not [name for name in TO_DO if not (PACKAGE / name).exists()]
+
+
+def test_no_text_points_to_a_file_that_an_installed_user_lacks() -> None:
+    found = {
+        str(module.relative_to(ROOT))
+        for module in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text("utf-8")))
+        if isinstance(node, ast.Call)
+        for each in ast.walk(node)
+        if isinstance(each, ast.Constant) and re.search(r"(?<!main/)docs/\w+\.md", str(each.value))
+    }
+    assert not found
