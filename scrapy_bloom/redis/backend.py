@@ -324,9 +324,8 @@ class RedisBackend:
                 raise
             # A duplicate needs no server. The next new request will wait for it, or fail.
             self._confirm_at = next_attempt(begun, self._trust_secs)
-        return self.filter.knows(
-            fingerprint
-        )  # the filter may have been lost, or the fingerprint expired
+        # The filter may have been lost meanwhile, or the fingerprint has expired.
+        return self.filter.knows(fingerprint)
 
     def _is_back(self, fingerprint: bytes) -> bool:
         return self.forgotten.may_have(fingerprint)
@@ -344,10 +343,8 @@ class RedisBackend:
         self.server.shorten_deadline()
         try:
             if self.filter.live:
-                with suppress(
-                    StorageError
-                ):  # for the counts of other crawlers since the last batch
-                    self.filter.refresh()
+                with suppress(StorageError):
+                    self.filter.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
             if self.flush:
                 self.filter.remove()

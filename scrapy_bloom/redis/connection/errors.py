@@ -81,9 +81,8 @@ def is_passing(error: Exception) -> bool:
     if not isinstance(error, errors.ResponseError):
         return False
     text = short_text(error)
-    is_moving = (
-        "access a non local key" in text
-    )  # a script's: its slot moves, and not all keys have
+    # The slot of a script moves to another node, which does not have all keys yet.
+    is_moving = "access a non local key" in text
     return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
 
 

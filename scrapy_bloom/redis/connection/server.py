@@ -161,9 +161,8 @@ class RedisServer:
         def run(client: Any) -> Any:
             try:
                 return self._execute(client, "EVALSHA", _sha1(text), len(keys), *keys, *args)
-            except (
-                import_redis().exceptions.NoScriptError
-            ):  # the server does not have the script yet
+            except import_redis().exceptions.NoScriptError:
+                # The server does not have the script yet.
                 return self._execute(client, "EVAL", text, len(keys), *keys, *args)
 
         return self.call(run, **options)
