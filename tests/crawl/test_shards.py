@@ -143,7 +143,7 @@ def test_a_master_of_a_cluster_that_is_set_back(
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 1
     assert not crawl.told("", "ERROR")
-    assert len(crawl.told("This worker's lease of the queue")) == len(crawl.workers)
+    assert len(crawl.told("This worker has rejoined the queue")) == len(crawl.workers)
 
 
 def masters(cluster: servers.Cluster, key: str) -> set[servers.Server]:

@@ -99,7 +99,7 @@ def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> 
     victim.send(signal.SIGCONT)
     finish(crawl, repeats=MOST)
     assert len(crawl.told(gone)) == 1
-    (late,) = crawl.told("This worker's lease of the queue")
+    (late,) = crawl.told("This worker has rejoined the queue")
     assert late in victim.output
 
 
