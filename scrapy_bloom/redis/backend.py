@@ -144,7 +144,7 @@ class RedisBackend:
             return importable
         if stored is None:
             end = job.unclean_end(None, None)
-        elif job.used(stored.id):
+        elif job.may_have_used(stored.id):
             count = sum(each.count for each in stored.generations)
             end = job.unclean_end(f"the job with the filter {self.key!r}", count)
         else:
@@ -202,7 +202,7 @@ class RedisBackend:
     def _changed(self) -> None:
         """Update the plans after a change of the generations."""
         try:
-            self._job.goes_on_with(self.filter.id)
+            self._job.change_filter(self.filter.id)
         finally:  # also if the disk is full
             self.life.plan()
             if self._forgotten.filter_id != self.filter.id:
