@@ -164,7 +164,7 @@ class TestNoRoom:
         assert record.levelno == logging.ERROR
         assert re.search(
             "No room for a new generation: .*generation-0002.bloom cannot be created: File too "
-            "large; the file takes .* bytes: free some space.*growing is tried again",
+            "large; the file takes .* bytes: free some space.*tries again",
             record.getMessage(),
         )
         assert files(tmp_path) == ["generation-0001.bloom"]
