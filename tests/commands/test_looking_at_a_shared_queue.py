@@ -52,7 +52,7 @@ def test_who_has_taken_how_much(
     assert [each["is_alive"] for each in queue["workers"]] == [True]
     assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
     assert queue["done_per_second"] >= 0
-    assert "a second" in bloom("info", *place, cwd=tmp_path).out
+    assert "per second" in bloom("info", *place, cwd=tmp_path).out
     tree.release()
     assert crawl.finish() == 0
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
