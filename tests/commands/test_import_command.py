@@ -11,7 +11,6 @@ from scrapy_redis.dupefilter import RFPDupeFilter
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job.paths import has_queued
-from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers
@@ -111,11 +110,6 @@ def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
     }[command]
     assert "was killed" in bloom(*refused, cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
-    # A filter elsewhere is no proof that a crawl has run with it.
-    write_urls(tmp_path / "urls.txt", urls(range(5)))
-    assert bloom("import", "urls.txt", "elsewhere", cwd=tmp_path).status == 0
-    (_,) = (tmp_path / "elsewhere").glob("*.bloom")
-    assert Job(tmp_path / "job", "stop").was_killed(has_filter=True)
 
 
 def test_urls(tmp_path: Path) -> None:
