@@ -27,7 +27,7 @@ from scrapy_bloom.commands.shared.arguments import add_place
 from scrapy_bloom.commands.shared.output import confirm, note, say
 from scrapy_bloom.commands.shared.project import SharedPlace, opened_place
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.files.directory import draft_directory, filter_directory, parts_beside
+from scrapy_bloom.files.directory import draft_directory, filter_directory, other_files
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
@@ -75,7 +75,7 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
         confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
-        for file in [*reversed(files), *parts_beside(directory)]:
+        for file in [*reversed(files), *other_files(directory)]:
             file.unlink()
         if drafts.exists():
             drafts.rmdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files import forgotten as forgotten_file
-from scrapy_bloom.files.directory import check_free, draft_directory, parts_beside
+from scrapy_bloom.files.directory import check_free, draft_directory, other_files
 from scrapy_bloom.files.file import FilterFile
 from scrapy_bloom.files.forgotten import ForgottenFile
 from scrapy_bloom.job.disk import sync_directory
@@ -72,7 +72,7 @@ def new_filter(
 
 def _remove_drafts(target: Path) -> None:
     """Remove what is left of a copy that did not come to its end; there is no filter."""
-    for path in parts_beside(target):
+    for path in other_files(target):
         path.unlink()
     with suppress(FileNotFoundError):
         shutil.rmtree(draft_directory(target))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import beside
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.shared import order_of
 from scrapy_bloom.queues.shared_state import SETS, read_members
@@ -90,7 +90,7 @@ def save_queue(server: RedisServer, key: str, database: Path) -> int:
     The file appears when it is complete. Raises a StorageError if a request is damaged.
     """
     new = _unfinished(database)
-    for part in (new, *beside(new)):  # of a copy that was killed
+    for part in (new, *log_and_index(new)):  # of a copy that was killed
         part.unlink(missing_ok=True)
     number = write_requests(new, _requests(server, key))
     new.replace(database)
@@ -123,7 +123,7 @@ def removed_after_error(database: Path) -> Iterator[None]:
         yield
     except BaseException:
         new = _unfinished(database)
-        for path in (database, new, *beside(new)):
+        for path in (database, new, *log_and_index(new)):
             path.unlink(missing_ok=True)
         raise
 

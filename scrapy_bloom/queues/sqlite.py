@@ -17,12 +17,12 @@ from typing import Any, BinaryIO, NamedTuple
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.log import Change, pack_changes, unpack_changes
 from scrapy_bloom.job.disk import (
-    beside,
     check_no_links,
     close_unchanged,
     connect_readonly,
+    drop_cached_pages,
     has_schema,
-    read_anew,
+    log_and_index,
 )
 from scrapy_bloom.job.paths import DATABASE_ID, set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, turns_of
@@ -135,7 +135,7 @@ class RequestDatabase:
         has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
         try:
             if has_log:
-                read_anew(path, self._log_path)
+                drop_cached_pages(path, self._log_path)
             self._db = sqlite3.connect(
                 path, timeout=_PATIENCE_MS / 1000, isolation_level=None, check_same_thread=False
             )
@@ -144,7 +144,7 @@ class RequestDatabase:
             except BaseException:
                 close_unchanged(self._db, path)
                 if not was_there:  # an empty one would look like a queue that was emptied
-                    for part in (path, *beside(path)):
+                    for part in (path, *log_and_index(path)):
                         with contextlib.suppress(OSError):
                             part.unlink()
                 raise
@@ -153,7 +153,7 @@ class RequestDatabase:
 
     @property
     def _log_path(self) -> Path:
-        return beside(Path(self.path))[0]
+        return log_and_index(Path(self.path))[0]
 
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute

@@ -143,7 +143,7 @@ class RedisBackend:
             return importable
         if stored is None:
             end = job.unclean_end(None, None)
-        elif job.used(stored.id):
+        elif job.may_have_used(stored.id):
             count = sum(each.count for each in stored.generations)
             end = job.unclean_end(f"the job with the filter {self.key!r}", count)
         else:
@@ -201,7 +201,7 @@ class RedisBackend:
     def _changed(self) -> None:
         """Plan for a list of generations that has changed."""
         try:
-            self._job.goes_on_with(self.filter.id)
+            self._job.change_filter(self.filter.id)
         finally:  # also if the disk is full
             self.life.plan()
             if self._forgotten.filter_id != self.filter.id:

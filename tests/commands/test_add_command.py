@@ -210,7 +210,7 @@ def test_a_callback_that_the_spider_lacks(tree: Site, tmp_path: Path) -> None:
     bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
-    assert "A request of the job cannot be deserialized, and is left in " in error
+    assert "A request of the job cannot be deserialized, and stays in " in error
     code = "\nLinkSpider.gone = LinkSpider.parse\n"
     spider = spider_with(tmp_path, code)
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
@@ -225,7 +225,7 @@ def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps({"requests": [Request("https://a.example")]}))
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
-    assert "cannot be read, and are not crawled. It was renamed to " in error
+    assert "cannot be read, and are not crawled. The file was renamed to " in error
 
 
 def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_a_reset_leaves_nothing_over(job: Path, caplog: pytest.LogCaptureFixture
     assert {each.name for each in (job / "bloom").iterdir()} == {"lock"}
     crawl = LoggedFilter(job, **OPTIONS)
     (told,) = caplog.messages
-    assert "the filter lacks what" in told
+    assert "the filter lacks requests that" in told
     assert "No page is lost" in told
     queued = set(crawl.database.unfinished())
     assert len(queued) == 20
@@ -94,7 +94,7 @@ def test_a_filter_that_lacks_what_its_log_has_is_not_copied(is_cut_off: bool, jo
     ):
         ran = bloom(*command, cwd=job.parent)
         assert ran.status == 1, command
-        assert "was not closed" in ran.error
+        assert "did not close it" in ran.error
     assert (job / "bloom/generation-0001.bloom").read_bytes() == before
     crawl = LoggedFilter(job, **OPTIONS)
     assert all(each in crawl.backend for each in PAGES[:50])

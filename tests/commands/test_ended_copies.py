@@ -186,7 +186,7 @@ def test_a_pull_that_is_killed_can_be_repeated(
         process.kill()
         ended()
     for place in ("copy", "copy/bloom"):
-        assert "of a copy that was interrupted" in bloom("info", place, cwd=tmp_path).error
+        assert "an incomplete copy that was interrupted" in bloom("info", place, cwd=tmp_path).error
     if removed_first:
         ran = bloom("reset", "copy", "--yes", cwd=tmp_path)
         assert ran.status == 0, ran

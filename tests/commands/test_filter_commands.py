@@ -196,8 +196,8 @@ def test_two_filters_for_one_path(tmp_path: Path) -> None:
     """One of a BLOOM_DIR, one of a JOBDIR: nobody can know which one is meant."""
     for path in ("job", "job/bloom"):
         make_filter(tmp_path / path, fingerprints(urls(range(10))))
-    assert "Say job/bloom" in bloom("reset", "job", "--yes", cwd=tmp_path).error
-    assert "Say job/bloom" in bloom("info", "job", cwd=tmp_path).error
+    assert "Give job/bloom" in bloom("reset", "job", "--yes", cwd=tmp_path).error
+    assert "Give job/bloom" in bloom("info", "job", cwd=tmp_path).error
     assert bloom("info", "job/bloom", cwd=tmp_path).status == 0
 
 
@@ -224,7 +224,7 @@ def test_merge_what_is_in_use(tmp_path: Path) -> None:
     backend.open()
     backend.begin()
     error = bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).error
-    assert "b is in use by a crawl, or was not closed" in error
+    assert "b is in use by a crawl, or its last crawl did not close it" in error
     backend.close()
     assert bloom("merge", "a", "b", "-o", "both", cwd=tmp_path).status == 0
 

@@ -11,6 +11,7 @@ from scrapy_redis.dupefilter import RFPDupeFilter
 from scrapy_bloom import ScrapyRedisFingerprinter
 from scrapy_bloom.files.directory import FilterReader
 from scrapy_bloom.job.paths import has_queued
+from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers
@@ -110,6 +111,7 @@ def test_a_killed_job_stays_known_as_one(command: str, tmp_path: Path) -> None:
     }[command]
     assert "was killed" in bloom(*refused, cwd=tmp_path).error
     assert not list((tmp_path / "job").rglob("*.bloom"))
+    assert Job(tmp_path / "job", "stop").was_killed(has_filter=False)
 
 
 def test_urls(tmp_path: Path) -> None:
@@ -255,7 +257,7 @@ def test_a_crawl_that_runs_or_was_killed(tree: Site, tmp_path: Path) -> None:
     crawl.kill()
     before = {path: path.read_bytes() for path in (tmp_path / "job").rglob("*") if path.is_file()}
     killed = bloom("import", "urls.txt", "job", cwd=tmp_path)
-    assert "was not closed by its last one" in killed.error
+    assert "its last crawl did not close it" in killed.error
     assert {path: path.read_bytes() for path in before} == before
     # The same with Scrapy's own filter: its queue is broken, and there is no filter of ours yet.
     # One request at a time: while it is held back, what waits in the queue stays there.

@@ -66,25 +66,6 @@ def test_the_paused_crawl_itself_resumes(site: Site, job: Path) -> None:
     assert not crawl.lines("ERROR") + crawl.lines("WARNING")
 
 
-ADDON = {"ADDONS": '{"scrapy_bloom.Addon": 500}', "DUPEFILTER_CLASS": None}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "allowed", "how"),
-    [
-        ("BLOOM_EXPECTED_REQUESTS", "many", "a whole number from 1 to 1,000,000,000,000", {}),
-        ("BLOOM_ERROR_RATE", "1.5", "a number between 0 and 1", ADDON),
-    ],
-    ids=["line", "addon"],
-)
-def test_bad_setting(
-    site: Site, job: Path, name: str, value: str, allowed: str, how: dict[str, object]
-) -> None:
-    """All others: tests/settings."""
-    line = refused(site, job, {name: value, **how})
-    assert f"{name} is '{value}'; allowed is {allowed}" in line
-
-
 def test_foreign_filter(site: Site, job: Path) -> None:
     """Damaged files: tests/faults/test_damaged_files.py."""
     (job / FILTER).write_bytes(b"<html>" + random.Random(1).randbytes(50_000))
@@ -113,19 +94,6 @@ def test_other_fingerprinter(
     line = refused(site, job, settings, prefix=["env", f"PYTHONPATH={modules}"])
     assert "REQUEST_FINGERPRINTER_CLASS = 'scrapy.utils.request.RequestFingerprinter'" in line
     assert "'own_fingerprinter.OwnFingerprinter'" in line
-
-
-def test_directory_in_use_by_a_running_crawl(site: Site, job: Path) -> None:
-    site.forget()
-    running = Crawl.held(site, 1, job, {"JOBDIR": "job", "CONCURRENT_REQUESTS": 1})
-    second = Crawl(site.url, job, {"JOBDIR": "job"})
-    assert second.finish() != 0
-    (line,) = second.told("ERROR")
-    assert "job/bloom is in use by another running crawl" in line
-    # The first one's queue and filter are untouched: it ends well, with every page crawled.
-    site.release()
-    assert running.finish() == 0, running.output
-    assert not running.lines("ERROR") + running.lines("WARNING")
 
 
 def test_unclean_shutdown_with_stop(site: Site, job: Path) -> None:
@@ -165,7 +133,7 @@ def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
     limit = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh"]  # blocks of 512 bytes
     (tmp_path / "job").mkdir()
     line = refused(site, tmp_path, {"BLOOM_EXPECTED_REQUESTS": 10_000_000}, prefix=limit)
-    assert "the filter takes 56,111,104 bytes: make room" in line
+    assert "the file takes 56,111,104 bytes: free some space" in line
     assert "lower BLOOM_EXPECTED_REQUESTS" in line
     assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]
 

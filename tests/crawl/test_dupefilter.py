@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.scheduler import Scheduler
-from scrapy.core.scraper import Scraper
-from scrapy.utils.request import RequestFingerprinter
 from scrapy.utils.test import get_crawler
 
-from scrapy_bloom import BloomDupeFilter, SettingError, StorageError
+from scrapy_bloom import BloomDupeFilter
 from scrapy_bloom.crawl import telemetry
 from scrapy_bloom.crawl.outcomes import Outcome
 from tests.support import servers
@@ -172,16 +170,6 @@ def test_a_subclass_with_a_constructor_of_its_own() -> None:
         assert scheduler.df.mine
 
 
-def test_everything_is_seen_after_reopening(tmp_path: Path) -> None:
-    for run in range(3):
-        with opened(JOBDIR=os.fspath(tmp_path)) as scheduler:
-            for number, request in enumerate(requests(range(300))):
-                assert scheduler.enqueue_request(request) == (number // 100 == run)
-                if number == 100 * run + 99:
-                    break
-        assert bloom_stats(scheduler)["bloom/count"] == 100 * (run + 1)
-
-
 def test_a_full_filter_warns_at_its_capacity_and_at_each_doubling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -229,42 +217,6 @@ def test_request_seen_never_raises(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = (r for r in caplog.records if r.levelno == logging.ERROR)
     assert "it is crawled, even if it is a duplicate" in record.getMessage()
     assert record.exc_info
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://example.com/" + "x" * 1_000_000,
-        "https://example.com/\x00",
-        "https://example.com/\ud800",
-        "data:,",
-        "file:///etc/hosts",
-        "https://example.com/ä?ö=ü",
-    ],
-)
-def test_hostile_urls(url: str) -> None:
-    try:
-        request = Request(url)
-    except (ValueError, UnicodeError):
-        return  # Scrapy itself refuses it: it never reaches a filter
-    with opened() as scheduler:
-        assert not scheduler.df.request_seen(request)
-        assert scheduler.df.request_seen(request)
-
-
-def test_a_bad_setting_is_logged_and_raised(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(SettingError, match="BLOOM_ERROR_RATE is 7; allowed is"):
-        made(BLOOM_ERROR_RATE=7)
-    (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.getMessage().startswith("BLOOM_ERROR_RATE is 7")
-    assert not record.exc_info
-
-
-def test_the_queue_is_not_touched_when_the_filter_cannot_be_opened(tmp_path: Path) -> None:
-    with opened(JOBDIR=os.fspath(tmp_path)), pytest.raises(StorageError, match="in use"):
-        made(JOBDIR=os.fspath(tmp_path))
-    assert [path.name for path in (tmp_path / "requests.queue").iterdir()] == ["active.json"]
 
 
 def test_closing_twice_is_harmless(tmp_path: Path) -> None:
@@ -315,64 +267,6 @@ def test_per_request_recording_without_filtering(variant: dict[str, object]) -> 
     assert bloom_stats(scheduler)["bloom/added"] == added
 
 
-def test_neither_filtered_nor_recorded(variant: dict[str, object]) -> None:
-    page, neither = "https://example.com/list", {"bloom_filter": False, "bloom_record": False}
-    with opened(**variant) as scheduler:
-        assert scheduler.enqueue_request(Request(page, meta=neither))
-        assert scheduler.enqueue_request(Request(page))
-        assert scheduler.enqueue_request(Request(page, meta=neither))
-    added = 0 if "BLOOM_RECORD_ON" in variant else 1
-    assert bloom_stats(scheduler)["bloom/added"] == added
-
-
-def test_another_scrapy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Scraper, "call_spider_async")
-    with pytest.raises(SettingError, match="whose Scraper has no call_spider_async; upgrade"):
-        made(**crawled(tmp_path))
-    assert not list(tmp_path.iterdir())
-    with opened() as scheduler:  # all else does work
-        assert scheduler.enqueue_request(Request("https://example.com/"))
-
-
-class FailingOnce(RequestFingerprinter):
-    def fingerprint(self, request: Request) -> bytes:
-        if request.url.endswith("/broken"):
-            raise ValueError("broken")
-        return super().fingerprint(request)
-
-
-def test_a_refusal_is_told_of_also_after_another_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = servers.shared("valkey")
-    settings = {
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": server.url,
-        "BLOOM_REDIS_KEY": tmp_path.name,
-        "BLOOM_EXPECTED_REQUESTS": 1000,
-        "REQUEST_FINGERPRINTER_CLASS": FailingOnce,
-    }
-    with opened(**settings) as scheduler:
-        assert scheduler.enqueue_request(Request("https://example.com/broken"))
-        for key in server.client.keys(f"*{tmp_path.name}*"):
-            if server.client.type(key) == b"string":
-                server.client.delete(key)
-                server.client.rpush(key, "a list")
-        for request in requests(range(3)):
-            assert scheduler.enqueue_request(request)
-        broken, refused = [
-            record
-            for record in caplog.records
-            if record.levelname == "ERROR" and record.name.startswith("scrapy_bloom.")
-        ]
-        assert "The Bloom filter failed on <GET https://example.com/broken>" in broken.message
-        assert broken.exc_info
-        assert "WRONGTYPE" in refused.message
-        assert "The spider is closed" in refused.message
-        assert not refused.exc_info
-        assert bloom_stats(scheduler)["bloom/errors"] == 4
-
-
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The reasons for which the telemetry closes the spider."""
@@ -406,20 +300,6 @@ def test_only_crawled_requests_make_a_filter_full(
     assert "60 of 200 new requests were crawled without an error" in caplog.text
 
 
-def test_the_window_does_not_end_for_what_was_scheduled_in_this_run(tmp_path: Path) -> None:
-    now = time.time()
-    scheduler = made(**crawled(tmp_path, BLOOM_WINDOW_SECS=100))
-    for each in (scheduler.df.backend.stored, scheduler.df.backend._volatile):
-        each._clock = lambda: now
-    scheduler.open(scheduler.crawler.spider)
-    page = Request("https://example.com/")
-    assert scheduler.enqueue_request(page.copy())
-    for _ in range(6):
-        assert not scheduler.enqueue_request(page.copy())
-        now += 60
-    scheduler.close("finished")
-
-
 def test_the_error_rate_is_that_of_both_filters(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -434,31 +314,6 @@ def test_the_error_rate_is_that_of_both_filters(
         wrong = sum(scheduler.df.request_seen(each) for each in new[:1000]) / 1000
         assert wrong < 0.1
         assert status.error_rate_now < 0.1
-
-
-def test_growth_shows_in_the_stats() -> None:
-    # A false positive is rare, one in 10,000 such runs; with this salt there is none.
-    with opened(BLOOM_EXPECTED_REQUESTS=100, BLOOM_SALT="00" * 16) as scheduler:
-        for request in requests(range(1000)):
-            assert scheduler.enqueue_request(request)
-    stats = bloom_stats(scheduler)
-    assert stats["bloom/generations"] == 4
-    assert stats["bloom/capacity"] == 1500
-    assert stats["bloom/count"] == 1000
-    assert stats["bloom/error_rate"] <= 1e-6
-
-
-def test_a_full_filter_is_told_of_once_when_the_spider_closes(
-    closed: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Requests under way are recorded meanwhile: none of them may be lost."""
-    with opened(BLOOM_EXPECTED_REQUESTS=50, BLOOM_ON_FULL="close") as scheduler:
-        for request in requests(range(400)):
-            scheduler.enqueue_request(request)
-    assert closed == ["bloom_full"]
-    (record,) = (r for r in caplog.records if r.levelno == logging.WARNING)
-    assert "holds 50 requests, but was sized for 50" in record.getMessage()
-    assert bloom_stats(scheduler)["bloom/added"] > 390
 
 
 def test_each_generation_that_is_full_is_told_of(

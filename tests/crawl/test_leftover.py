@@ -132,10 +132,9 @@ def test_nothing_is_told_when_nothing_was_queued(tmp_path: Path) -> None:
     assert not crawl.told("WARNING")
 
 
-@pytest.mark.parametrize("place", ["file", "redis"])
-def test_a_filter_outside_the_jobdir(place: str, tree: Site, tmp_path: Path) -> None:
+def test_a_filter_outside_the_jobdir(tree: Site, tmp_path: Path) -> None:
     """The same job crawls the rest; another one filters it as duplicates."""
-    settings = {"BLOOM_DIR": "kept"} if place == "file" else in_redis(tmp_path.name)
+    settings = {"BLOOM_DIR": "kept"}
     crawl = ended_early(tree, tmp_path, {**settings, "JOBDIR": "monday"})
     assert not crawl.told("WARNING")
     assert WAITS in "".join(crawl.told("INFO"))

@@ -18,7 +18,6 @@ from tests.support.workspace import in_redis
 PAGES = 60  # of the tree
 # Scrapy 2.13 lets each response wait in the scraper for 0.1 seconds, while the next is under way.
 SCRAPY_WAITS = scrapy.version_info < (2, 14)
-CONCURRENT = 16 if SCRAPY_WAITS else 8
 JOB = {"JOBDIR": "job", "CONCURRENT_REQUESTS": 8}
 SAFE = {**JOB, "SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 BY_PRIORITY = {"SCHEDULER_PRIORITY_QUEUE": "scrapy.pqueues.ScrapyPriorityQueue"}
@@ -65,7 +64,7 @@ def finished(site: Site, path: Path, settings: dict) -> Crawl:
 
 @pytest.mark.parametrize(
     ("how", "hits"),
-    [("SIGKILL", 5), ("SIGKILL", 24), ("SIGKILL", 44), ("SIGTERM twice", 24), ("SIGHUP", 24)],
+    [("SIGKILL", 5), ("SIGKILL", 44), ("SIGTERM twice", 24)],
 )
 def test_every_page_is_crawled(how: str, hits: int, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.held(tree, hits, tmp_path, SAFE)
@@ -96,18 +95,6 @@ def test_three_kills_in_one_job(queue: dict, tree: Site, tmp_path: Path) -> None
     assert crawled_twice(tree) <= again
 
 
-def test_a_kill_while_it_is_opened(tree: Site, tmp_path: Path) -> None:
-    for number in range(4):
-        tree.hold_after(0)
-        crawl = Crawl(tree.url, tmp_path, SAFE)
-        crawl.wait_until((tmp_path / "job" / DATABASE).exists)
-        time.sleep(0.02 * number)
-        crawl.kill()
-    tree.forget()
-    finished(tree, tmp_path, SAFE)
-    assert len(tree.hits) == PAGES
-
-
 @pytest.mark.parametrize("line", ["Closing spider", "Bloom filter closed"])
 def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> None:
     crawl = Crawl(tree.url, tmp_path, SAFE)
@@ -122,35 +109,12 @@ def test_a_kill_while_it_is_closed(line: str, tree: Site, tmp_path: Path) -> Non
 
 
 @may_have_no_reactor
-def test_without_a_reactor(tree: Site, tmp_path: Path) -> None:
-    settings = {**SAFE, **NO_REACTOR}
-    crawl = under_way(tree, tmp_path, settings)
-    crawl.kill()
-    again = in_flight(tmp_path)
-    finished(tree, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= again
-
-
-@may_have_no_reactor
 def test_two_signals_without_a_reactor(tree: Site, tmp_path: Path) -> None:
     """Python cancels what is being downloaded: that is no failure of it."""
     settings = {**SAFE, **NO_REACTOR}
     crawl = Crawl.held(tree, 5, tmp_path, settings)
     end(crawl, "SIGTERM twice", tree)
     finished(tree, tmp_path, settings)
-    assert len(tree.hits) == PAGES
-
-
-def test_an_empty_database_is_no_queue(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.kill()
-    tree.forget()
-    for path in (tmp_path / "job").glob("requests.sqlite*"):
-        path.unlink()
-    (tmp_path / "job" / DATABASE).touch()
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE)
-    assert "The crawl starts over" in crawl.told("WARNING")[0]
     assert len(tree.hits) == PAGES
 
 
@@ -198,13 +162,15 @@ def test_a_pause(tree: Site, tmp_path: Path) -> None:
     assert crawled_twice(tree) == 0
 
 
-@pytest.mark.parametrize("queue", [BY_PRIORITY, BY_SLOT], ids=["by priority", "by slot"])
 @pytest.mark.parametrize(
-    "order",
+    ("queue", "order"),
     [
-        {},
-        {"DEPTH_PRIORITY": 1, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"},
-        {"SCHEDULER_START_DISK_QUEUE": ""},
+        (BY_SLOT, {}),
+        (
+            BY_PRIORITY,
+            {"DEPTH_PRIORITY": 1, "SCHEDULER_DISK_QUEUE": "scrapy.squeues.PickleFifoDiskQueue"},
+        ),
+        (BY_PRIORITY, {"SCHEDULER_START_DISK_QUEUE": ""}),
     ],
     ids=["newest first", "oldest first", "no start queue"],
 )
@@ -244,25 +210,6 @@ def test_with_scrapys_own_filter(tree: Site, tmp_path: Path) -> None:
     assert crawled_twice(tree) == 0
 
 
-def test_what_cannot_be_serialized_is_kept_in_memory(tree: Site, tmp_path: Path) -> None:
-    spider = tmp_path / "spider.py"
-    spider.write_text(
-        "import scrapy\n"
-        "class Unserializable(scrapy.Spider):\n"
-        "    name = 'links'\n"
-        "    def __init__(self, url): self.start_urls = [url]\n"
-        "    def parse(self, response):\n"
-        "        for link in response.css('a::attr(href)').getall():\n"
-        "            yield response.follow(link, callback=lambda r: self.parse(r))\n"
-    )
-    crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
-    assert len(tree.hits) == PAGES
-    (line,) = crawl.told("WARNING")
-    assert "Unable to serialize request" in line
-    assert "'scheduler/unserializable': " in crawl.output
-    assert "'scheduler/enqueued/memory': " in crawl.output
-
-
 def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -> None:
     """What led to it is in flight as long as it is."""
     spider = tmp_path / "spider.py"
@@ -281,25 +228,14 @@ def test_what_cannot_be_serialized_survives_a_kill(tree: Site, tmp_path: Path) -
         crawl.kill()
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
+    (line,) = crawl.told("WARNING")
+    assert "Unable to serialize request" in line
+    assert "'scheduler/unserializable': " in crawl.output
+    assert "'scheduler/enqueued/memory': " in crawl.output
     assert read_counts(tmp_path / "job" / DATABASE) == (0, 0)
 
 
 # Trouble.
-
-
-def test_a_full_disk(tree: Site, tmp_path: Path) -> None:
-    limit = ("prlimit", "--fsize=90000")  # of each file
-    settings = {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000, "LOG_LEVEL": "WARNING"}
-    crawl = Crawl(tree.url, tmp_path, settings, prefix=limit)
-    crawl.finish()
-    (line,) = crawl.told("ERROR")
-    assert f"The queue in {tmp_path}/job/requests.sqlite, or its filter, cannot be" in line
-    assert "make room" in line
-    assert "bloom_queue_failed" in line
-    assert len(tree.hits) < PAGES
-    finished(tree, tmp_path, {**SAFE, "BLOOM_EXPECTED_REQUESTS": 1000})
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= 2 * CONCURRENT
 
 
 def test_a_job_of_scrapys_scheduler_is_refused(tree: Site, tmp_path: Path) -> None:
@@ -322,31 +258,6 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     line = Crawl(tree.url, tmp_path, JOB).refusal()
     assert f"requests of the job wait in {tmp_path}/job/requests.sqlite" in line
     finished(tree, tmp_path, SAFE)
-    assert len(tree.hits) == PAGES
-
-
-def test_a_corrupt_database_is_refused(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, SAFE)
-    crawl.interrupt()
-    path = tmp_path / "job" / DATABASE
-    good = path.read_bytes()
-    path.write_bytes(b"x" * 5000)
-    line = Crawl(tree.url, tmp_path, SAFE).refusal()
-    assert (
-        "job/requests.sqlite cannot be used: file is not a database; it was left as it is" in line
-    )
-    assert path.read_bytes() == b"x" * 5000
-    path.write_bytes(good)
-    finished(tree, tmp_path, SAFE)
-    assert len(tree.hits) == PAGES
-
-
-def test_one_crawl_at_a_time(tree: Site, tmp_path: Path) -> None:
-    first = Crawl.held(tree, 5, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    second = Crawl(tree.url, tmp_path, {**SAFE, "DUPEFILTER_CLASS": None})
-    assert "is in use by another running crawl" in second.refusal()
-    tree.release()
-    assert first.finish() == 0
     assert len(tree.hits) == PAGES
 
 
@@ -373,14 +284,6 @@ def test_reset_starts_over(tree: Site, tmp_path: Path) -> None:
     with sqlite3.connect(aside) as database:
         assert database.execute("SELECT count(*) FROM requests").fetchone()[0] > 0
     database.close()
-
-
-def test_the_warning_after_a_kill_names_it(tree: Site, tmp_path: Path) -> None:
-    crawl = under_way(tree, tmp_path, JOB)
-    crawl.kill()
-    crawl = Crawl.finished(tree.url, tmp_path, JOB)
-    (line,) = crawl.told("WARNING")
-    assert "scrapy_bloom.CrashSafeScheduler" in line
 
 
 def test_a_subclass_that_overrides_request_seen(tree: Site, tmp_path: Path) -> None:
@@ -430,17 +333,3 @@ def test_a_callback_that_is_gone(tree: Site, tmp_path: Path) -> None:
     crawl = Crawl.finished(tree.url, tmp_path, SAFE, spider=spider)
     assert len(tree.hits) == PAGES
     assert not (tmp_path / "job/bloom.in-use").exists()
-
-
-def test_a_subclass_with_a_constructor_of_its_own(tree: Site, tmp_path: Path) -> None:
-    spider = spider_with(
-        tmp_path,
-        "from scrapy_bloom import CrashSafeScheduler\n"
-        "class Mine(CrashSafeScheduler):\n"
-        "    def __init__(self, crawler, dupefilter, job):\n"
-        "        super().__init__(crawler, dupefilter, job)\n"
-        "LinkSpider.custom_settings = {'SCHEDULER': Mine}\n",
-    )
-    crawl = Crawl.finished(tree.url, tmp_path, JOB, spider=spider)
-    assert not crawl.lines("ERROR")
-    assert len(tree.hits) == PAGES

@@ -79,22 +79,6 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     assert is_quiet(*crawl.workers)
 
 
-def test_what_killed_workers_had_is_crawled(tree: Site, tmp_path: Path) -> None:
-    # Oldest first, as other tests take the newest first.
-    fifo = "scrapy.squeues.PickleFifoDiskQueue"
-    crawl = SharedCrawl(tree, tmp_path, SCHEDULER_DISK_QUEUE=fifo)
-    workers = crawl.hold(15, 3)
-    for worker in workers[:2]:
-        worker.kill()
-    crawl.end_leases(*workers[:2])
-    crawl.finish(workers[-1])
-    assert len(tree.hits) == PAGES
-    assert crawled_twice(tree) <= 2 * (CONCURRENT + JUST_DONE)
-    assert len(crawl.told("gives no sign of life")) == 2
-    assert crawl.starts() == 1
-    assert is_quiet(*workers)
-
-
 def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(tree, tmp_path)
     for worker in crawl.hold(20):

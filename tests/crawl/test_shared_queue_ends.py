@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import servers
-from tests.support.crawls import SELECT, Crawl, spider_with
+from tests.support.crawls import Crawl, spider_with
 from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
 from tests.support.sites import ScriptedSite, Site
 
@@ -68,15 +68,6 @@ def test_start_that_ends_well_when_it_is_cancelled_is_not_through(
     assert crawl.state().ended_at
 
 
-def test_one_that_waits_is_interrupted_without_asyncio(tree: Site, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, **SELECT)
-    worker, other = crawl.hold(20)
-    crawl.interrupt(worker)
-    assert "Error while reading start" not in worker.output
-    crawl.finish(other)
-    assert len(tree.hits) == PAGES
-
-
 def test_a_worker_that_comes_back_after_the_flush(tree: Site, tmp_path: Path) -> None:
     """To it, the server has lost all: it crawls again, rather than to leave anything out."""
     crawl = SharedCrawl(tree, tmp_path, BLOOM_REDIS_FLUSH=True)
@@ -129,25 +120,6 @@ def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
     assert not crawl.told("This worker's lease")
     assert crawl.told("is not over, and nobody is left to crawl")
     assert not crawl.state().workers
-
-
-@pytest.mark.parametrize("queue", ["job", "redis"])
-def test_a_priority_that_is_no_integer(queue: str, tree: Site, tmp_path: Path) -> None:
-    """Nobody could make the request again: it stays in memory, as what cannot be serialized."""
-    code = (
-        "def parse(self, response):\n"
-        "    request = scrapy.Request(self.start_urls[0] + 'p/89?half=1')\n"
-        "    request.priority = 0.5\n"
-        "    yield request\n"
-        "LinkSpider.parse = parse\n"
-    )
-    crawl = SharedCrawl(tree, tmp_path, code=code)
-    settings = crawl.settings if queue == "redis" else {"JOBDIR": "job"}
-    settings = {"SCHEDULER": crawl.settings["SCHEDULER"], **settings}
-    worker = Crawl.finished(tree.url, tmp_path / "worker", settings, spider=crawl.spider)
-    assert tree.hits["/p/89"] == 1
-    assert not worker.lines("ERROR")
-    assert "'scheduler/unserializable': " in worker.output
 
 
 # A spider that gets its requests from elsewhere: nobody finds them again if they are lost.

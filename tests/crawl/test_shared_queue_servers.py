@@ -42,18 +42,6 @@ def test_a_server_that_is_gone_for_good(
     assert crawl.starts() == 1
 
 
-def test_a_server_that_is_restarted(tree: Site, durable: servers.Server, tmp_path: Path) -> None:
-    crawl = SharedCrawl(tree, tmp_path, server=durable)
-    crawl.hold(20)
-    durable.kill()
-    tree.hold_after(40)
-    durable.start()
-    crawl.finish()
-    assert len(tree.hits) == PAGES
-    assert not crawl.told("", "ERROR")
-    assert crawl.starts() == 1
-
-
 # The server is emptied each time when a worker has joined the filter, and not yet its queue.
 _EMPTIED = """
 from scrapy_bloom.queues.shared import SharedStore
@@ -93,7 +81,7 @@ def test_a_server_that_comes_back_empty(tree: Site, server: servers.Server, tmp_
     assert not crawl.told("", "ERROR")
 
 
-@pytest.mark.parametrize("name", ["pending", "leased", "workers"])
+@pytest.mark.parametrize("name", ["pending", "workers"])
 def test_a_server_that_has_lost_a_key_of_the_queue(name: str, tree: Site, tmp_path: Path) -> None:
     """As it evicts keys when its memory is full. Without requests, the crawl starts anew."""
     crawl = SharedCrawl(tree, tmp_path)
@@ -140,13 +128,3 @@ def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     error = crawl.refusal()
     assert f"1 request of the job waits in {path}" in error
     assert "scrapy bloom push" in error
-
-
-def test_a_server_that_is_down_at_the_start(tmp_path: Path) -> None:
-    settings = {
-        **SHARED,
-        "BLOOM_BACKEND": "redis",
-        "BLOOM_REDIS_URL": f"redis://127.0.0.1:{servers.free_port()}/0",
-        "BLOOM_REDIS_DEADLINE_SECS": 0.3,
-    }
-    assert "cannot be used" in Crawl(NOWHERE, tmp_path, settings).refusal()

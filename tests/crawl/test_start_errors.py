@@ -9,7 +9,7 @@ import scrapy.crawler
 from filelock import FileLock
 
 from tests.support import servers
-from tests.support.crawls import NO_REACTOR, SELECT, SHARED_SPIDER, Crawl
+from tests.support.crawls import NO_REACTOR, SHARED_SPIDER, Crawl
 
 NOWHERE = "http://127.0.0.1:9/"
 BAD_RATE = {"BLOOM_ERROR_RATE": 7}
@@ -31,12 +31,11 @@ def last_line(crawl: Crawl) -> str:
     "settings",
     [
         {},
-        SELECT,
         NO_REACTOR,
         {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"},
         {"DUPEFILTER_CLASS": None, "ADDONS": '{"scrapy_bloom.Addon": 500}'},
     ],
-    ids=["asyncio", "select", "no reactor", "scheduler", "add-on"],
+    ids=["asyncio", "no reactor", "scheduler", "add-on"],
 )
 def test_an_error_is_the_last_line(tmp_path: Path, settings: dict[str, object]) -> None:
     assert SAID_OF_IT in last_line(Crawl(NOWHERE, tmp_path, {**BAD_RATE, **settings}))

@@ -148,7 +148,7 @@ class Shop(scrapy.Spider):
 """
 
 
-@pytest.mark.parametrize("kind", ["file", "redis", "crawled"])
+@pytest.mark.parametrize("kind", ["file", "crawled"])
 def test_a_request_with_the_meta_of_a_start_request_is_none(
     kind: str, site: ScriptedSite, tmp_path: Path
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_resumed_job_does_not_start_again(site: ScriptedSite, tmp_path: Path) 
     assert 'meta={"bloom_filter": "run"}' in warning
 
 
-@pytest.mark.parametrize("kind", ["file", "redis", "crawled", "crash-safe"])
+@pytest.mark.parametrize("kind", ["redis", "crash-safe"])
 def test_list_pages_that_link_to_each_other_are_crawled_once_a_run(
     kind: str, site: ScriptedSite, tmp_path: Path
 ) -> None:

@@ -39,8 +39,8 @@ from tests.support.sites import ScriptedSite, Site, tree_site
 
 PAGES, GATE = 90, 20
 CLOSED = (
-    "The spider is closed (reason bloom_outage), and requests that are still under way are crawled "
-    "unfiltered; start the crawl again"
+    "The spider is closed (reason bloom_outage), and requests that are still in progress are "
+    "crawled unfiltered; start the crawl again"
 )
 PASSED = "Requests are crawled unfiltered until "
 

@@ -24,10 +24,9 @@ def in_files(directory: Path, *fingerprints: bytes) -> list[bool]:
         return reader.are_recorded(fingerprints)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("name", ["requests.sqlite-wal", f"{NAME}-wal", ONE, "logs.json.tmp"])
 def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
-    name: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crawl = LoggedFilter(tmp_path)
     pages = fps(6)
@@ -41,17 +40,17 @@ def test_after_a_sync_that_fails_nothing_more_is_applied_or_deleted(
 
     def fails(fd: int) -> None:
         if Path(f"/proc/self/fd/{fd}").readlink().name == name:
-            raise OSError(number, os.strerror(number))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         fsync(fd)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(number)):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
         patch.setattr(os, "fsync", fails)
         crawl.checkpoint()
     assert crawl.overlay.failure is not None
     applied = crawl.database.applied
     crawl.find(*pages[4:])
     crawl.store()
-    with pytest.raises(OSError, match=os.strerror(number)):
+    with pytest.raises(OSError, match="Input/output"):
         crawl.checkpoint()
     assert in_files(tmp_path / "bloom", *pages[4:]) == [False, False]
     assert crawl.database._checkpointed == applied == 1

@@ -1,16 +1,10 @@
 """A new filter takes in what Scrapy's own one has recorded in its job."""
 
 import logging
-import os
-import time
 from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import (
-    SeenFileError,
-    UncleanShutdownError,
-)
 from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
@@ -44,15 +38,6 @@ class TestImport:
         assert b"x" not in backend
         backend.close()
 
-    def test_not_after_a_filter_was_set_aside(self, job: Path) -> None:
-        """What it held is to be crawled again."""
-        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
-        (job / "bloom").mkdir()
-        (job / "bloom/generation-0001.bloom.set-aside-20260101-000000").touch()
-        backend = make(job / "bloom", job_dir=job)
-        assert backend.status().count == 0
-        backend.close()
-
     def test_a_cut_off_record_is_told(self, job: Path, caplog: pytest.LogCaptureFixture) -> None:
         (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS)[:-3])
         backend = make(job / "bloom", job_dir=job)
@@ -74,27 +59,6 @@ class TestImport:
         assert backend.status().capacity == 5001
         backend.close()
 
-    @pytest.mark.parametrize("state", ["none", "stale"])
-    def test_not_from_a_job_that_was_killed_under_scrapys_filter(
-        self, job: Path, caplog: pytest.LogCaptureFixture, state: str
-    ) -> None:
-        """Its queue is broken: what it held would be recorded but never crawled."""
-        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS))
-        (job / "requests.queue/0").write_bytes(b"queued")
-        active = job / "requests.queue/active.json"
-        if state == "none":
-            active.unlink()
-        else:
-            os.utime(active, (time.time() - 60, time.time() - 60))
-        with pytest.raises(UncleanShutdownError):
-            make(job / "bloom", job_dir=job, on_unclean_shutdown="stop")
-        backend = make(job / "bloom", job_dir=job)
-        assert backend.status().count == 0
-        assert "starts over with an empty filter" in caplog.text
-        assert (job / "requests.seen").exists()
-        assert not (job / "requests.queue").exists()
-        backend.close()
-
     def test_keep_imports_it_all_the_same(
         self, job: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -102,7 +66,7 @@ class TestImport:
         (job / "requests.queue/active.json").unlink()
         backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
         assert backend.status().count == 500
-        assert "What was recorded is kept" in caplog.text
+        assert "The filter keeps the recorded requests" in caplog.text
         backend.close()
 
     def test_progress_is_logged(
@@ -113,15 +77,9 @@ class TestImport:
         many = [number.to_bytes(20, "big") for number in range(25_000)]
         (job / "requests.seen").write_bytes(binary(many))
         make(job / "bloom", job_dir=job).close()
-        lines = [r.getMessage() for r in caplog.records if "a second" in r.getMessage()]
+        lines = [r.getMessage() for r in caplog.records if "per second" in r.getMessage()]
         assert len(lines) == 2
         assert "requests.seen: 40 %, 10,000 requests" in lines[0]
-
-    def test_a_foreign_file_leaves_no_filter(self, job: Path) -> None:
-        (job / "requests.seen").write_bytes(binary(self.FINGERPRINTS) + b"\xff\xff\xff")
-        with pytest.raises(SeenFileError, match="neither format"):
-            make(job / "bloom", job_dir=job)
-        assert not list((job / "bloom").glob("*.bloom*"))
 
     def test_not_after_a_reset(self, job: Path) -> None:
         """Its queue is gone: whatever requests.seen holds must be crawled again."""

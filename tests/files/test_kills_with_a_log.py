@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import signal
 import sqlite3
@@ -115,10 +116,11 @@ def seen_in(crawl: LoggedFilter) -> set[int]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it takes processes that fork")
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_kills_before_each_step(part: int, tmp_path: Path) -> None:
+    """Each run takes every second step, from one of the first two on."""
     job, oracle = tmp_path / "job", tmp_path / "oracle"
-    for step in range(1 + part, 10_000, 4):
+    for step in range(1 + part + 2 * secrets.randbelow(2), 10_000, 4):
         shutil.rmtree(job, ignore_errors=True)
         oracle.unlink(missing_ok=True)
         was_killed = is_killed(job, oracle, 0, step)
@@ -153,14 +155,13 @@ def seq_in(path: Path) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it takes processes that fork")
-@pytest.mark.parametrize("part", range(2))
 def test_kills_before_each_step_and_the_end_of_the_log_is_lost(
-    part: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What only the lost end had is not in the filter, or the crawl says so."""
     job, oracle = tmp_path / "job", tmp_path / "oracle"
     told = 0
-    for step in range(1 + part, 10_000, 2):
+    for step in range(1 + secrets.randbelow(2), 10_000, 2):
         shutil.rmtree(job, ignore_errors=True)
         oracle.write_text("")
         was_killed = is_killed(job, oracle, 0, step)

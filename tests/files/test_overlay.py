@@ -51,56 +51,6 @@ def test_changes_are_seen_at_once_and_applied_by_a_checkpoint(tmp_path: Path) ->
     assert read_recent(tmp_path / "requests.sqlite") == []
 
 
-def test_what_is_forgotten_is_new_once_before_and_after_a_checkpoint(tmp_path: Path) -> None:
-    crawl = LoggedFilter(tmp_path)
-    (page,) = fps(1)
-    for checkpoints in (False, True):
-        crawl.find(page)
-        crawl.store()
-        if checkpoints:
-            crawl.checkpoint()
-        crawl.forget(page)
-        assert page not in crawl.backend
-        crawl.store()
-        if checkpoints:
-            crawl.checkpoint()
-            assert in_file_of_forgotten(tmp_path / "bloom") == {page}
-        assert page not in crawl.backend
-        assert crawl.find(page, page) == [True, False]
-        assert page in crawl.backend
-        crawl.store()
-        if checkpoints:
-            crawl.checkpoint()
-            assert in_file_of_forgotten(tmp_path / "bloom") == set()
-        assert page in crawl.backend
-    crawl.close()
-
-
-@pytest.mark.parametrize("ends", ["close", "die"])
-@pytest.mark.parametrize("is_forgotten", [False, True])
-def test_the_last_change_of_a_fingerprint_counts(
-    ends: str, is_forgotten: bool, tmp_path: Path
-) -> None:
-    crawl = LoggedFilter(tmp_path)
-    (page,) = fps(1)
-    crawl.find(page)
-    crawl.store()
-    crawl.forget(page)
-    crawl.store()
-    assert crawl.find(page) == [True]
-    if is_forgotten:
-        crawl.forget(page)
-    crawl.store()
-    getattr(crawl, ends)()
-    for _ in range(2):
-        again = LoggedFilter(tmp_path)
-        assert (page not in again.backend) is is_forgotten
-        again.close()
-    again = LoggedFilter(tmp_path)
-    assert again.find(page, page) == [is_forgotten, False]
-    again.close()
-
-
 def test_a_checkpoint_syncs_the_log_then_its_record_then_the_filter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,20 +114,6 @@ def test_opening_writes_what_was_forgotten_to_the_disk_before_it_leaves_the_log(
     assert record < steps.index(ONE, record) < leaves
     assert page not in again.backend
     again.close()
-
-
-def test_a_page_that_an_earlier_run_forgot_is_crawled_again(tmp_path: Path) -> None:
-    (page, other) = fps(2)
-    crawl = LoggedFilter(tmp_path)
-    crawl.find(page, other)
-    crawl.close()
-    with closing(ForgottenFile(tmp_path / "bloom" / NAME)) as file:  # by `scrapy bloom forget`
-        file.add([page])
-    crawl = LoggedFilter(tmp_path)
-    assert page not in crawl.backend
-    assert crawl.find(other, page, page) == [False, True, False]
-    crawl.close()
-    assert in_file_of_forgotten(tmp_path / "bloom") == set()
 
 
 @pytest.mark.parametrize("killed", [False, True], ids=["running", "killed"])
@@ -310,25 +246,6 @@ def test_a_checkpoint_that_begins_at_the_close_does_not_keep_it_open(tmp_path: P
     crawl.close()
 
 
-def test_growth_with_changes_that_are_not_applied(tmp_path: Path) -> None:
-    for ends in ("close", "die"):
-        job = tmp_path / ends
-        crawl = LoggedFilter(job, capacity=100)
-        pages = fps(650)
-        for each in pages:
-            assert crawl.find(each) == [True]
-        assert [each.count for each in crawl.backend.status().generations] == [100, 200, 350]
-        crawl.store()
-        getattr(crawl, ends)()
-        again = LoggedFilter(job, capacity=100)
-        assert not any(again.find(*pages))
-        assert again.backend.status().count == 650
-        again.close()
-        headers = [FileGeneration.at(path) for path in sorted((job / "bloom").glob("*.bloom"))]
-        assert sum(each.count for each in headers) == 650
-        assert not any(each.in_use for each in headers)
-
-
 def test_the_count_after_kills_is_nearly_right_and_does_not_drift(tmp_path: Path) -> None:
     """Also that of generations that were full before their changes were applied."""
     number = 0
@@ -414,13 +331,13 @@ def test_unserializable_requests_are_recorded_when_they_are_let_go(tmp_path: Pat
     crawl.find(first)
     number = crawl.overlay.number
     assert crawl.backend.add(held)
-    taken_out = crawl.overlay.hold(number)
+    taken_out = crawl.overlay.postpone(number)
     crawl.find(last)
     assert held in crawl.backend
     crawl.store()
     crawl.checkpoint()
     assert in_files(tmp_path / "bloom", first, held, last) == [True, False, True]
-    crawl.overlay.release(taken_out)
+    crawl.overlay.collect(taken_out)
     crawl.store()
     crawl.checkpoint()
     assert in_files(tmp_path / "bloom", held) == [True]

@@ -46,16 +46,6 @@ def test_all_of_it_is_told(grown: Path) -> None:
         found.files[0].sync()
 
 
-def test_two_generations_are_told_by_their_directory(tmp_path: Path) -> None:
-    backend = make(tmp_path, capacity=10)
-    for fingerprint in fps(11):
-        backend.add(fingerprint)
-    backend.close()
-    found = FilterReader(tmp_path)
-    assert (found.location, len(found.files)) == (str(tmp_path), 2)
-    found.close()
-
-
 def test_a_file_is_a_filter_of_its_own(grown: Path) -> None:
     path = grown / "bloom" / ONE
     found = FilterReader(path)

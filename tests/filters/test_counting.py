@@ -136,16 +136,6 @@ def test_a_counter_at_15_stays_there() -> None:
     assert not seen.has_hashed(0, shared[0])
 
 
-def test_positions_that_coincide_count_once() -> None:
-    seen = one_block()
-    assert seen.add_hashed(0, [7, 7, 8])
-    assert counters(seen) == {7: 1, 8: 1}
-    assert seen.add_hashed(0, [7, 9, 9])
-    assert counters(seen) == {7: 2, 8: 1, 9: 1}
-    assert seen.discard_hashed(0, [7, 7, 8])
-    assert counters(seen) == {7: 1, 9: 1}
-
-
 class CountersAgainstCounter(RuleBasedStateMachine):
     """Any sequence of adding and discarding, beside a Counter of each position's fingerprints.
 

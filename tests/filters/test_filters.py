@@ -1,8 +1,5 @@
 """BloomFilter, used without Scrapy."""
 
-import random
-from collections import Counter
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -40,20 +37,6 @@ def test_the_error_rate_is_what_was_asked_for(
     assert seen.estimated_error_rate == pytest.approx(wrong / queries, rel=0.15)
     assert seen.approximate_count == pytest.approx(capacity, rel=0.001)
     assert 0.45 < seen.fill_ratio < 0.52
-
-
-def test_add_tells_what_is_new() -> None:
-    seen = BloomFilter(1000, 1e-6)
-    assert seen.add(b"page") is True
-    assert seen.add(b"page") is False
-    assert b"page" in seen
-    assert b"other" not in seen
-
-
-@pytest.mark.parametrize("arguments", [(0, 0.1), (-5, 0.1), (10, 0.0), (10, 1.0), (10, 2)])
-def test_arguments_out_of_range(arguments: tuple[int, float]) -> None:
-    with pytest.raises(ValueError, match="allowed"):
-        BloomFilter(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -172,26 +155,6 @@ def test_more_blocks_than_views_are_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(seen._views) == 3
 
 
-@pytest.mark.parametrize("kind", [BloomFilter, CountingBloomFilter])
-def test_the_view_of_a_block_is_made_once(
-    kind: type[BloomFilter], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: Counter[int] = Counter()
-    view = kind._view
-
-    def counted(self: BloomFilter, block: int) -> object:
-        made[block] += 1
-        return view(self, block)
-
-    monkeypatch.setattr(kind, "_view", counted)
-    monkeypatch.setattr("scrapy_bloom.filters.bloom._MAX_VIEWS", 12)
-    seen = kind(100_000, 1e-4, salt=SALT)
-    assert all(seen.add(fingerprint) for fingerprint in numbered(range(1000)))
-    assert all(fingerprint in seen for fingerprint in numbered(range(1000)))
-    assert made[0] == made[seen._num_views - 1] == 1
-    assert made[seen._num_views] > 10
-
-
 def test_more_positions_than_its_own_are_left_alone() -> None:
     """As a generation with fewer hashes gets them."""
     for kind, counter_bits in ((BloomFilter, 1), (CountingBloomFilter, 4)):
@@ -248,13 +211,3 @@ class FilterAgainstSet(RuleBasedStateMachine):
 
 FilterAgainstSet.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
 TestFilterAgainstSet = FilterAgainstSet.TestCase
-
-
-def test_random_order_gives_the_same_bits() -> None:
-    fingerprints = numbered(range(500))
-    one, two = (BloomFilter(1000, 1e-3, salt=SALT) for _ in range(2))
-    for fingerprint in fingerprints:
-        one.add(fingerprint)
-    for fingerprint in random.Random(3).sample(fingerprints, len(fingerprints)):
-        two.add(fingerprint)
-    assert bytes(one._buffer) == bytes(two._buffer)

@@ -136,8 +136,3 @@ def test_only_bytes_can_be_hashed(fingerprint: object) -> None:
     told, _, hint = str(caught.value).partition(";")
     assert told.endswith(type(fingerprint).__name__)
     assert bool(hint) == isinstance(fingerprint, str)
-
-
-def test_a_str_is_told_to_be_encoded() -> None:
-    with pytest.raises(TypeError, match=r"encode a str first, for example url.encode\(\)"):
-        make_hasher(SALT, 10)("page")

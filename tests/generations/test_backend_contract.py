@@ -75,18 +75,6 @@ new = makers(BACKENDS)
 persistent = makers(PERSISTENT)
 
 
-def test_add_tells_what_is_new(new: NewBackend) -> None:
-    backend = new()
-    backend.open()
-    backend.begin()
-    assert b"page" not in backend
-    assert backend.add(b"page") is True
-    assert backend.add(b"page") is False
-    assert b"page" in backend
-    assert b"other" not in backend
-    backend.close()
-
-
 def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     backend = new()
     backend.open()
@@ -108,12 +96,12 @@ def test_the_status_counts_what_is_recorded(new: NewBackend) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("fingerprint", [b"", b"\0", bytes(20), b"\xff" * 65_535])
-def test_fingerprints_of_any_length(new: NewBackend, fingerprint: bytes) -> None:
+def test_fingerprints_of_any_length(new: NewBackend) -> None:
     backend = new()
     backend.open()
-    assert backend.add(fingerprint)
-    assert not backend.add(fingerprint)
+    for fingerprint in (b"", b"\xff" * 65_535):
+        assert backend.add(fingerprint)
+        assert not backend.add(fingerprint)
     backend.close()
 
 
@@ -134,32 +122,6 @@ def test_it_works_past_its_capacity(new: NewBackend) -> None:
         backend.add(b"%d" % number)
     assert all(b"%d" % number in backend for number in range(4000))
     assert backend.status().error_rate_now > 0.05
-    backend.close()
-
-
-def test_everything_is_there_after_reopening(persistent: NewBackend) -> None:
-    recorded: list[bytes] = []
-    for run in range(5):
-        backend = persistent()
-        backend.open()
-        assert backend.status().count == len(recorded)
-        assert all(fingerprint in backend for fingerprint in recorded)
-        backend.begin()
-        for number in range(100):
-            fingerprint = b"%d/%d" % (run, number)
-            assert backend.add(fingerprint)
-            recorded.append(fingerprint)
-        backend.close()
-
-
-def test_opening_and_closing_without_a_crawl_changes_nothing(persistent: NewBackend) -> None:
-    for _ in range(3):
-        backend = persistent()
-        backend.open()
-        backend.close()
-    backend = persistent()
-    backend.open()
-    assert backend.status().count == 0
     backend.close()
 
 
@@ -223,18 +185,6 @@ def test_what_is_crawled_again_is_remembered_for_a_whole_window(persistent: NewB
     assert backend.add(b"page 0")
     assert not backend.add(b"page 1")
     backend.close()
-
-
-def test_what_was_forgotten_stays_so(persistent: NewBackend) -> None:
-    for run in range(3):
-        backend = persistent()
-        backend.open()
-        backend.begin()
-        assert backend.add(b"page"), run
-        assert backend.add(b"other %d" % run)
-        backend.forgotten.add([b"page"])
-        assert backend.status().count == run + 2
-        backend.close()
 
 
 class BackendAgainstSet(RuleBasedStateMachine):

@@ -1,7 +1,5 @@
 """Figures of a generation that cannot be are refused, and no others."""
 
-import math
-
 import pytest
 
 from scrapy_bloom.filters.sizing import Geometry, choose_geometry, classic_error_rate
@@ -37,40 +35,6 @@ ROOM = 16 * choose_geometry(20_000, 1e-3).num_bits
 )
 def test_what_can_be(changes: dict[str, object]) -> None:
     check_generation(generation(**changes))
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"number": 0}, "its number is 0"),
-        ({"number": 2**32}, "its number is 4294967296"),
-        ({"created_at": -1}, "created_at is -1"),
-        ({"created_at": LAST + 1}, "created_at is"),
-        ({"created_at": math.nan}, "created_at is nan"),
-        ({"open_until": -0.1}, "open_until is -0.1"),
-        ({"open_until": math.inf}, "open_until is inf"),
-        ({"count": -1}, "its count is -1"),
-        ({"count": ROOM + 1}, "its count is"),
-        ({"capacity": 0}, "capacity is 0"),
-        ({"error_rate": math.nan}, "error_rate is nan"),
-        ({"geometry": Geometry(0, 10)}, "num_blocks is 0 and num_hashes 10; allowed"),
-        ({"geometry": Geometry(5, 0)}, "num_hashes 0; allowed"),
-        ({"geometry": Geometry(5, 65)}, "num_hashes 65; allowed"),
-        ({"geometry": Geometry(3, 10)}, "does not fit a capacity"),
-        ({"geometry": Geometry(40, 10)}, "does not fit a capacity"),
-    ],
-)
-def test_what_cannot_be(changes: dict[str, object], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        check_generation(generation(**changes))
-
-
-def test_the_oldest_generation_is_none_after_it() -> None:
-    check_generation(generation(), oldest=1)
-    check_generation(generation(), oldest=5)
-    for oldest in (0, 6):
-        with pytest.raises(ValueError, match=f"that of the oldest one {oldest}"):
-            check_generation(generation(), oldest=oldest)
 
 
 def test_a_hundredth_is_left_for_other_roundings() -> None:

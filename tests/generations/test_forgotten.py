@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom import StorageError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.files.forgotten import NAME, ForgottenFile
 from scrapy_bloom.job.recovery import Job
@@ -154,41 +153,6 @@ def test_an_addition_during_a_crawl_is_noticed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if "-" in path.name] == [
         "generation-0001.bloom"
     ]
-
-
-def test_a_look_at_it_changes_nothing(tmp_path: Path) -> None:
-    backend = local(tmp_path)
-    backend.add(b"page")
-    backend.forgotten.add([b"page"])
-    during = ForgottenFile(tmp_path / NAME, readonly=True)
-    assert len(during) == 1
-    during.close()
-    backend.close()
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    after = ForgottenFile(tmp_path / NAME, readonly=True)
-    assert list(after.all()) == [b"page"]
-    after.close()
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("kind", ["garbage", "foreign", "newer"])
-def test_a_file_of_something_else_is_left_as_it_is(kind: str, tmp_path: Path) -> None:
-    local(tmp_path).close()
-    path = tmp_path / NAME
-    if kind == "garbage":
-        path.write_bytes(b"no database " * 500)
-    else:
-        with sqlite3.connect(path) as db:
-            db.execute("CREATE TABLE something (else_ INTEGER)")
-            if kind == "newer":
-                db.execute(f"PRAGMA application_id = {0x626C6F66}")
-                db.execute("PRAGMA user_version = 2")
-    before = path.read_bytes()
-    with pytest.raises(StorageError, match="forgotten requests cannot be used: .* left as it is"):
-        local(tmp_path)
-    assert path.read_bytes() == before
-    path.unlink()
-    local(tmp_path).close()  # nothing holds the directory
 
 
 def test_forgotten_requests_expire_with_the_window(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from scrapy_bloom import FilterFileError
 from scrapy_bloom.files.file import FileGeneration
 from scrapy_bloom.filters.sizing import choose_geometry
 from tests.support.clock import Clock
-from tests.support.local_filters import SALT, WINDOW, file_size_limit, files, fps, make
+from tests.support.local_filters import WINDOW, file_size_limit, files, fps, make
 
 
 class TestGrowth:
@@ -132,16 +132,6 @@ class TestGrowth:
             (tmp_path / "away").rename(tmp_path / name)
         make(tmp_path).close()
 
-    def test_generations_of_different_filters_are_noticed(self, tmp_path: Path) -> None:
-        for name, salt in (("a", SALT), ("b", bytes(16))):
-            backend = make(tmp_path / name, salt=salt)
-            for fingerprint in fps(200):
-                backend.add(fingerprint)
-            backend.close()
-        (tmp_path / "b/generation-0002.bloom").replace(tmp_path / "a/generation-0002.bloom")
-        with pytest.raises(FilterFileError, match="belong to different filters"):
-            make(tmp_path / "a")
-
     def test_a_foreign_file_among_those_that_are_over_is_not_removed(
         self, tmp_path: Path, clock: Clock
     ) -> None:
@@ -174,7 +164,7 @@ class TestNoRoom:
         assert record.levelno == logging.ERROR
         assert re.search(
             "No room for a new generation: .*generation-0002.bloom cannot be created: File too "
-            "large; the filter takes .* bytes: make room.*growing is tried again",
+            "large; the file takes .* bytes: free some space.*growing is tried again",
             record.getMessage(),
         )
         assert files(tmp_path) == ["generation-0001.bloom"]

@@ -17,30 +17,6 @@ def few_pages() -> Iterator[Site]:
     site.end()
 
 
-@pytest.mark.parametrize("kind", ["file", "redis", "no mirror", "crawled"])
-def test_each_page_is_crawled_once(kind: str, few_pages: Site, tmp_path: Path) -> None:
-    settings = outliving("redis" if kind == "no mirror" else kind, tmp_path)
-    if kind == "no mirror":
-        settings["BLOOM_REDIS_MIRROR"] = False
-    few_pages.delay = 0.1
-    crawl = Crawl(
-        few_pages.url,
-        tmp_path,
-        {
-            **settings,
-            "BLOOM_WINDOW_SECS": 0.2,  # while it takes a second and more
-            "CONCURRENT_REQUESTS": 4,
-            "CLOSESPIDER_PAGECOUNT": 200,  # else it never ends
-        },
-    )
-    assert crawl.finish() == 0, crawl.output
-    assert "'finish_reason': 'finished'" in crawl.output
-    assert len(few_pages.hits) == 40
-    # The start URL is asked for without the filter.
-    assert [page for page, number in few_pages.hits.items() if number > 1] in ([], ["/p/0"])
-    assert not crawl.told("WARNING")
-
-
 JUMPING = """
 import time
 

@@ -62,15 +62,6 @@ class TestWindow:
         assert backend.status().count <= 2
         backend.close()
 
-    def test_a_clock_that_jumps_back_loses_nothing(self, place: Path | None, clock: Clock) -> None:
-        backend = make(place, clock, window_secs=WINDOW)
-        for step in (0, 300, -5000, 10, 250, 250, -10):
-            clock.now += step
-            backend.add(b"%d" % step)
-        for known in (b"0", b"300", b"-5000", b"10", b"250", b"-10"):
-            assert known in backend
-        backend.close()
-
     def test_a_window_can_be_set_and_unset(self, tmp_path: Path, clock: Clock) -> None:
         backend = make(tmp_path, clock)
         backend.add(b"before")

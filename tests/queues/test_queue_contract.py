@@ -66,16 +66,6 @@ def test_priorities_ranks_and_positions(store: InFile | InRedis) -> None:
     assert names(queue, 9) == [*order, "late"]
 
 
-def test_newest_and_oldest_first_in_one_rank(store: InFile | InRedis) -> None:
-    """As when a setting was changed between two runs: each kind keeps its order."""
-    queue = store.open()
-    for number in range(10):
-        push(queue, str(number), newest_first=number % 2 == 0)
-    order = [int(name) for name in names(queue, 11)]
-    assert [number for number in order if number % 2 == 0] == [8, 6, 4, 2, 0]
-    assert [number for number in order if number % 2] == [1, 3, 5, 7, 9]
-
-
 def test_priorities_beyond_64_bits(store: InFile | InRedis) -> None:
     queue = store.open()
     for priority in (-(2**70), 0, 2**70):
@@ -119,21 +109,6 @@ def test_the_slot_with_the_fewest_downloads_is_next(store: InFile | InRedis) -> 
         taken = take(queue, counts)
         assert taken
         assert name_of(taken) == slot
-
-
-def test_the_first_slot_is_that_of_the_first_name(store: InFile | InRedis) -> None:
-    queue = store.open(by_slot=True)
-    for slot in ("b", "A"):
-        push(queue, slot, slot=slot)
-    assert names(queue, 1) == ["A"]
-
-
-def test_priority_counts_within_a_slot_only(store: InFile | InRedis) -> None:
-    queue = store.open(by_slot=True)
-    push(queue, "a urgent", slot="a", priority=9)
-    push(queue, "a more urgent", slot="a", priority=10)
-    push(queue, "b late", slot="b", priority=-9)
-    assert names(queue, 4) == ["a more urgent", "b late", "a urgent"]
 
 
 def test_slots_of_any_name(store: InFile | InRedis) -> None:
@@ -290,22 +265,6 @@ def test_it_is_as_it_was_after_a_kill(store: InFile | InRedis, tmp_path: Path) -
     assert names(queue, 500) == [str(n) for n in range(1, 500)]
 
 
-def test_what_is_done_is_gone(store: InFile | InRedis) -> None:
-    queue = store.open()
-    for number in range(50):
-        push(queue, str(number), newest_first=False)
-    for number in range(50):
-        taken = take(queue)
-        assert taken
-        assert name_of(taken) == str(number)
-        done(queue, taken)
-    assert take(queue) is None
-    assert queue.pending == 0
-    store.leave(queue)
-    assert store.counts() == (0, 0)
-    assert take(store.open()) is None
-
-
 def test_what_is_found_and_done_is_stored_in_one_step(store: InFile | InRedis) -> None:
     queue = store.open()
     push(queue, "parent")
@@ -326,18 +285,6 @@ def test_what_is_found_and_done_is_stored_in_one_step(store: InFile | InRedis) -
     assert store.counts() == (0, 3)
 
 
-def test_a_batch_of_many(store: InFile | InRedis) -> None:
-    queue = store.open()
-    found = [Found(serialized({"name": str(n)}), newest_first=False) for n in range(1000)]
-    find(queue, *found)
-    assert queue.pending == 1000
-    taken = [each for _ in range(300) if (each := take(queue))]
-    assert [name_of(each) for each in taken] == [str(n) for n in range(300)]
-    done(queue, *taken)
-    assert names(queue, 1) == ["300"]
-    assert store.counts() == (699, 1)
-
-
 def test_what_is_set_aside_waits_for_a_later_run(store: InFile | InRedis) -> None:
     queue = store.open()
     push(queue, "gone callback")
@@ -356,15 +303,6 @@ def test_what_is_set_aside_waits_for_a_later_run(store: InFile | InRedis) -> Non
     assert names(store.open(), 2) == ["gone callback"]
 
 
-def test_a_row_is_true_and_its_own(store: InFile | InRedis) -> None:
-    queue = store.open()
-    for _ in range(20):
-        push(queue, "same")
-    rows = [taken.id for _ in range(20) if (taken := take(queue))]
-    assert all(rows)
-    assert len(set(rows)) == 20
-
-
 def test_large_requests(store: InFile | InRedis) -> None:
     queue = store.open(by_slot=True)
     sizes = [0, 1, 2**16, 2**24]
@@ -378,15 +316,3 @@ def test_large_requests(store: InFile | InRedis) -> None:
         assert taken.data[:256] == bytes(range(256))[:size]
         done(queue, taken)
     assert take(queue) is None
-
-
-def test_an_empty_queue(store: InFile | InRedis) -> None:
-    queue = store.open(by_slot=True)
-    assert (queue.pending, take(queue), store.counts()) == (0, None, (0, 0))
-    store.leave(queue)
-    assert store.counts() == (0, 0)
-
-
-def test_its_name_says_where_it_is(store: InFile | InRedis) -> None:
-    name = store.open().name
-    assert str(store.path if isinstance(store, InFile) else store.key) in name

@@ -11,7 +11,6 @@ from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_waiting
 from scrapy_bloom.queues.shared import Member, order_of, slot_name
-from scrapy_bloom.redis.scripts import keys_of
 from tests.support.request_queues import begun, name_of, push, take
 
 WAIT = 60.0  # seconds that any single wait may take
@@ -55,27 +54,8 @@ class TestMembers:
         assert member("a", 2**70, 0, 1, 0, b"") == member("a", 2**63 - 1, 0, 1, 0, b"")
         assert member("a", -(2**70), 0, 1, 0, b"") == member("a", -(2**63) + 1, 0, 1, 0, b"")
 
-    def test_keys(self) -> None:
-        assert keys_of("shop") == [
-            "shop",
-            "{shop}:pending",
-            "{shop}:leased",
-            "{shop}:workers",
-            "{shop}:suspects",
-            "{shop}:dead",
-            "{shop}:aside",
-            "{shop}:downloading",
-            "{shop}:slots",
-            "{shop}:forgotten",
-        ]
-
 
 class TestConflicts:
-    def test_no_queue_at_all(self, tmp_path: Path) -> None:
-        check_no_database(tmp_path)
-        check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
-
     def test_requests_wait_in_the_database(self, tmp_path: Path) -> None:
         queue = begun(tmp_path / "requests.sqlite", by_slot=False)
         check_no_database(tmp_path)
@@ -92,18 +72,6 @@ class TestConflicts:
         assert has_waiting(tmp_path)
         check_no_disk_queue(tmp_path)
         queue.close()
-
-    def test_requests_wait_in_scrapys_queue(self, tmp_path: Path) -> None:
-        queue = tmp_path / "requests.queue"
-        queue.mkdir()
-        (queue / "active.json").write_text("[]")
-        check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
-        (queue / "p0").write_bytes(b"request")
-        with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
-            check_no_disk_queue(tmp_path)
-        assert has_waiting(tmp_path)
-        check_no_database(tmp_path)
 
     def test_scrapys_queue_was_broken_by_a_kill(self, tmp_path: Path) -> None:
         queue = tmp_path / "requests.queue"

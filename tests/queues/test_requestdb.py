@@ -2,19 +2,16 @@
 
 import os
 import resource
-import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.job.paths import is_database
-from scrapy_bloom.queues.batch import deserialized, serialized
+from scrapy_bloom.queues.batch import serialized
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts
-from tests.support.request_queues import begun, done, killed, names, push, take, withdraw
+from tests.support.request_queues import begun, push, take
 
 
 @pytest.fixture
@@ -32,52 +29,6 @@ def test_a_million_hosts_take_no_time(path: Path) -> None:
     for _ in range(100):
         take(database)
     assert len(steps) < 100 * 20
-    database.close()
-
-
-def test_what_was_in_flight_is_pending_again(path: Path) -> None:
-    database = begun(path)
-    for name in "abc":
-        push(database, name)
-    taken = take(database)
-    assert taken
-    assert (taken.id, deserialized(taken.data)) == (3, {"name": "c"})
-    assert read_counts(path) == (2, 1)
-    push(database, "d")
-    withdraw(database)
-    other = take(database)
-    assert other
-    done(database, other)
-    killed(database)
-    again = RequestDatabase(path, by_slot=True)  # the order may change between runs
-    again.begin()
-    assert (again.pending, again.resumed, again.were_in_flight) == (2, 2, 1)
-    assert names(again, 3) == ["c", "a"]
-    again.close()
-    again.close()  # again is no harm
-
-
-def test_it_is_as_it_was_after_a_kill(path: Path) -> None:
-    """Each batch is in the file before the call returns."""
-    script = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from scrapy_bloom.queues.batch import Batch, Found, serialized\n"
-        "from scrapy_bloom.queues.sqlite import RequestDatabase\n"
-        "database = RequestDatabase(Path(sys.argv[1]), by_slot=True)\n"
-        "database.begin()\n"
-        "for n in range(1000):\n"
-        "    database.apply(Batch([Found(serialized({'n': n}), newest_first=False)]))\n"
-        "taken = [database.take(Batch()) for _ in range(10)]\n"
-        "database.apply(Batch(done=[taken[0].id]))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script, path], timeout=60, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert read_counts(path) == (990, 9)
-    database = begun(path, by_slot=True)
-    assert (database.pending, database.were_in_flight) == (999, 9)
-    assert [deserialized(take(database).data)["n"] for _ in range(999)] == list(range(1, 1000))
     database.close()
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
-from scrapy_bloom.job.disk import beside
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, deserialized
-from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead, read_recent
+from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead
 from tests.support.request_queues import begun, done, killed, name_of, names, push, take
 
 
@@ -66,118 +66,8 @@ class TestDeaths:
         assert names(database, 1) == ["innocent"]
         database.close()
 
-    def test_only_the_suspect_that_was_taken_last_is_dead(self, path: Path) -> None:
-        """The one before has not ended either: it stays a suspect, and is taken alone again."""
-        database = begun(path)
-        for name in ("third", "second", "first"):
-            push(database, name)
-        database.close()
-        for _ in range(3):
-            assert self.die(path, 3) == ["first", "second", "third"]
-        database = begun(path)
-        for name in ("first", "second"):
-            taken = database.take_suspect()
-            assert taken
-            assert name_of(taken) == name
-        push(database, "found meanwhile")
-        assert names(database, 1) == ["found meanwhile"]
-        killed(database)
-        database = begun(path)
-        assert [deserialized(data)["name"] for data in database.died] == ["second"]
-        assert (database.suspects, database.pending) == (2, 1)
-        database.close()
-        for _ in range(2):
-            assert self.die(path, 2) == ["found meanwhile"]
-        database = begun(path)  # the suspect's death was not blamed on that one
-        assert (database.suspects, database.pending) == (2, 1)
-        database.close()
-
-    def test_a_suspect_that_is_done_leaves_no_blame(self, path: Path) -> None:
-        database = begun(path)
-        push(database, "suspect")
-        database.close()
-        for _ in range(3):
-            self.die(path, 1)
-        database = begun(path)
-        suspect = database.take_suspect()
-        assert suspect
-        push(database, "other")
-        done(database, suspect)
-        assert names(database, 1) == ["other"]
-        killed(database)
-        database = begun(path)
-        assert (database.died, database.pending, database.suspects) == ([], 1, 0)
-        database.close()
-
-    def test_a_clean_close_blames_nobody_and_withdraws_no_blame(self, path: Path) -> None:
-        database = begun(path)
-        push(database, "page")
-        database.close()
-        for _ in range(4):
-            database = begun(path)
-            assert names(database, 1) == ["page"]
-            database.close()
-        for _ in range(2):
-            assert self.die(path, 1) == ["page"]
-        database = begun(path)
-        assert names(database, 1) == ["page"]
-        database.close()
-        assert self.die(path, 1) == ["page"]
-        for _ in range(2):  # a suspect that was in flight at a close is still one
-            database = begun(path)
-            assert (database.pending, database.suspects) == (0, 1)
-            assert database.take_suspect()
-            database.close()
-        assert dead(path) == []
-
-    def test_what_is_set_aside_is_pending_in_the_next_run_without_blame(self, path: Path) -> None:
-        database = begun(path)
-        push(database, "of a class that is gone")
-        database.close()
-        for _ in range(4):
-            database = begun(path)
-            taken = take(database)
-            assert taken
-            database.set_aside(taken.id)
-            assert (database.pending, take(database)) == (0, None)
-            assert read_counts(path) == (1, 0)
-            killed(database)
-        database = begun(path)
-        assert (database.pending, database.suspects) == (1, 0)
-        database.close()
-
 
 class TestChanges:
-    def test_what_was_not_checkpointed_is_returned_in_order(self, path: Path) -> None:
-        database = begun(path)
-        batches = [
-            record("a"),
-            [*record("b"), Change(forgets=True, fingerprint=b"a")],
-            record("c", "d"),
-        ]
-        for changes in batches:
-            database.apply(Batch(changes=changes))
-            push(database, "page")  # a batch without a change
-        killed(database)
-        expected = [(1, batches[0]), (3, batches[1]), (5, batches[2])]
-        database = RequestDatabase(path, by_slot=False)
-        assert (database.seq, database.applied, database.was_killed) == (6, 0, True)
-        assert list(database.changes()) == expected
-        database.begin()
-        assert list(database.changes()) == expected
-        assert read_recent(path) == [each for changes in batches for each in changes]
-        database.checkpointed(3)
-        assert list(database.changes()) == expected  # until the next batch
-        database.apply(Batch())
-        assert list(database.changes()) == expected[2:]
-        assert database.applied == 3
-        database.checkpointed(5)
-        database.close()
-        database = RequestDatabase(path, by_slot=False)
-        assert (database.seq, database.applied, database.was_killed) == (6, 5, False)
-        assert not list(database.changes())
-        database.close()
-
     def test_the_runs_of_a_log_are_its_own(self, path: Path, tmp_path: Path) -> None:
         database = begun(path)
         other = begun(tmp_path / "other.sqlite")
@@ -191,20 +81,6 @@ class TestChanges:
         assert again.has_run(database.run)
         assert again.run != database.run
         again.close()
-
-    def test_fingerprints_of_all_that_is_not_done(self, path: Path) -> None:
-        database = begun(path)
-        for name in ("queued", "in flight", "done"):
-            push(database, name, fingerprint=name.encode())
-        push(database, "dont_filter")
-        take(database)
-        finished = take(database)
-        assert finished
-        done(database, finished)
-        assert take(database)
-        assert sorted(database.unfinished()) == [b"in flight", b"queued"]
-        assert database.left == 3
-        database.close()
 
 
 class TestCopies:
@@ -242,11 +118,11 @@ class TestCopies:
         push(database, "last")
         killed(database)
         path.write_bytes(backup)
-        log = beside(path)[0].read_bytes()
+        log = log_and_index(path)[0].read_bytes()
         with pytest.raises(StorageError, match="cannot be used"):
             RequestDatabase(path, by_slot=False)
         assert path.read_bytes() == backup  # the log is not written into it
-        assert beside(path)[0].read_bytes() == log
+        assert log_and_index(path)[0].read_bytes() == log
 
     def test_made_with_the_means_of_sqlite(self, path: Path, tmp_path: Path) -> None:
         """Such a backup has no write-ahead log of its own."""
@@ -278,23 +154,13 @@ class TestLinks:
             push(database, "a")
             assert database._log
             synced = os.fstat(database._log.fileno())
-            assert os.path.samestat(synced, beside(target / path.name)[0].stat())
+            assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
             assert synced.st_size > 0
             database.sync()
             database.checkpointed(number)
             database.close()
         assert database.path == str(target / path.name)
         assert read_counts(path) == (2, 0)
-
-    def test_a_file_that_is_a_link_is_refused(self, path: Path, tmp_path: Path) -> None:
-        target = tmp_path / "other.sqlite"
-        begun(target).close()
-        before = target.read_bytes()
-        path.symlink_to(target)
-        with pytest.raises(StorageError, match="is a symbolic link"):
-            RequestDatabase(path, by_slot=False)
-        assert path.is_symlink()
-        assert target.read_bytes() == before
 
 
 def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:

@@ -136,21 +136,6 @@ def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
     assert other.apply(SharedBatch()).left == 0
 
 
-def test_the_end(shards: Shards) -> None:
-    store = shards.open()
-    reply = store.apply(SharedBatch(may_start=True))
-    assert reply.runs_start
-    assert not reply.is_started
-    store.apply(SharedBatch(pages_of(3, 1), start_ended=True))
-    reply = store.apply(SharedBatch(is_over=True))
-    assert reply.is_started
-    assert not reply.ended_at
-    store.apply(SharedBatch(done=[each.id for each in take(store, 1)]))
-    store.apply(SharedBatch())
-    assert store.apply(SharedBatch(is_over=True)).ended_at
-    assert shards.open().ended_at
-
-
 def test_a_suspect_is_taken_by_a_worker_that_has_nothing_in_any_shard(shards: Shards) -> None:
     store = shards.open()
     store.apply(SharedBatch([*pages_of(1, 1), *pages_of(3, 1)]))

@@ -2,20 +2,16 @@
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from scrapy_bloom.exceptions import SettingError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from tests.support import servers
-from tests.support.crawls import ROOT
 from tests.support.proxies import DroppingProxy
 from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
 
@@ -29,18 +25,6 @@ def started(worker: SharedStore) -> None:
 # Several workers.
 
 
-def test_workers_share_the_requests(shared: InRedis) -> None:
-    workers = [shared.open() for _ in range(3)]
-    for number in range(30):
-        push(workers[number % 3], str(number))
-    found: list[str] = []
-    while taken := [each for worker in workers for each in worker.apply(SharedBatch(want=3)).taken]:
-        found += map(name_of, taken)
-    assert sorted(found) == sorted(map(str, range(30)))
-    assert shared.counts() == (0, 30)
-    assert sorted(each.in_flight for each in shared.state().workers) == [9, 9, 12]
-
-
 def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
     found = Found(serialized({"name": "page"}), b"fingerprint")
     answers = [
@@ -48,21 +32,6 @@ def test_a_link_that_several_find_is_queued_once(shared: InRedis) -> None:
     ]
     assert answers == ["n", "\1"]
     assert shared.counts() == (1, 0)
-
-
-def test_one_works_on_what_another_process_has_pushed(shared: InRedis) -> None:
-    script = (
-        "import sys\n"
-        "from tests.support.request_queues import *\n"
-        "queue = InRedis('valkey', sys.argv[1], url=sys.argv[2]).open()\n"
-        "for n in range(3):\n"
-        "    push(queue, str(n), newest_first=False)\n"
-        "queue.leave()\n"
-    )
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    command = [sys.executable, "-c", script, shared.key, shared.url]
-    subprocess.run(command, timeout=60, check=True, env=environment)
-    assert names(shared.open(), 4) == ["0", "1", "2"]
 
 
 def test_a_worker_that_leaves_gives_back_what_it_has(shared: InRedis) -> None:
@@ -107,15 +76,6 @@ def test_all_keys_are_in_one_slot_of_a_cluster(key: str) -> None:
     assert len({cluster.server.send("CLUSTER KEYSLOT", each) for each in keys}) == 1
     filter_.remove()
     cluster.end()
-
-
-def test_a_queue_is_of_one_spider(shared: InRedis) -> None:
-    shared.open()
-    other = SharedStore(shared.filter(), "news", by_slot=True, lease_secs=60)
-    with pytest.raises(
-        SettingError, match="has the queue of the spider shop, and this one is 'news'"
-    ):
-        other.join()
 
 
 # Replies that are lost.

@@ -8,7 +8,7 @@ import pytest
 from scrapy_bloom.redis import filter as filter_module
 from tests.support import exploration, simulated, simulation
 
-USUAL, ALL = range(200), range(200, 10_000)
+USUAL, ALL = range(120), range(120, 10_000)
 PARTS = 4
 QUICK = ["", "leaves", "clock back", "killed"]  # kinds of faults that take seconds
 

@@ -9,28 +9,10 @@ from scrapy_bloom import (
 )
 from tests.support import servers
 from tests.support.clock import Clock
-from tests.support.redis_filters import INFO, fps, messages, opened
+from tests.support.redis_filters import INFO, messages, opened
 
 
 class TestOutage:
-    def test_a_restarted_server_is_waited_for(self) -> None:
-        server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
-        try:
-            backend = opened("valkey", "k", url=server.url, deadline_secs=20)
-            for fingerprint in fps(500):
-                assert backend.add(fingerprint)
-            server.kill()
-            server.start()
-            for fingerprint in fps(500, 1000):
-                assert backend.add(fingerprint)
-            assert not any(backend.add(fingerprint) for fingerprint in fps(1000))
-            backend.close()
-            again = opened("valkey", "k", url=server.url)
-            assert not any(again.add(fingerprint) for fingerprint in fps(1000))
-            again.close()
-        finally:
-            server.end()
-
     def test_after_the_deadline_it_gives_up_and_comes_back(
         self, server: servers.Server, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -23,21 +23,12 @@ class TestBadPlaces:
         assert "unknown command" in str(caught.value)
         assert password not in "".join(traceback.format_exception(caught.value))
 
-    def test_a_key_of_another_kind(self, key: str) -> None:
-        client = servers.shared("valkey").client
-        client.set(key, "something")
-        with pytest.raises(StorageError, match="WRONGTYPE"):
-            opened("valkey", key)
-        assert client.get(key) == b"something"
-
     @pytest.mark.parametrize(
         "fields",
         [
             {"name": "value"},
             {"filter": "no JSON"},
-            {"filter": "{}"},
             {"filter": json.dumps({"format": 1})},
-            {"a:b:c": "d"},
         ],
     )
     def test_a_hash_that_is_no_filter(self, key: str, fields: dict[str, str]) -> None:

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.reader import RedisReader
 from tests.support import servers
@@ -74,29 +73,3 @@ def test_a_slot_that_moves_to_another_node(own_cluster: servers.Cluster, key: st
     again = in_own(own_cluster, key)
     assert again.add_many(fps(4000)) == 1000
     again.close()
-
-
-def test_a_node_that_is_gone(own_cluster: servers.Cluster, key: str) -> None:
-    backend = in_own(own_cluster, key, deadline_secs=1)
-    assert backend.add_many(fps(1000)) == 1000
-    node = own_cluster.master_of(key)
-    node.kill()
-    with pytest.raises(OutageError):
-        backend.add_many(fps(2000))
-    node.start()
-    servers.wait_for(lambda: is_whole(own_cluster), lambda: "the cluster is not whole again")
-    servers.wait_for(lambda: adds(backend, fps(3000)), lambda: "it does not come back")
-    assert all(each in backend for each in fps(1000, 3000))
-    backend.close()
-
-
-def adds(backend: RedisBackend, fingerprints: list[bytes]) -> bool:
-    try:
-        backend.add_many(fingerprints)
-    except OutageError:
-        return False
-    return True
-
-
-def is_whole(cluster: servers.Cluster) -> bool:
-    return all(each.client.cluster("INFO")["cluster_state"] == "ok" for each in cluster.nodes)

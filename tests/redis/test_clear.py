@@ -1,11 +1,9 @@
 """A filter that is cleared or flushed: nobody brings back what was in it, and nothing is left."""
 
-import time
-
 import pytest
 
 from tests.support import servers
-from tests.support.redis_filters import WARNING, fps, make, messages, opened
+from tests.support.redis_filters import WARNING, fps, messages, opened
 
 
 def left(key: str) -> list[bytes]:
@@ -69,19 +67,6 @@ class TestClear:
         again = opened("valkey", key)
         assert again.add(b"page")
         again.close()
-
-    def test_what_takes_the_place_of_a_filter_set_aside_is_of_now(self, key: str) -> None:
-        first = opened("valkey", key)
-        assert first.add(b"page")
-        first.close()
-        second = make("valkey", key, trust_secs=0)
-        stored = second.filter.read()
-        assert stored is not None
-        second._set_aside(stored)
-        second.open()
-        assert abs(second.filter.info.created_at - time.time()) < 60
-        assert second.add(b"page")
-        second.close()
 
     def test_growing_while_another_clears_leaves_no_keys(self, key: str) -> None:
         first, second = (opened("valkey", key, capacity=100, trust_secs=0) for _ in range(2))

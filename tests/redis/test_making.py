@@ -65,18 +65,6 @@ def test_a_crawl_that_was_killed_leaves_only_keys_that_expire(server: servers.Se
     assert left_over == expiring(server) - {b"{k}:pending:" + killed._token.encode()}
 
 
-def test_nothing_is_made_for_a_filter_that_has_changed(
-    crawl: SharedFilter, server: servers.Server
-) -> None:
-    """The lock was free: what another crawl has made meanwhile is there already."""
-    for known in (("", ""), (crawl.id, "0" * 16), ("0" * 16, crawl.version)):
-        with closing(Maker(crawl.server, "k")) as maker:
-            assert not maker.begin(*known)
-        assert not server.client.exists(maker_key("k"))
-    with closing(Maker(crawl.server, "k")) as maker:
-        assert maker.begin(crawl.id, crawl.version)
-
-
 def test_the_lock_is_kept_while_keys_are_made(
     server: servers.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Real crawls whose filter is in Redis: two workers, scrapy-redis, outages, job directories."""
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,34 +84,6 @@ def test_two_workers_crawl_each_page_once_between_them(
     site.end()
 
 
-@pytest.mark.parametrize("scheduler", ["scrapy's", "scrapy-redis's"])
-def test_every_page_is_crawled_though_the_server_is_killed_and_restarted(
-    scheduler: str, server: servers.Server, tmp_path: Path
-) -> None:
-    site = tree_site(pages=150)
-    site.hold_after(30)
-    settings = {"BLOOM_REDIS_URL": server.url, "REDIS_URL": server.url, "BLOOM_BACKEND": "redis"}
-    if scheduler == "scrapy's":
-        workers = [Crawl(site.url, tmp_path / name, settings) for name in "ab"]
-    else:
-        workers = [shared(site.url, tmp_path / name, **settings) for name in "ab"]
-    for worker in workers:
-        worker.wait_until(lambda worker=worker: "Bloom filter in " in worker.output)
-    for further in (50, math.inf):
-        servers.wait_for(site.is_holding, lambda: "the site is not asked for enough")
-        server.kill()
-        answers = site.total()
-        site.hold_after(further)
-        servers.wait_for(lambda answers=answers: site.total() > answers, lambda: "no answer")
-        server.start()
-    for worker in workers:
-        assert worker.finish() == 0, worker.output
-    assert {f"/p/{number}" for number in range(150)} == set(site.hits)
-    if scheduler == "scrapy's":  # scrapy-redis's queue may be what noticed it, and waited
-        assert sum(stat(worker, "bloom/redis/retries") for worker in workers) >= 1
-    site.end()
-
-
 def test_what_scrapy_redis_keeps_and_flushes(
     tree: Site, server: servers.Server, tmp_path: Path
 ) -> None:
@@ -133,25 +104,21 @@ def test_what_scrapy_redis_keeps_and_flushes(
     assert not server.client.keys("*")
 
 
-@pytest.mark.parametrize("flushes", ["at its close", "at its start"])
 def test_a_worker_that_flushes_costs_the_others_no_page(
-    flushes: str, server: servers.Server, tmp_path: Path
+    server: servers.Server, tmp_path: Path
 ) -> None:
     """It empties filter and queue: what was queued in between must not look seen."""
     pages = [f"/p/{number}" for number in range(50)]
     site = ScriptedSite({path: [tuple(pages)] for path in ("/", *pages)})
     settings = {
         "REDIS_URL": server.url,
-        "SCHEDULER_PERSIST": flushes == "at its start",
+        "SCHEDULER_PERSIST": False,
         "DOWNLOAD_DELAY": 0.05,
         "CONCURRENT_REQUESTS": 2,
     }
     stays = shared(site.url, tmp_path / "stays", **settings)
     stays.wait_until(lambda: site.total() >= 10)  # else the other may take all there is
-    if flushes == "at its close":
-        other = shared(site.url, tmp_path / "other", **settings, CLOSESPIDER_PAGECOUNT=10)
-    else:
-        other = shared(site.url, tmp_path / "other", **settings, SCHEDULER_FLUSH_ON_START=True)
+    other = shared(site.url, tmp_path / "other", **settings, CLOSESPIDER_PAGECOUNT=10)
     for worker in (stays, other):
         assert worker.finish() == 0, worker.output
         assert not worker.told("ERROR")
@@ -199,66 +166,6 @@ def test_scrapy_redis_settings_name_the_server(
     assert "geheim" not in crawl.output.replace("REDIS_PARAMS", "")
 
 
-def test_a_server_that_is_down_at_the_start(tree: Site, tmp_path: Path) -> None:
-    port = servers.free_port()
-    crawl = Crawl(
-        tree.url,
-        tmp_path,
-        {
-            "BLOOM_BACKEND": "redis",
-            "BLOOM_REDIS_URL": f"redis://me:geheim@127.0.0.1:{port}/0",
-            "BLOOM_REDIS_DEADLINE_SECS": 2,
-            "LOG_LEVEL": "DEBUG",
-        },
-    )
-    assert crawl.finish() != 0
-    (error,) = crawl.told("ERROR")
-    assert f"redis://127.0.0.1:{port}/0 cannot be used" in error
-    assert "(waited up to 2 seconds" in error  # and not the usual 30
-    assert "geheim" not in crawl.output
-    assert not tree.hits
-
-
-@pytest.mark.parametrize("policy", ["close", "pass"])
-def test_an_outage_that_lasts(
-    policy: str, tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    settings = {
-        "BLOOM_BACKEND": "redis",
-        # A server that is only slow is not away.
-        "BLOOM_REDIS_URL": f"{server.url}?socket_timeout=10",
-        "BLOOM_REDIS_DEADLINE_SECS": 1,
-        "BLOOM_REDIS_ON_OUTAGE": policy,
-        "JOBDIR": "job",
-    }
-    if policy == "pass":
-        # Unfiltered, the links back would never end. Breadth first, or a page might be recorded
-        # where its links are too deep.
-        settings |= {"DEPTH_LIMIT": 12, "DEPTH_PRIORITY": 1}
-        settings |= {
-            f"SCHEDULER_{kind}_QUEUE": f"scrapy.squeues.{name}"
-            for kind, name in (("DISK", "PickleFifoDiskQueue"), ("MEMORY", "FifoMemoryQueue"))
-        }
-    crawl = Crawl.held(tree, 15, tmp_path, settings)
-    server.kill()
-    tree.release()
-    if policy == "pass":
-        crawl.wait_until(lambda: "crawled unfiltered until" in crawl.output)
-        server.start()
-    assert crawl.finish() == 0, crawl.output
-    assert len(crawl.told("ERROR")) == 1  # at the close, nothing new
-    assert stat(crawl, "bloom/errors") >= 1
-    if policy == "close":
-        assert "'finish_reason': 'bloom_outage'" in crawl.output
-        assert len(tree.hits) < PAGES
-        server.start()
-        crawl = Crawl(tree.url, tmp_path, settings)
-        assert crawl.finish() == 0, crawl.output
-        assert not crawl.told("WARNING")  # it was closed cleanly
-    assert "'finish_reason': 'finished'" in crawl.output
-    assert len(tree.hits) == PAGES
-
-
 def test_a_killed_job_starts_over(tree: Site, server: servers.Server, tmp_path: Path) -> None:
     settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
     crawl = Crawl.held(tree, 10, tmp_path, settings)
@@ -304,19 +211,6 @@ def test_a_killed_job_leaves_a_filter_alone_that_it_did_not_use(
         assert told in warning
     assert len(tree.hits) == PAGES
     assert len(server.client.keys("{links:bloom}.set-aside-*")) == 1
-
-
-def test_one_crawl_at_a_time_in_a_job_directory(
-    tree: Site, server: servers.Server, tmp_path: Path
-) -> None:
-    settings = {"BLOOM_BACKEND": "redis", "BLOOM_REDIS_URL": server.url, "JOBDIR": "job"}
-    first = Crawl.held(tree, 10, tmp_path, settings)
-    second = Crawl(tree.url, tmp_path, settings)
-    assert second.finish() != 0
-    tree.release()
-    assert "in use by another running crawl" in second.told("ERROR")[0]
-    assert first.finish() == 0
-    assert len(tree.hits) == PAGES
 
 
 def test_a_job_paused_under_scrapys_own_filter_goes_on(

@@ -141,7 +141,7 @@ def test_what_goes_together() -> None:
                 "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
                 "BLOOM_REDIS_ON_OUTAGE": "pass",
             },
-            'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler .* set it to "close"',
+            'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler .* set it to "close"',
         ),
         (
             {"BLOOM_REDIS_SHARDS": 4, "BLOOM_BACKEND": "redis"},
@@ -243,6 +243,33 @@ def test_where_the_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert read(BLOOM_DIR="kept").directory("job", "docs") == tmp_path / "kept"
     assert read(BLOOM_DIR="kept/%(spider)s").directory(None, "docs") == tmp_path / "kept/docs"
     assert read(BLOOM_DIR="~/100%%").directory(None, "docs") == Path("/home/someone/100%")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("shop", "shop"),
+        ("shop 2, é中-100%", "shop 2, é中-100%"),
+        ("~root", "~root"),
+        (".hidden", ".hidden"),
+        ("a..b", "a..b"),
+        ("../x", "..%2Fx"),
+        ("a/b", "a%2Fb"),
+        ("/etc", "%2Fetc"),
+        (".", "%2E"),
+        ("..", "%2E%2E"),
+        ("...", "%2E%2E%2E"),
+        ("a\x1b[2Jb\n\x7f", "a%1B[2Jb%0A%7F"),
+        ("a\0b", "a%00b"),
+        ("a\x9b\u202e\u2028b", "a%C2%9B%E2%80%AE%E2%80%A8b"),
+    ],
+    ids=ascii,
+)
+def test_a_name_of_a_spider_is_one_part_of_the_path(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    directory = read(BLOOM_DIR=f"{tmp_path}/%(spider)s").directory(None, name)
+    assert directory == tmp_path / expected
 
 
 SECRET = "hushhush"  # in every password here, and nowhere else

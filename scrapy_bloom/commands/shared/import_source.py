@@ -180,7 +180,7 @@ def report_left_out(source: Source) -> None:
     """Report lines or requests of a source that could not be read; lines raise a BloomError."""
     if isinstance(source, UrlList):
         source.check_skipped()
-    if isinstance(source, SeenFile) and source.truncated:
+    if isinstance(source, SeenFile) and source.is_truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
             "out: its crawl was killed, and the requests that were queued will be skipped as "

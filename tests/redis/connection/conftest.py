@@ -55,10 +55,10 @@ def tls_server(request: pytest.FixtureRequest, certificate: Path) -> Iterator[se
     server.end()
 
 
-@pytest.fixture(scope="session", params=PROGRAMS)
-def tls_cluster(request: pytest.FixtureRequest, certificate: Path) -> Iterator[servers.Cluster]:
+@pytest.fixture(scope="session")
+def tls_cluster(certificate: Path) -> Iterator[servers.Cluster]:
     """One that asks for a password, too."""
-    cluster = servers.Cluster(request.param, certificate=certificate)
+    cluster = servers.Cluster(certificate=certificate)
     for node in cluster.nodes:
         node.client.config_set("requirepass", PASSWORD)
     yield cluster
@@ -71,11 +71,3 @@ def own_cluster() -> Iterator[servers.Cluster]:
     cluster = servers.Cluster()
     yield cluster
     cluster.end()
-
-
-@pytest.fixture(params=PROGRAMS)
-def server(request: pytest.FixtureRequest) -> Iterator[servers.Server]:
-    """A server of one test alone."""
-    server = servers.Server(request.param)
-    yield server
-    server.end()

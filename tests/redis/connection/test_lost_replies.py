@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import redis
 
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
-from tests.support.backends import redis_backend
-from tests.support.connections import PROGRAMS, locked_up
+from tests.support.connections import locked_up
 from tests.support.proxies import DroppingProxy
 
 
@@ -43,21 +41,6 @@ class TestLostReplies:
             tried.close()
             proxy.end()
 
-    def test_scripts(self, server: servers.Server) -> None:
-        proxy = DroppingProxy(server.port, 0.03, seed=2, only=b"EVALSHA")
-        tried = RedisServer(f"redis://127.0.0.1:{proxy.port}/0")
-        backend = redis_backend(tried, "k", capacity=1000, error_rate=1e-9, mirror=False)
-        try:
-            backend.open()
-            before = executed(server, "evalsha")
-            assert all(backend.add(b"%020d" % number) for number in range(500))
-            assert proxy.dropped > 5
-            assert tried.retries == proxy.dropped
-            assert executed(server, "evalsha") - before == 500 + proxy.dropped
-            backend.close()
-        finally:
-            proxy.end()
-
     def test_any_reply_also_those_while_it_connects(self, server: servers.Server) -> None:
         proxy = DroppingProxy(server.port, 0.2, seed=3)
         url = locked_up(server).replace(f":{server.port}/", f":{proxy.port}/")
@@ -71,19 +54,6 @@ class TestLostReplies:
             assert 30 < value <= 30 + proxy.dropped
         finally:
             tried.close()
-            proxy.end()
-
-    @pytest.mark.parametrize("program", PROGRAMS)
-    def test_sentinel(self, program: str) -> None:
-        own = servers.Service(program)
-        proxy = DroppingProxy(own.servers[0].port, 0.03, seed=4, only=b"INCR")
-        tried = RedisServer(own.url, sentinel="mymaster", params={"retry": 3})
-        try:
-            own.watch(proxy.port)
-            self.check(tried, [proxy])
-        finally:
-            tried.close()
-            own.end()
             proxy.end()
 
     def test_cluster(self, own_cluster: servers.Cluster) -> None:
@@ -123,8 +93,3 @@ def told(cluster: servers.Cluster) -> list[set[int]]:
 def places(slots: Any) -> list[tuple[str, int]]:
     found = slots.values() if isinstance(slots, Mapping) else slots
     return [each["primary"] if isinstance(each, Mapping) else each[2][:2] for each in found]
-
-
-def executed(server: servers.Server, command: str) -> int:
-    stats = server.client.info("commandstats")
-    return int(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"])

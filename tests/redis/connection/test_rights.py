@@ -156,6 +156,7 @@ def test_a_set_of_scrapy_redis_is_imported(place: list[servers.Server], tmp_path
     assert not denied, denied
 
 
+@pytest.mark.parametrize("place", ["valkey", "cluster"], indirect=True)
 def test_a_job_is_moved_to_workers_and_back(
     place: list[servers.Server], tree: Site, tmp_path: Path
 ) -> None:
