@@ -263,7 +263,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         known = filter_figures(opened_reader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
-        if queue := queue_figures(SharedPlace(server, key, 0.0)):
+        if queue := queue_figures(SharedPlace(server, key)):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}
