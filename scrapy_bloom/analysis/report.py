@@ -1,4 +1,4 @@
-"""The figures of a report: how full a filter is, how it filled up, and how it will go on."""
+"""Compute the figures of a report: how full a filter is, how it filled, and a forecast."""
 
 import math
 import operator
@@ -9,18 +9,18 @@ from itertools import accumulate, count
 from typing import NamedTuple
 
 from scrapy_bloom.filters.sizing import Contents, classic_fill_ratio
-from scrapy_bloom.generations.backend import FilterStatus, any_errs
+from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import Generation, Policy
 
-SCRAPY_SET_BYTES = 91  # for each request; measured, see docs/benchmarks.md
-_POINTS = 240  # of a curve: one for each four pixels of a wide page
+SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
+_POINTS = 240  # of a curve: one per four pixels of a wide page
 
 
 class Measured(NamedTuple):
     """A generation whose bits were counted."""
 
-    figures: Generation  # as the crawl wrote them down
-    contents: Contents  # as the bits tell
+    figures: Generation  # as the crawl has counted
+    contents: Contents  # as the bits have it
 
     @property
     def fill_when_full(self) -> float:
@@ -36,7 +36,7 @@ def count_bits(
 ) -> list[Measured]:
     """Count the bits of generations, block by block: they may be larger than the memory.
 
-    `advance` is told how many blocks are done.
+    `advance` gets the number of blocks done.
     """
     blocks = count(1)
 
@@ -54,7 +54,7 @@ def count_bits(
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A filter as it is, and what is asked of it."""
+    """A filter, and the settings that decide how it grows."""
 
     location: str  # for people
     spider: str  # may be empty
@@ -67,18 +67,18 @@ class Report:
 
     @property
     def live(self) -> list[Generation]:
-        """The generations as the crawl wrote them down."""
+        """The generations as the crawl has counted them."""
         return [generation.figures for generation in self.generations]
 
     @cached_property
     def status(self) -> FilterStatus:
-        """The figures that follow from what the crawl wrote down."""
+        """The figures that follow from the counts of the crawl."""
         return FilterStatus.of(self.location, self.live, self.asked)
 
     @property
     def error_rate(self) -> float:
         """The false-positive rate of all generations together, 0 to 1, by the bits that are set."""
-        return any_errs(generation.contents.error_rate for generation in self.generations)
+        return combined_rate(generation.contents.error_rate for generation in self.generations)
 
     @property
     def fill_ratio(self) -> float:
@@ -88,7 +88,7 @@ class Report:
         return math.fsum(map(operator.mul, sizes, fills)) / sum(sizes)
 
     def forecast(self) -> list[Generation]:
-        """Return the generations that there will be at four times the capacity; see `grown`."""
+        """Return the generations that the filter will have at four times its capacity."""
         now = self.status.count
         return grown(self.live, self.policy, max(4 * self.status.capacity, now + now // 4))
 
@@ -102,9 +102,9 @@ class Point(NamedTuple):
 
 
 def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Generation]:
-    """Return copies of generations, and those that will follow, when so many are recorded in all.
+    """Return the generations of a filter once `until` requests are recorded in it.
 
-    They have the counts of then. None that is there loses any.
+    The result has copies of the live generations, with their future counts, and the new ones.
     """
     live = [replace(generation) for generation in live]
     missing = until - sum(generation.count for generation in live)
@@ -126,10 +126,10 @@ def grown(live: Sequence[Generation], policy: Policy, until: int) -> list[Genera
 
 
 def course(generations: Sequence[Generation]) -> list[Point]:
-    """Return how a filter fills: one generation after the other, each up to its count.
+    """Return points of the curve along which a filter fills, one generation after the other.
 
-    The points go from 0 requests to all of them, close enough for a curve, and with the one before
-    and the one after each beginning of a generation.
+    They go from 0 to all requests, and include the last request of each generation and the first
+    request of the next one.
     """
     ends = list(accumulate(generation.count for generation in generations))
     total = ends[-1]
@@ -141,7 +141,7 @@ def course(generations: Sequence[Generation]) -> list[Point]:
 
 
 def after(generations: Sequence[Generation], requests: int) -> Point:
-    """Return a point of a filter's course: that many requests are recorded; see `course`."""
+    """Return the rate and the size of a filter when it had `requests` requests."""
     then: list[Generation] = []
     left = requests
     for generation in generations:
@@ -151,6 +151,6 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
         left -= generation.count
     return Point(
         requests,
-        any_errs(generation.error_rate_now for generation in then),
+        combined_rate(generation.error_rate_now for generation in then),
         sum(generation.geometry.nbytes for generation in then),
     )

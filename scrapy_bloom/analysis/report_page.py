@@ -1,4 +1,4 @@
-"""The page of `scrapy bloom report`: words and tables around the pictures."""
+"""Write the HTML page of `scrapy bloom report`: text and tables around the pictures."""
 
 import math
 import time
@@ -14,12 +14,12 @@ from scrapy_bloom.analysis.report import SCRAPY_SET_BYTES, Measured, Report, cou
 from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.text import counted, duration_text, in_words, number_text, share_text, size_text
 
-_TOLERANCE = 1.1  # what is counted scatters around what was asked for
+_TOLERANCE = 1.1  # the counted rate scatters around the rate asked for
 _WINDOW = "This filter has a time window: each generation expires one window after it is complete."
 
 
 def report_page(report: Report) -> str:
-    """Return the page, as HTML; raises BloomError if matplotlib is missing."""
+    """Return the page as HTML; raise a BloomError if matplotlib is missing."""
     status, later = report.status, report.forecast()
     points = course(later)
     mood, verdict, advice = _verdict(report)
@@ -45,7 +45,7 @@ def report_page(report: Report) -> str:
         memory_text=escape(_memory(status)),
         made=escape(f"Made by scrapy bloom report, {_time(time.time())} UTC"),
     )
-    return page.encode("utf-8", "backslashreplace").decode()  # a path need not be UTF-8
+    return page.encode("utf-8", "backslashreplace").decode()  # a path may not be UTF-8
 
 
 def _facts(report: Report) -> str:
@@ -62,7 +62,7 @@ def _facts(report: Report) -> str:
 
 
 def _verdict(report: Report) -> tuple[str, str, str]:
-    """Return the mood of the page, its headline, and what that means."""
+    """Return the mood of the page ("good" or "bad"), its headline, and an explanation."""
     status, rate = report.status, report.error_rate
     room = f"{status.capacity:,}"
     asked = f"At most {_one_in(status.error_rate)} was asked for."
@@ -96,12 +96,12 @@ def _lost(drops: float) -> str:
 def _way_out(report: Report) -> str:
     if report.policy.on_full == "grow":
         return (
-            "The next run of the crawl goes on in a further generation, so that the rate rises no "
-            "more; to get it down, start with a new filter."
+            "The next run of the crawl continues in a new generation, so that the rate rises no "
+            "more; to lower it, start with a new filter."
         )
     return (
-        'The rate goes on rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
-        "and start the crawl again; to get it down, start with a new filter."
+        'The rate keeps rising: set BLOOM_ON_FULL = "grow", or raise BLOOM_EXPECTED_REQUESTS, '
+        "and start the crawl again; to lower it, start with a new filter."
     )
 
 
@@ -183,11 +183,11 @@ def _forecast(report: Report, generations: int) -> str:
             "the sum levels off."
         )
     elif on_full == "close":
-        text += "the spider is closed at capacity, and this is what it is spared."
+        text += "the spider is closed at capacity; the forecast shows what would follow."
     else:
-        text += "no generation follows a full one, and the rate goes on rising."
+        text += "no generation follows a full one, and the rate keeps rising."
     if report.policy.window:
-        text += " It takes the generations as they are now: none expires meanwhile."
+        text += " It assumes that none of the generations expires meanwhile."
     return text
 
 
@@ -198,7 +198,7 @@ def _memory(status: FilterStatus) -> str:
     if others > ours:
         return f"{text}, {in_words(others / ours, 2)} times as much."
     return (
-        f"{text}. The filter takes all its space at once, and is the smaller one from "
+        f"{text}. The filter has its full size from the start, and is smaller than the set from "
         f"{in_words(ours / SCRAPY_SET_BYTES)} requests on."
     )
 

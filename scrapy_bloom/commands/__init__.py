@@ -1,7 +1,7 @@
-"""The command `scrapy bloom`: whatever is done to a filter around a crawl, from the shell.
+"""Define the command `scrapy bloom`, and import its subcommands when it runs.
 
-Scrapy loads this module whenever any of its commands runs. So nothing is imported here but
-Scrapy's own base class: the subcommands are imported when one of them is asked for.
+Scrapy loads this module whenever any of its commands runs, so it imports nothing but Scrapy's own
+base class.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from scrapy.cmdline import ScrapyArgumentParser
 from scrapy.commands import ScrapyCommand
 from scrapy.exceptions import UsageError
 
-# Each is a module here, whose docstring is its help, with SYNTAX, HELP, add_arguments and run.
+# Each is a module of this package; its docstring is the help. It has SYNTAX, HELP, add_arguments
+# and run.
 SUBCOMMANDS = (
     "plan",
     "info",
@@ -52,17 +53,17 @@ class BloomCommand(ScrapyCommand):
 
     def short_desc(self) -> str:
         """Return the line in the list that `scrapy` prints."""
-        return "Plan, look into, fill, check, merge and move Bloom filters; stop crawls"
+        return "Plan, inspect, fill, check, merge and move Bloom filters; control crawls"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Add Scrapy's global options, before or after the subcommand's name, and its own."""
-        _print_interrupts_in_one_line()  # here, since the imports take the time
+        _print_interrupts_in_one_line()  # now, because the imports take a while
         super().add_options(parser)
         subparsers = parser.add_subparsers(
             title="subcommands", dest="subcommand", metavar="SUBCOMMAND", parser_class=_Parser
         )
         parser.set_defaults(run=lambda *_: parser.print_help(), parser=parser)
-        parser.__class__ = _Parser  # it is Scrapy's, and tells what is no subcommand
+        parser.__class__ = _Parser  # Scrapy's own parser reports unknown subcommands
         for name, module in _subcommands():
             sub = subparsers.add_parser(
                 name,
@@ -74,14 +75,14 @@ class BloomCommand(ScrapyCommand):
                 conflict_handler="resolve",
             )
             super().add_options(sub)
-            _keep_what_stands_before(sub)
+            _keep_earlier_options(sub)
             module.add_arguments(sub)
             sub.set_defaults(run=module.run, parser=sub)
 
     def process_options(self, args: list[str], opts: argparse.Namespace) -> None:
         """Refuse unknown arguments, and take the global options over into the settings."""
         if hasattr(opts, "rest") and not any(argument.startswith("-") for argument in args):
-            # argparse takes them only if no option stands before them.
+            # argparse does not accept them after an option.
             opts.rest, args = [*opts.rest, *args], []
         if args:
             opts.parser.error(f"unrecognized arguments: {' '.join(args)}")
@@ -92,7 +93,7 @@ class BloomCommand(ScrapyCommand):
             opts.parser.error(str(error))
 
     def run(self, args: list[str], opts: argparse.Namespace) -> None:  # noqa: ARG002 - Scrapy's
-        """Run a subcommand. Whatever fails is told in one line, and ends with status 1."""
+        """Run a subcommand; print a failure in one line, and exit with status 1."""
         from scrapy_bloom.exceptions import (  # noqa: PLC0415 - see above
             TROUBLESHOOTING,
             BloomError,
@@ -104,7 +105,7 @@ class BloomCommand(ScrapyCommand):
         failure: Exception | None = None
         is_terminated = False
         try:
-            opts.run(opts, self.settings)
+            _run(opts, self.settings)
         except UsageError as error:
             opts.parser.error(str(error))
         except _Terminated:
@@ -124,16 +125,26 @@ class BloomCommand(ScrapyCommand):
         self.exitcode = 1
         if isinstance(failure, MemoryError):
             _print_error("there is not enough memory for that")
-        elif not is_broken_pipe(failure):  # else nobody reads the output any more
+        elif not is_broken_pipe(failure):  # otherwise, the reader has closed the output
             what = "the output cannot be written: " if failure is unwritten else ""
             where = f" ({TROUBLESHOOTING})" if isinstance(failure, BloomError) else ""
             _print_error(_shown(f"{what}{failure}") + where)
 
 
-def _flush(stream: TextIO) -> OSError | None:
-    """Write what a stream still holds; return why that failed, if it did.
+def _run(options: argparse.Namespace, settings: Any) -> None:
+    """Run a subcommand, at the place of the project's crawl if its optional PLACE is missing."""
+    if getattr(options, "place", "") is None:
+        from scrapy_bloom.commands.shared.project import project_place  # noqa: PLC0415 - see above
 
-    Then what is left must not fail once more when Python ends.
+        options.place = project_place(options, settings)
+        options.is_place_of_project = True
+    options.run(options, settings)
+
+
+def _flush(stream: TextIO) -> OSError | None:
+    """Flush a stream, and return the error if that fails.
+
+    The stream then goes to the null device, so that the flush at the end of Python succeeds.
     """
     try:
         stream.flush()
@@ -156,22 +167,24 @@ def _print_interrupts_in_one_line() -> None:
     """
     before = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def print_interrupt(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         if issubclass(kind, KeyboardInterrupt):
             _print_error("interrupted")
         else:
             before(kind, error, trace)
 
-    sys.excepthook = tell
+    sys.excepthook = print_interrupt
 
 
 class _Terminated(KeyboardInterrupt):
-    """A SIGTERM, which has the same clean-up as Ctrl-C."""
+    """Raised by SIGTERM, for the same clean-up as after Ctrl-C."""
 
 
 def _interrupt_on_sigterm() -> None:
     def terminate(number: int, frame: object) -> None:  # noqa: ARG001 - as Python calls it
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the clean-up is not to be interrupted
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the clean-up
         raise _Terminated
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -179,14 +192,14 @@ def _interrupt_on_sigterm() -> None:
 
 
 def is_broken_pipe(error: Exception) -> bool:
-    """Return whether nobody reads the output any more; Windows says it in other words."""
+    """Return whether the reader has closed the output, which is EINVAL on Windows."""
     if sys.platform == "win32" and isinstance(error, OSError) and error.errno == errno.EINVAL:
-        return error.filename is None  # else it is a name that no file can have
+        return error.filename is None  # otherwise, a file name is not valid
     return isinstance(error, BrokenPipeError)
 
 
 class _Parser(ScrapyArgumentParser):
-    """A parser of arguments: its errors repeat them, but for passwords."""
+    """Parses arguments; masks the passwords in its errors."""
 
     def error(self, message: str) -> NoReturn:
         super().error(_shown(message))
@@ -199,20 +212,20 @@ def _shown(text: str) -> str:
 
 
 def _subcommands() -> Iterator[tuple[str, Any]]:
-    for name in SUBCOMMANDS:  # one that is a word of Python's has an underscore
+    for name in SUBCOMMANDS:  # a keyword of Python has an underscore
         yield name.removesuffix("_"), importlib.import_module(f"{__name__}.{name}")
 
 
-def _keep_what_stands_before(sub: argparse.ArgumentParser) -> None:
-    """Let `scrapy bloom -s A=1 plan -s B=2` set both: a default after it would undo the first."""
-    for action in sub._actions:  # noqa: SLF001 - argparse has no other way to them
+def _keep_earlier_options(sub: argparse.ArgumentParser) -> None:
+    """Let `scrapy bloom -s A=1 plan -s B=2` set both; defaults would reset A."""
+    for action in sub._actions:  # noqa: SLF001 - argparse has no public access
         if action.dest == "set":
             action.dest = "set_after"
         action.default = argparse.SUPPRESS
 
 
 def _repair_streams() -> None:
-    """Replace streams that came closed, and escape what a terminal cannot show."""
+    """Replace closed standard streams, and escape characters that a stream cannot encode."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -222,7 +235,7 @@ def _repair_streams() -> None:
 
 
 def _show_warnings() -> None:
-    """Print on the error output what the package would warn of in a crawl's log."""
+    """Print the warnings of the package, which a crawl would log, on the error output."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_OneLine())

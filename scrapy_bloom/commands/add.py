@@ -1,17 +1,17 @@
 """Add requests to a running or paused crawl with CrashSafeScheduler.
 
-PLACE is a JOBDIR, or the server with the queue that workers share. URLs are arguments, or in a list
-(--file), as `scrapy bloom import` reads it. Duplicates are counted and left out, unless
---dont-filter is given.
+The place is a JOBDIR, or the server with the queue that workers share. The URLs are arguments, or
+lines of a list (--file), which `scrapy bloom import` describes. Duplicates are counted and left
+out, unless --dont-filter is given.
 
-In Redis, the requests are queued and recorded in one step, and workers crawl them at once; if the
-crawl has ended, the next worker crawls them. For a JOBDIR, they are handed over in a file: the
-running crawl queues them within a second, a paused one when it is resumed.
+In Redis, the command records and queues the requests in one step, and workers crawl them at once;
+if the crawl has ended, the next worker crawls them. For a JOBDIR, it hands the requests over in a
+file: a running crawl queues them within a second, and a paused crawl when it is resumed.
 
-With --from-scrapy-redis, the source is what a stopped crawl with scrapy-redis has left on a server:
-its queue (SCHEDULER_QUEUE_KEY) and its start URLs (REDIS_START_URLS_KEY). These keys are left as
-they are, unless --drain is given. The queue's requests are queued even if the filter has recorded
-them; so run this once, or with --drain.
+With --from-scrapy-redis, the command adds the requests that a stopped crawl with scrapy-redis has
+left on a server: its queue (SCHEDULER_QUEUE_KEY) and its start URLs (REDIS_START_URLS_KEY). It
+leaves these keys unchanged, unless --drain is given. It adds the requests of that queue even if
+the filter has recorded them, so run it once, or with --drain.
 
 Examples:
   scrapy bloom add jobs/news https://news.example/today --callback parse_article
@@ -60,6 +60,7 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.sharded import store_of
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
@@ -75,7 +76,7 @@ HELP = "add requests to a running or paused crawl"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser)
-    parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl")
+    parser.add_argument("rest", metavar="URL", nargs="*", help="a page to crawl")
     parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
     add_list(parser)
     parser.add_argument(
@@ -84,15 +85,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--priority", type=int, default=0, metavar="N", help="higher ones are crawled first (0)"
     )
-    parser.add_argument("--dont-filter", action="store_true", help="add duplicates, too")
+    parser.add_argument("--dont-filter", action="store_true", help="add duplicates as well")
     parser.add_argument(
         "--from-scrapy-redis",
         type=server_url,
         metavar="REDIS-URL",
-        help="add what a crawl with scrapy-redis has left on this server",
+        help="add the requests that a crawl with scrapy-redis has left on this server",
     )
     parser.add_argument(
-        "--drain", action="store_true", help="remove from scrapy-redis's keys what was added"
+        "--drain",
+        action="store_true",
+        help="remove the added requests from the keys of scrapy-redis",
     )
     add_json(parser)
 
@@ -101,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Counts:
     new: int = 0
     duplicate: int = 0
+    dropped: int = 0  # because of BLOOM_MAX_PAGES_PER_SLOT
     skipped: int = 0
 
 
@@ -158,7 +162,7 @@ def _check_callback(options: argparse.Namespace, project: Project) -> None:
 def _report(options: argparse.Namespace, counts: _Counts) -> None:
     is_local = not is_redis(options.place)
     if options.json:
-        read = counts.new + counts.duplicate
+        read = counts.new + counts.duplicate + counts.dropped
         print_json({"read": read, **vars(counts), "handed_over": is_local})
         return
     if is_local:
@@ -170,6 +174,10 @@ def _report(options: argparse.Namespace, counts: _Counts) -> None:
         say(f"{counted(counts.new, 'request was', 'requests were')} added to the queue")
     if counts.duplicate:
         say(f"Duplicates, left out: {counts.duplicate:,}")
+    if counts.dropped:
+        say(
+            f"Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: {counts.dropped:,}"
+        )
 
 
 # The requests, as `Request.to_dict` makes them, and their kinds, as `Found` has them.
@@ -209,7 +217,7 @@ def _scrapy_redis_keys(
 
 
 def _moved(keys: list[RedisKey]) -> _Requests:
-    # The filter may have recorded what is in the queue, since scrapy-redis's set had.
+    # The filter may have recorded the queued requests, if scrapy-redis's set was imported.
     for key, kind in zip(keys, "un", strict=True):
         for page in key.pages():
             yield [(each, kind) for each in page]
@@ -223,7 +231,9 @@ def _add_to_job(
     if not jobdir.is_database(job_dir / jobdir.DATABASE):
         raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
     check_filter_name(options, options.place, spider_counts=True)
-    has_filter = bool(jobdir.filter_files(job_dir / "bloom"))  # else it is in a BLOOM_DIR
+    has_filter = bool(
+        jobdir.filter_files(job_dir / "bloom")
+    )  # otherwise, the filter is in a BLOOM_DIR
     with opened_for_crawl(options, project) if has_filter else nullcontext() as reader:
         for batch in requests:
             found = [request for request, _ in batch]
@@ -246,7 +256,7 @@ class _Target:
 def _target(project: Project, options: argparse.Namespace) -> _Target:
     """Return the queue that requests are added to; raises a StorageError if there is none.
 
-    What scrapy-redis has left may begin a new one, whose spider --spider names.
+    The requests of scrapy-redis may begin a new queue, for the spider that --spider names.
     """
     filter_ = connect(options, project)
     server, key = filter_.server, filter_.key
@@ -292,13 +302,18 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
                     collected.add_found(Entry(found, None, has_parent=True))
                 while collected:
                     parcel = collected.parcel()
-                    reply = store.apply(parcel)
+                    try:
+                        reply = store.apply(parcel)
+                    except RejoinedError:  # the lease expired while a pipe gave nothing
+                        reply = store.apply(parcel)
                     backend.keep_up()
-                    queued = [
-                        is_queued(entry, reply, index) for index, entry in enumerate(parcel.entries)
-                    ]
-                    counts.new += sum(queued)
-                    counts.duplicate += len(queued) - sum(queued)
+                    for index, entry in enumerate(parcel.entries):
+                        if is_queued(entry, reply, index):
+                            counts.new += 1
+                        elif reply.answers[index] == BEYOND_LIMIT:
+                            counts.dropped += 1
+                        else:
+                            counts.duplicate += 1
         except StorageError as error:
             added = counted(counts.new, "request was", "requests were")
             raise BloomError(
@@ -327,4 +342,5 @@ def _found(
         rank=rank,
         newest_first=newest_first,
         kind=kind,
+        is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
     )

@@ -1,14 +1,13 @@
-"""Print the URLs of a list that a filter has not seen, or those that it has.
+"""Print the URLs of a list that a filter has not seen, or those that it has seen.
 
-URLFILE has a URL on each line ("-": the standard input), or is JSON lines (.jl), a JSON array
-(.json) or a table (.csv) with one in the field that --field names; each may be packed (.gz). A URL
-gets the fingerprint that the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET request.
-It is only asked for, not recorded, and the filter may be in use. Each line is answered as soon as
-it is read, so the list may be a pipe that another program writes to. Lists of any length are read
-in constant memory, so two of 100 million URLs can be intersected: import one into a filter, and
-check the other against it.
+URLFILE has a URL per line ("-": the standard input), or is JSON lines (.jl), a JSON array (.json)
+or a table (.csv) with the URL in the field that --field names; each may be compressed (.gz). The
+project's REQUEST_FINGERPRINTER_CLASS makes the fingerprints, for plain GET requests. The command
+records nothing, and a crawl may use the filter meanwhile. It answers each line as soon as it has
+read it, so the list may be a pipe. Lists of any length are read in constant memory: to intersect
+two lists of 100 million URLs, import one into a filter, and check the other against it.
 
-What is not a URL is left out, and reported at the end, with exit status 1.
+Lines that are not URLs are left out and reported at the end, with exit status 1.
 
 "Seen" may be a false positive, at the filter's error rate; "new" is always right.
 
@@ -30,7 +29,7 @@ from scrapy_bloom.commands.shared.project import load_project, opened_for_crawl,
 from scrapy_bloom.text import counted, escaped
 
 SYNTAX = "PATH|REDIS-URL URLFILE [--new|--seen] [--field NAME] [--key NAME] ..."
-HELP = "print the URLs of a list that a filter has not seen, or has"
+HELP = "print the URLs of a list that a filter has not seen, or has seen"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,22 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument("urls", metavar="URLFILE", help='a list; "-": the standard input')
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--new", action="store_true", help="those it has not seen (default)")
-    either.add_argument("--seen", action="store_true", help="those it has (probably) seen")
+    either.add_argument(
+        "--new", action="store_true", help="print the URLs that it has not seen (default)"
+    )
+    either.add_argument(
+        "--seen", action="store_true", help="print the URLs that it has (probably) seen"
+    )
     add_list(parser)
     add_json(parser)
-    parser.epilog = "With --json, the figures alone are printed: how many URLs are new, and seen."
+    parser.epilog = "With --json, only the numbers of new and seen URLs are printed."
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Print the URLs that are asked for."""
+    """Print the new or the seen URLs of a list."""
     project = load_project(settings, options.spider, options.place)
     urls = url_list(options.urls, project, options)
     is_terminal = sys.stdout.isatty()
     read = seen = 0
     with (
         opened_for_crawl(options, project) as reader,
-        # A bar between the URLs would be in their way.
+        # A progress bar would break up the list of URLs.
         progress("Checking", urls.count, "lines", shown=not is_terminal) as advance,
     ):
         for batch in urls.batches():
@@ -61,7 +64,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             if not options.json:
                 asked = zip(batch, answers, strict=True)
                 chosen = [url for (url, _), is_seen in asked if is_seen is options.seen]
-                if is_terminal:  # no URL may steer it; a program gets them as they are
+                if is_terminal:  # no URL may control the terminal; a program gets them unchanged
                     chosen = [escaped(url.decode()).encode() for url in chosen]
                 sys.stdout.buffer.write(b"".join(url + b"\n" for url in chosen))
                 sys.stdout.flush()  # a program may write the next line after this answer

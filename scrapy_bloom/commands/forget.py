@@ -1,10 +1,10 @@
-"""Have single requests crawled again, though a filter has recorded them.
+"""Have recorded requests crawled again.
 
-Each URL gets the fingerprint that the project's REQUEST_FINGERPRINTER_CLASS makes for a plain GET
-request. It is crawled again when a crawl next meets it, once; `scrapy bloom info` counts those that
-wait for that. The filter may be in use: its crawl knows of it within a second or so.
+The project's REQUEST_FINGERPRINTER_CLASS makes the fingerprint of each URL, for a plain GET
+request. The next crawl that finds such a request crawls it again, once; `scrapy bloom info` counts
+the requests that are still forgotten. A crawl that uses the filter learns of them within a second.
 
-What the filter has not recorded is new anyway, and left out.
+Requests that the filter has not recorded are new anyway, and are left out.
 
 Examples:
   scrapy bloom forget jobs/shop https://shop.example/a https://shop.example/b
@@ -33,7 +33,7 @@ from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.text import counted
 
 SYNTAX = "PATH|REDIS-URL [URL ...] [--file URLFILE] [--key NAME] [--spider NAME] [--json]"
-HELP = "have single requests crawled again, though they are recorded"
+HELP = "have recorded requests crawled again"
 
 _BATCH = 1000
 
@@ -41,8 +41,8 @@ _BATCH = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     add_place(parser)
-    parser.add_argument("rest", metavar="URL", nargs="*", help="what to crawl again")
-    parser.add_argument("--file", metavar="URLFILE", help='a list of them; "-": the standard input')
+    parser.add_argument("rest", metavar="URL", nargs="*", help="a page to crawl again")
+    parser.add_argument("--file", metavar="URLFILE", help='a list of URLs; "-": the standard input')
     add_list(parser)
     add_json(parser)
 
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         )
     else:
         what = counted(forgotten, "request is", "requests are")
-        say(f"{what} crawled again when a crawl next meets them")
+        say(f"{what} crawled again when a crawl next finds them")
         if unrecorded:
             say(f"Not recorded, and left out: {unrecorded:,}")
     if urls:
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 @contextmanager
 def _forgetting(place: str, reader: Reader) -> Iterator[Callable[[Sequence[bytes]], object]]:
-    """Return what forgets requests of a filter."""
+    """Return the function that forgets requests of a filter."""
     if not isinstance(reader, FilterReader):
         yield reader.forget
         return
@@ -94,6 +94,6 @@ def _forgetting(place: str, reader: Reader) -> Iterator[Callable[[Sequence[bytes
     if directory.is_file():
         raise BloomError(f"{directory} is one file of a filter; give its directory")
     with ExitStack() as stack:
-        with suppress(LockedError):  # a crawl runs; else none shall begin just now
+        with suppress(LockedError):  # a crawl runs; otherwise, none may start meanwhile
             stack.callback(lock_directory(directory).release)
         yield stack.enter_context(closing(ForgottenFile(directory / forgotten_file.NAME))).add

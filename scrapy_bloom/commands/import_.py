@@ -1,18 +1,19 @@
-"""Record in a filter what was crawled before, so that it is not crawled again.
+"""Record requests that were crawled before, so that they are not crawled again.
 
 SOURCE is one of
   - Scrapy's requests.seen, in either of its formats, or a JOBDIR with one;
-  - a list of URLs, which get the fingerprints that the project's REQUEST_FINGERPRINTER_CLASS makes
-    for plain GET requests: a file with one on each line ("-": the standard input), or JSON lines
-    (.jl), a JSON array (.json) or a table (.csv) with one in the field that --field names; each may
-    be packed (.gz). What is not a URL is left out, and reported at the end, with exit status 1;
+  - a list of URLs: a file with a URL per line ("-": the standard input), JSON lines (.jl), a JSON
+    array (.json) or a table (.csv) with the URL in the field that --field names; each may be
+    compressed (.gz). The project's REQUEST_FINGERPRINTER_CLASS makes the fingerprints, for plain
+    GET requests. Lines that are not URLs are left out and reported at the end, with exit status 1;
   - a redis:// URL: the set of scrapy-redis that --source-key names;
   - another filter: a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file.
-It is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run now, or a
-redis:// URL with --key, which crawls may use meanwhile. A new one is made with the project's
-BLOOM_* settings, for as many requests as the source has at least; one that is there grows.
+The source is only read. DEST is the filter: the BLOOM_DIR or JOBDIR of a crawl that does not run
+now, or a redis:// URL with --key; crawls may use a filter in Redis meanwhile. A new filter is made
+with the project's BLOOM_* settings, and has room for all requests of the source. An existing filter
+grows.
 
-What was interrupted can be repeated.
+An import that was interrupted can be repeated.
 
 Examples:
   scrapy bloom import jobs/old/requests.seen filters/shop
@@ -66,14 +67,14 @@ from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted, masked
 
 SYNTAX = "SOURCE DEST [--expected-requests N] [--error-rate P] [--key NAME] ..."
-HELP = "record in a filter what was crawled before"
+HELP = "record requests that were crawled before"
 
 _BATCH = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    parser.add_argument("source", metavar="SOURCE", help="what was crawled before")
+    parser.add_argument("source", metavar="SOURCE", help="requests that were crawled before")
     parser.add_argument("dest", metavar="DEST", help="the filter")
     parser.add_argument(
         "-n",
@@ -100,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Record what a source holds."""
+    """Record the requests of a source."""
     arguments.check_filter_name(options, options.dest, spider_counts=True)
     given = {
         "BLOOM_EXPECTED_REQUESTS": options.expected_requests,
@@ -139,7 +140,7 @@ def _imported(
 ) -> tuple[int, int, FilterStatus]:
     total = source.count()
     fingerprints = iter(source)
-    # Fails before anything is made if it is no such source.
+    # Reading fails before a filter is created if the source is of another kind.
     first = list(islice(fingerprints, 1))
     backend = _destination(options, project, total)
     if not first:
@@ -176,7 +177,7 @@ def _imported(
 
 
 def _is_no_failure(record: logging.LogRecord) -> bool:
-    """Return whether to keep a log record: errors of the storage end the import in one line."""
+    """Return whether to log a record; the import itself reports errors of the storage."""
     packages = ("scrapy_bloom.files", "scrapy_bloom.generations")
     return record.levelno < logging.ERROR or not record.name.startswith(packages)
 
@@ -190,9 +191,9 @@ def _check_storage(backend: LocalBackend | RedisBackend) -> None:
 def _opened(
     backend: LocalBackend | RedisBackend, options: argparse.Namespace, undoing: ExitStack
 ) -> Iterator[None]:
-    """Open the filter, and close it; after an error, a second one mostly has the same cause.
+    """Open the filter, and close it; after an error, ignore a second one from closing.
 
-    The stack removes the files and directories that were not there, unless it is emptied before.
+    The stack removes the files and directories of a new filter, unless the caller empties it.
     """
     if isinstance(backend, LocalBackend):
         undoing.push(partial(_remove_after_error, _missing_paths(_directory(options))))
@@ -209,7 +210,9 @@ def _opened(
 def _destination(
     options: argparse.Namespace, project: Project, total: int | None
 ) -> LocalBackend | RedisBackend:
-    bloom = replace(project.bloom, on_full="grow")  # nobody is there to raise the expectation
+    bloom = replace(
+        project.bloom, on_full="grow"
+    )  # an import cannot wait for a larger BLOOM_EXPECTED_REQUESTS
     enough = replace(bloom, expected_requests=max(bloom.expected_requests, total or 0))
     origin = Origin(salt=bloom.salt, fingerprinter=project.fingerprinter, spider=project.spider)
     if is_redis(options.dest):
@@ -232,7 +235,7 @@ def _destination(
         _check_seen(directory.parent, options.source)
     return LocalBackend(
         directory,
-        (bloom if is_there else enough).policy,  # what is there grows when it is full, not before
+        (bloom if is_there else enough).policy,  # an existing filter grows only when it is full
         origin,
         job=Job(None, "stop"),
         sync_secs=bloom.sync_secs,
@@ -244,14 +247,14 @@ def _check_window(open_until: float, bloom: BloomSettings) -> None:
     """Check that an import does not end the window of a filter."""
     if open_until and not bloom.window_secs:
         raise BloomError(
-            "the filter has a time window, and these settings have none: what it holds would be "
-            "remembered for longer. Run this in the project (with --spider, if the spider sets "
+            "the filter has a time window, and these settings have none: recorded requests would "
+            "expire too late. Run this in the project (with --spider, if the spider sets "
             "it), or with -s BLOOM_WINDOW_SECS=..."
         )
 
 
 def _check_seen(job_dir: Path, source: str) -> None:
-    """Check that a job's own requests.seen comes first: a crawl imports it into new ones only."""
+    """Check that the job's own requests.seen is imported first: a crawl does so only once."""
     seen = job_dir / jobdir.SEEN
     own = {seen.resolve(), job_dir.resolve()}
     if seen.exists() and seen.stat().st_size and Path(source).resolve() not in own:
@@ -262,7 +265,7 @@ def _check_seen(job_dir: Path, source: str) -> None:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Return where the files of the destination are, or go."""
+    """Return the directory of the destination's files."""
     dest = Path(options.dest)
     if dest.exists() and not dest.is_dir():
         raise BloomError(f"{dest} is a file; give the directory of the filter")
@@ -287,7 +290,7 @@ def _copy(options: argparse.Namespace, source: Path) -> None:
 def _check_size(
     options: argparse.Namespace, bloom: BloomSettings, live: Sequence[Generation], made_for: float
 ) -> None:
-    """Check that a filter is as large and as exact as the options say: it cannot be changed."""
+    """Check that an existing filter has the size and the error rate of the options."""
     room = live[-1].capacity if bloom.window_secs else sum(each.capacity for each in live)
     asked = replace(bloom, on_full="grow").policy.first()
     if options.expected_requests and room < asked.capacity:
@@ -304,15 +307,15 @@ def _check_size(
 
 
 def _missing_paths(directory: Path) -> list[Path]:
-    """Return what a new filter consists of, and is not there yet: files before directories."""
+    """Return the files and directories that a new filter would create, files first."""
     files = (directory / jobdir.file_name(1), directory / LOCK_NAME)
     return [path for path in (*files, directory, *directory.parents) if not path.exists()]
 
 
 def _remove_after_error(new: list[Path], kind: type[BaseException] | None, *_: object) -> None:
-    """Remove what was not there before an import that has failed."""
-    if kind is None or issubclass(kind, LockedError):  # then they are somebody else's
+    """Remove the files and directories that a failed import has created."""
+    if kind is None or issubclass(kind, LockedError):  # another process has created them
         return
     for path in new:
-        with suppress(OSError):  # others have put something into the directory
+        with suppress(OSError):  # the directory has other files
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""List the filters and queues of a Redis server, and what nobody uses any more.
+"""List the filters and queues of a Redis server, and the keys that no crawl uses any more.
 
-All keys of the server are looked at, a thousand at a time, so it takes a while on a large server.
-Only keys of scrapy_bloom are listed; other keys are neither read nor changed.
+The command scans all keys of the server, a thousand at a time, so it takes a while on a large
+server. It lists only keys of scrapy_bloom, and neither reads nor changes other keys.
 
-"Left over" are keys that no crawl will use: blocks that belong to no generation, queues without a
-filter, and filters that were set aside when a crawl started over. With --gc, they are removed. It
-asks before it does. Keys that expire by themselves are not listed.
+Left-over keys are those that no crawl will use: blocks that belong to no generation, queues
+without a filter, and filters that were set aside when a crawl started over. --gc removes them,
+after a question. Keys that expire by themselves are not listed.
 
 Examples:
   scrapy bloom ls redis://localhost:6379/0
@@ -18,26 +18,26 @@ import re
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import closing
-from typing import Any
+from contextlib import closing, suppress
 
+from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_json, add_server
+from scrapy_bloom.commands.shared.arguments import add_json, add_server, is_redis
+from scrapy_bloom.commands.shared.figures import Figures, filter_figures, queue_figures
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import answering_server, load_project
+from scrapy_bloom.commands.shared.project import SharedPlace, answering_server, load_project
 from scrapy_bloom.exceptions import RefusedError, StorageError
 from scrapy_bloom.filters.sizing import BLOCK_BYTES
 from scrapy_bloom.queues.shared import Member
-from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.reader import opened_reader
 from scrapy_bloom.redis.scripts import CHUNK_BLOCKS, TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, duration_text, number_text, size_text
 
-SYNTAX = "REDIS-URL [--gc] [--yes] [--json]"
-HELP = "list the filters and queues of a server; remove what is left over"
+SYNTAX = "[REDIS-URL] [--gc] [--yes] [--json]"
+HELP = "list the filters and queues of a server; remove left-over keys"
 
 _SCANNED = 1000  # keys at once
 _SETS = [name.rpartition(":")[2] for name in keys_of("")[1:]]
@@ -52,8 +52,6 @@ _REMOVE_SETS = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 return redis.call('UNLINK', unpack(KEYS, 2))
 """
-
-_Figures = dict[str, Any]
 
 _COLUMNS = (
     ("filter:", "key", str),
@@ -76,15 +74,20 @@ _LEFT_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_server(parser)
-    parser.add_argument("--gc", action="store_true", help="remove what is left over")
+    add_server(parser, "place")
+    parser.set_defaults(spider=None)
+    parser.add_argument("--gc", action="store_true", help="remove the left-over keys")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """List what a server holds, and remove what is left over if that is wanted."""
-    with closing(answering_server(load_project(settings, None, options.url))) as server:
+    """List the filters and queues of a server; with --gc, remove left-over keys."""
+    if not is_redis(options.place):
+        raise UsageError(
+            f"which server? Give its URL: the filter of this project is in files ({options.place})"
+        )
+    with closing(answering_server(load_project(settings, None, options.place))) as server:
         filters, left_over = _found(server)
         if options.json:
             shown = [{**each, "keys": len(each["keys"])} for each in left_over]
@@ -96,7 +99,7 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _print(
-    server: RedisServer, filters: list[_Figures], left_over: list[_Figures], *, gc: bool
+    server: RedisServer, filters: list[Figures], left_over: list[Figures], *, gc: bool
 ) -> None:
     say(f"{server.address} has {counted(len(filters), 'filter')}")
     for columns, rows in ((_COLUMNS, filters), (_LEFT_COLUMNS, left_over)):
@@ -105,10 +108,10 @@ def _print(
             print_table(columns, rows)
     if left_over and not gc:
         say("")
-        say("No crawl uses what is left over: --gc removes it")
+        say("No crawl uses the left-over keys: --gc removes them")
 
 
-def _remove(server: RedisServer, left_over: list[_Figures], options: argparse.Namespace) -> None:
+def _remove(server: RedisServer, left_over: list[Figures], options: argparse.Namespace) -> None:
     keys = sum(len(each["keys"]) for each in left_over)
     size = size_text(sum(each["bytes"] for each in left_over))
     question = f"Remove {counted(keys, 'key')} ({size}) that no crawl uses?"
@@ -122,8 +125,8 @@ def _remove(server: RedisServer, left_over: list[_Figures], options: argparse.Na
         say(f"Removed {counted(keys, 'key')}")
 
 
-def _found(server: RedisServer) -> tuple[list[_Figures], list[_Figures]]:
-    """Return the figures of the filters of a server, and those of what is left over."""
+def _found(server: RedisServer) -> tuple[list[Figures], list[Figures]]:
+    """Return the figures of the filters of a server, and those of its left-over keys."""
     blocks: dict[tuple[str, str], list[str]] = {}  # by tag and id of the generation
     sets: dict[str, list[str]] = {}  # by the name of the filter's hash
     set_aside: list[str] = []
@@ -137,7 +140,7 @@ def _found(server: RedisServer) -> tuple[list[_Figures], list[_Figures]]:
             set_aside.append(name)
     hashes = sorted({tag for tag, _ in blocks} | set(sets) - set(set_aside))
     idle = {key: _idle_secs(server, key) for key in hashes}  # before they are read
-    # Read after the keys were listed: a generation that was made meanwhile is in it.
+    # Read after the keys were listed, so that they mention a generation made meanwhile.
     mentioned = {key: _ids_in(server, key) for key in (*hashes, *set_aside)}
     left_over = [
         _left_over(server, "filter that was set aside", key, [key, *sets.get(key, ()), *ours])
@@ -162,7 +165,7 @@ def _found(server: RedisServer) -> tuple[list[_Figures], list[_Figures]]:
 
 
 def _permanent_keys(server: RedisServer) -> list[str]:
-    """Return the names of all keys that may be ours, and do not expire."""
+    """Return the names of all keys that may belong to scrapy_bloom and do not expire."""
     found = server.call(
         lambda client: {
             name for name in client.scan_iter(match="{*}*", count=_SCANNED) if _may_be_ours(name)
@@ -186,10 +189,10 @@ def _tag(key: str) -> str:
 
 
 def _ids_in(server: RedisServer, key: str) -> set[str]:
-    """Return all ids that the hash of a filter mentions; nothing if it is none."""
+    """Return all ids that the hash of a filter mentions; none if the key is not a filter."""
     try:
         fields = server.send("HGETALL", key)
-    except RefusedError:  # it is something else
+    except RefusedError:  # the key is not a hash
         return set()
     return {each.decode() for pair in fields.items() for text in pair for each in _ID.findall(text)}
 
@@ -197,7 +200,7 @@ def _ids_in(server: RedisServer, key: str) -> set[str]:
 def _blocks_of(
     blocks: dict[tuple[str, str], list[str]], key: str, mentioned: dict[str, set[str]]
 ) -> list[str]:
-    """Return the keys of blocks that only a filter which was set aside mentions."""
+    """Return the keys of the blocks that belong only to a filter that was set aside."""
     tag = _tag(key)
     return [
         name
@@ -209,13 +212,13 @@ def _blocks_of(
 def _are_blocks(server: RedisServer, names: Sequence[str]) -> bool:
     try:
         sizes = server.batches([("STRLEN", name) for name in names])
-    except RefusedError:  # they are no strings
+    except RefusedError:  # the keys are not strings
         return False
     return all(0 < size <= CHUNK_BLOCKS * BLOCK_BYTES and not size % BLOCK_BYTES for size in sizes)
 
 
 def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
-    """Return whether keys without a filter are what they are called, as far as they show it."""
+    """Return whether keys without a filter have the contents of a queue of scrapy_bloom."""
     is_ours = False
     for name in names:
         kind = name.rpartition(":")[2]
@@ -223,8 +226,11 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
             if kind == "workers":
                 is_ours |= all(_ID.match(field) for field in server.send("HKEYS", name))
                 continue
+            if kind == "slots":
+                server.send("HLEN", name)  # which fails if the key is not a hash
+                continue
             first = server.send("ZRANGE", name, 0, 0)[0]
-            if kind not in ("forgotten", "downloading"):  # these may be anybody's
+            if kind not in ("forgotten", "downloading"):  # other programs may have such members
                 Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])
                 is_ours = True
         except (RefusedError, IndexError, ValueError, struct.error):
@@ -232,7 +238,7 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
     return is_ours and not server.send("EXISTS", key)
 
 
-def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> _Figures:
+def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> Figures:
     try:
         sizes = server.batches([("MEMORY", "USAGE", name) for name in names])
     except RefusedError:  # an ACL need not allow it
@@ -241,7 +247,7 @@ def _left_over(server: RedisServer, what: str, key: str, names: list[str]) -> _F
 
 
 def _idle_secs(server: RedisServer, key: str) -> int | None:
-    """Return for how long nobody has used a key; None if the server does not tell."""
+    """Return the seconds since a key was last used; None if the server does not say."""
     try:
         idle: int | None = server.send("OBJECT", "IDLETIME", key)
     except RefusedError:  # its maxmemory-policy is a LFU one, or an ACL does not allow it
@@ -249,29 +255,18 @@ def _idle_secs(server: RedisServer, key: str) -> int | None:
     return idle
 
 
-def _figures(server: RedisServer, key: str, idle_secs: int | None) -> _Figures:
-    figures: _Figures = dict.fromkeys(
-        ("key", "spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
+def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
+    figures: Figures = dict.fromkeys(
+        ("spider", "recorded", "bytes", "pending", "in_flight", "workers", "created")
     )
-    figures.update(key=key, idle_secs=idle_secs)
-    try:
-        reader = opened_reader(server, key)
-        live = reader.generations
-        figures |= {
-            "spider": reader.spider,
-            "recorded": sum(each.count for each in live),
-            "bytes": sum(each.geometry.nbytes for each in live),
-            "created": min(each.created_at for each in live),
-        }
-        if state := read_state(server, key):
-            figures |= {
-                "pending": state.pending + state.suspects,
-                "in_flight": state.leased,
-                "workers": len(state.live),
-            }
-    except StorageError:
-        pass  # it is damaged, or being made, or was removed meanwhile: its name is all we have
-    return figures
+    with suppress(StorageError):  # damaged, not complete yet, or removed meanwhile
+        known = filter_figures(opened_reader(server, key))
+        figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
+        figures["created"] = min(each["created"] for each in known["generations"])
+        if queue := queue_figures(SharedPlace(server, key)):
+            figures |= {name: queue[name] for name in ("pending", "in_flight")}
+            figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
+    return {"key": key, **figures, "idle_secs": idle_secs}
 
 
 def _day(seconds: float) -> str:

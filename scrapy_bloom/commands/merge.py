@@ -1,8 +1,9 @@
-"""Make a filter that holds what any of several filters holds; those are left as they are.
+"""Merge filters into a new one, which reports a duplicate if any of them does.
 
-They must have been made alike: the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL
-and BLOOM_SALT (set it to the same 32 hexadecimal digits for all of them, before their crawls
-begin). Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, not in use.
+The filters must have the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, BLOOM_ON_FULL and
+BLOOM_SALT (set it to the same 32 hexadecimal digits in all projects before their crawls begin).
+Each is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file, and not in use. The sources stay
+unchanged.
 
 Examples:
   scrapy bloom merge filters/a filters/b -o filters/both
@@ -18,20 +19,20 @@ from scrapy_bloom.copying.merging import merge
 from scrapy_bloom.files.directory import filter_directory
 
 SYNTAX = "A B [...] -o DIRECTORY [--json]"
-HELP = "make one filter of several that were made alike"
+HELP = "merge filters with the same settings into one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     parser.add_argument("first", type=arguments.path, metavar="A", help="a filter")
-    parser.add_argument("others", type=arguments.path, nargs="+", metavar="B", help="more of them")
+    parser.add_argument("others", type=arguments.path, nargs="+", metavar="B", help="more filters")
     parser.add_argument(
         "-o",
         "--output",
         type=arguments.path,
         required=True,
         metavar="DIRECTORY",
-        help="where the new filter goes: a JOBDIR or a BLOOM_DIR without a filter",
+        help="directory of the new filter: a JOBDIR or a BLOOM_DIR without a filter",
     )
     arguments.add_json(parser)
 

@@ -1,12 +1,12 @@
 """Print how large a filter will be, and how many pages it is expected to lose.
 
-Numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order; several
-of them make a table. What is left out comes from BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
+Give numbers of requests (10k, 5M, 1e9, 1_000_000) and error rates (1e-6, 0.1%) in any order;
+several of them make a table. The defaults are BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE.
 
-"False positives" are the new requests that the whole crawl is expected to skip, since the filter
-mistakes them for duplicates. Where that is more than 0.1, a line says which error rate is better.
-While BLOOM_ON_FULL is "grow", the first file is made for half of the error rate, so that the rate
-holds however far the crawl goes.
+"False positives" are the new requests that the whole crawl is expected to skip because the filter
+mistakes them for duplicates. If there are more than 0.1, a line recommends a better error rate.
+With BLOOM_ON_FULL = "grow", the first file is made for half of the error rate, so that the rate
+holds however far the filter grows.
 
 Examples:
   scrapy bloom plan 100M 1e-9
@@ -54,7 +54,7 @@ _INSTEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
+    """Add the arguments of the subcommand."""
     parser.add_argument(
         "figures",
         nargs="*",
@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of requests and error rates",
     )
     parser.add_argument(
-        "--vs", action="store_true", help="beside it, what else would take, or get wrong"
+        "--vs",
+        action="store_true",
+        help="also print the size and the false positives of alternatives",
     )
     add_json(parser)
 
@@ -115,7 +117,7 @@ def _plan(policy: Policy, *, with_others: bool) -> dict[str, Any]:
 
 
 def _cost(policy: Policy) -> dict[str, Any]:
-    """Return what a filter takes, and how many pages it is expected to lose."""
+    """Return the size of a filter, and how many pages it is expected to lose."""
     num_blocks, num_hashes = geometry = policy.first().geometry
     return {
         "requests": policy.expected,
@@ -128,7 +130,7 @@ def _cost(policy: Policy) -> dict[str, Any]:
 
 
 def _advice(policy: Policy) -> dict[str, Any] | None:
-    """Return the figures at a better error rate, if pages are expected to be lost; else None."""
+    """Return the figures at a better error rate; None if no page is expected to be lost."""
     cost = _cost(policy)
     rate = min(policy.error_rate, 10 * _DEFAULT_RATE)
     while cost["expected_false_positives"] > _BEARABLE_DROPS and rate >= 10 * MIN_ERROR_RATE:
@@ -146,7 +148,7 @@ def _advice_line(advice: dict[str, Any]) -> str:
 
 
 def _alternatives(requests: int, nbytes: int) -> list[dict[str, Any]]:
-    """Return what other ways to remember requests take, and their expected false positives.
+    """Return the sizes and the expected false positives of alternatives to a Bloom filter.
 
     The bitmap has one hash and the filter's size: of n requests, n - m (1 - e^(-n/m)) set no new
     bit. Of n digests of 128 bits, n (n - 1) / 2 pairs may collide.

@@ -1,11 +1,13 @@
-"""Copy a filter and its queue from Redis or Valkey into files, where a single crawl can go on.
+"""Copy a filter and its queue from Redis or Valkey into files, for a single crawl.
 
-DIRECTORY becomes the BLOOM_DIR of that crawl; or it is the "bloom" in its JOBDIR, or a JOBDIR that
-a crawl has used. It must not hold a filter yet. The copy is read back and compared. Crawlers may
-use the filter in Redis meanwhile; what they record then may be missing in the copy.
+DIRECTORY becomes the BLOOM_DIR of that crawl, or it is the "bloom" in its JOBDIR, or a JOBDIR that
+a crawl has used. It must not contain a filter yet. The command reads the copy back and compares
+it. Crawlers may use the filter in Redis meanwhile; the copy may lack the requests that they
+record.
 
-The queue that workers share goes along if DIRECTORY is the "bloom" in a JOBDIR, and no worker uses
-it: a crawl with that JOBDIR and CrashSafeScheduler then goes on with it. A BLOOM_DIR has no queue.
+The queue that workers share is copied as well if DIRECTORY is the "bloom" in a JOBDIR and no
+worker uses the queue. A crawl with that JOBDIR and CrashSafeScheduler continues with it. A
+BLOOM_DIR has no queue.
 
 Examples:
   scrapy bloom pull redis://localhost:6379/0 filters/shop --key shop:bloom
@@ -32,7 +34,9 @@ HELP = "copy a filter, and its queue, from Redis into files"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
     arguments.add_server(parser)
-    parser.add_argument("path", type=arguments.path, metavar="DIRECTORY", help="where the files go")
+    parser.add_argument(
+        "path", type=arguments.path, metavar="DIRECTORY", help="directory of the copy"
+    )
     arguments.add_filter_name(parser)
     arguments.add_json(parser)
 
@@ -46,10 +50,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         state = read_state(server, key)
         copied = download(server, key, directory)
     print_copied(options, copied, str(directory))
-    if state and state.waiting and copied.queued is None:
+    if state and state.total and copied.queued is None:
         note(
             f"scrapy bloom: warning: the queue of {key!r} was not copied: a crawl with the copy "
-            f"skips its {counted(state.waiting, 'request')} as duplicates. A BLOOM_DIR has no "
+            f"skips its {counted(state.total, 'request')} as duplicates. A BLOOM_DIR has no "
             'queue: give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:

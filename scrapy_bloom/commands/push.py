@@ -1,10 +1,10 @@
-"""Copy a filter and its queue from files into Redis or Valkey, where many crawlers then share them.
+"""Copy a filter and its queue from files into Redis or Valkey, where many crawlers share them.
 
-PATH is a JOBDIR or BLOOM_DIR of a crawl that was closed; it is left as it is. The copy is read
-back and compared. There must not be a filter or a queue of that name in Redis yet.
+PATH is a JOBDIR or a BLOOM_DIR that its crawl has closed; it stays unchanged. The command reads
+the copy back and compares it. A filter or a queue of that name must not exist in Redis.
 
-The queue of CrashSafeScheduler in a JOBDIR goes along: any number of workers with that scheduler
-then go on with it. A BLOOM_DIR has no queue.
+The queue of CrashSafeScheduler in a JOBDIR is copied as well: any number of workers with that
+scheduler continue with it. A BLOOM_DIR has no queue.
 
 Examples:
   scrapy bloom push jobs/shop redis://localhost:6379/0
@@ -20,10 +20,7 @@ from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.output import print_copied, warn_of_queue, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import filter_directory, found_files
-from scrapy_bloom.queues.added import count_added
-from scrapy_bloom.text import counted
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter, and its queue, from files into Redis"
@@ -38,17 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Copy a filter into Redis; without a name, under that of the spider it was made for."""
+    """Copy a filter into Redis; the default key has the name of the filter's spider."""
     made_for = found_files(options.path)[-1].origin.spider
     project = load_project(settings, options.spider, options.url)
     filter_ = connect(options, project, made_for=made_for)
     server, key = filter_.server, filter_.key
-    if added := count_added(filter_directory(options.path).parent):
-        requests = counted(added, "request")
-        raise StorageError(
-            f"{options.path} has {requests} that `scrapy bloom add` has handed over, and no crawl "
-            "has taken up: resume the job for a moment first"
-        )
     with closing(server), working(f"Copying to {server.address}"):
         copied = upload(filter_directory(options.path), server, key)
     if copied.queued is None:

@@ -1,12 +1,12 @@
-"""Show the queue of a crawl: pending requests by host, those that come next, and dead letters.
+"""Show the queue of a crawl: pending requests by host, the next requests, and dead letters.
 
-PATH is a JOBDIR of CrashSafeScheduler; in Redis, it is the queue that workers share. The crawl may
-run meanwhile. Requests are read without running any code of the project, or that is in them.
+PATH is a JOBDIR of CrashSafeScheduler; in Redis, workers share the queue. The crawl may run
+meanwhile. No code of the project is run, and none that a stored request may contain.
 
-With --dead, the dead letters are shown: requests that killed one process after the other, and are
-not crawled any more. With --requeue, they are crawled once more, by the next run of the job or by
-the workers; --drop removes them. --drop-host removes the pending requests of a host. These ask
-first; no crawl may use a job meanwhile, workers may use a shared queue.
+--dead shows the dead letters: requests that are not crawled any more because each of them killed
+several processes. --requeue has them crawled once more, by the next run of the job or by the
+workers; --drop removes them. --drop-host removes the pending requests of a host. These options ask
+before they change anything. No crawl may use the job meanwhile; workers may use a shared queue.
 
 Examples:
   scrapy bloom queue jobs/news
@@ -17,56 +17,44 @@ Examples:
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis, requests
+from scrapy_bloom.commands.shared.arguments import add_json, add_place, requests
+from scrapy_bloom.commands.shared.figures import (
+    Figures,
+    most_pending,
+    pending_by_host,
+    queue_figures,
+    queue_text,
+)
 from scrapy_bloom.commands.shared.output import confirm, print_json, print_table, say
-from scrapy_bloom.commands.shared.project import connect, load_project
+from scrapy_bloom.commands.shared.project import SharedPlace, job_database, opened_place
+from scrapy_bloom.commands.shared.watch import HOST_COLUMNS
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_job
-from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.batch import plain, url_of
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
-from scrapy_bloom.queues.shared_state import (
-    drop_host,
-    read_hosts,
-    read_members,
-    read_next,
-    read_state,
-)
-from scrapy_bloom.queues.sqlite import (
-    drop_dead,
-    drop_slot,
-    read_counts,
-    read_dead,
-    read_first,
-    read_slots,
-    requeue_dead,
-)
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
+from scrapy_bloom.queues.sqlite import drop_dead, drop_slot, read_dead, read_first, requeue_dead
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--next N] [--dead] ..."
+SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--next N] [--dead] ..."
 HELP = "show pending requests by host, the next ones, and dead letters"
 
 _MOST_HOSTS = 10
+_COUNTS = ("pending", "in_flight", "dead", "set_aside", "handed_over", "done")
 _REASON = "was in flight in four processes that died, the last time alone"
 
-_HOST_COLUMNS = (
-    ("host:", "host", lambda host: host or "(any)"),
-    ("pending", "pending", lambda number: f"{number:,}"),
-)
 _REQUEST_COLUMNS = (
     ("priority", "priority", str),
     ("depth", "depth", lambda depth: "-" if depth is None else str(depth)),
@@ -77,7 +65,7 @@ _REQUEST_COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_place(parser)
+    add_place(parser, is_optional=True)
     parser.add_argument(
         "--next", type=requests, default=10, metavar="N", help="how many requests to show (10)"
     )
@@ -88,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drop", action="store_true", help="remove the dead letters")
     parser.add_argument("--drop-host", metavar="HOST", help="remove the pending requests of a host")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
@@ -99,85 +87,42 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
             "give one of --requeue, --drop and --drop-host; they show nothing: leave --dead and "
             "--json out"
         )
-    if is_redis(options.place):
-        filter_ = connect(options, load_project(settings, options.spider, options.place))
-        with closing(filter_.server):
-            _run_in_redis(filter_, options)
-    else:
-        check_filter_name(options, options.place)
-        _run_in_job(Path(options.place), options)
+    with opened_place(options, settings) as opened:
+        place = opened
+        if isinstance(opened, Path) and (database := job_database(opened)):
+            place = database.parent
+        if (queue := queue_figures(place)) is None:
+            raise StorageError(_no_queue(place))
+        name = str(place) if isinstance(place, Path) else place.name
+        if any(changes):
+            _change(place, name, queue, options)
+        elif options.dead:
+            _show_dead(name, _read_dead(place), as_json=options.json)
+        else:
+            _show(place, name, queue, options)
 
 
-def _run_in_job(job_dir: Path, options: argparse.Namespace) -> None:
-    database, name = job_dir / jobdir.DATABASE, str(job_dir)
-    if not jobdir.is_database(database):
-        raise StorageError(f"{job_dir} holds no queue of CrashSafeScheduler; give its JOBDIR")
-    if options.requeue or options.drop or options.drop_host is not None:
-        lock = lock_job(job_dir.absolute())
-        try:
-            if options.drop_host is not None:
-                number = read_slots(database).get(options.drop_host, 0)
-                drop = partial(drop_slot, database, options.drop_host)
-            else:
-                number = len(read_dead(database))
-                drop = partial(drop_dead if options.drop else requeue_dead, database)
-            _change(options, name, number, drop)
-        finally:
-            lock.release()
-        return
-    dead = read_dead(database)
-    if options.dead:
-        _show_dead(name, dead, as_json=options.json)
-        return
-    pending, in_flight = read_counts(database)
-    slots = read_slots(database)
-    figures = {"pending": pending, "in_flight": in_flight, "dead": len(dead)}
-    if added := count_added(job_dir):
-        figures["handed_over"] = added
-    _show(name, figures, slots, read_first(database, slots, options.next), options)
+def _no_queue(place: Path | SharedPlace) -> str:
+    if isinstance(place, Path):
+        return f"{place} holds no queue of CrashSafeScheduler; give its JOBDIR"
+    return f"{place.server.address} has no queue {place.key!r}"
 
 
-def _run_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
-    server, key = filter_.server, filter_.key
-    name = f"{key} in {server.address}"
-    state = read_state(server, key)
-    if state is None:
-        raise StorageError(f"{server.address} has no queue {key!r}")
+def _read_dead(place: Path | SharedPlace) -> list[bytes]:
+    if isinstance(place, Path):
+        return list(read_dead(place / jobdir.DATABASE))
+    return [each.data for each in read_requests(place.server, place.key, "dead")]
+
+
+def _change(
+    place: Path | SharedPlace, name: str, queue: Figures, options: argparse.Namespace
+) -> None:
+    """Change requests once the user agrees; fewer than told if workers take some meanwhile."""
     if options.drop_host is not None:
-        number = read_hosts(server, key).get(options.drop_host, 0)
-        _change(options, name, number, partial(drop_host, server, key, options.drop_host))
-    elif options.drop:
-        _change(options, name, state.dead, partial(drop_dead_letters, server, key))
-    elif options.requeue:
-        _change(options, name, state.dead, partial(_requeue_in_redis, filter_, state.crawl))
-    elif options.dead:
-        dead = [each.data for each in read_members(server, key, "dead")]
-        _show_dead(name, dead, as_json=options.json)
+        number = pending_by_host(place).get(options.drop_host, 0)
+        what, whats = (f"pending {each} of {options.drop_host}" for each in ("request", "requests"))
     else:
-        figures = {
-            "pending": state.pending + state.suspects,
-            "in_flight": state.leased,
-            "dead": state.dead,
-            "set_aside": state.aside,
-            "done": state.done,
-        }
-        slots = read_hosts(server, key)
-        _show(name, figures, slots, read_next(server, key, slots, options.next), options)
-
-
-def _requeue_in_redis(filter_: SharedFilter, spider: str) -> int:
-    shards = [unjoined(filter_.server, key) for key in shard_keys(filter_.server, filter_.key)]
-    for each in shards:
-        each.id = read_any_filter(each).id
-    return store_of(shards, spider, by_slot=True, lease_secs=0).requeue("dead")
-
-
-def _change(options: argparse.Namespace, name: str, number: int, change: Callable[[], int]) -> None:
-    """Change so many requests, or fewer if workers take some meanwhile, once the user agrees."""
-    if options.drop_host is not None:
-        what = f"pending request of {options.drop_host}"
-        whats = f"pending requests of {options.drop_host}"
-    else:
+        number = len(queue["dead"])
         what, whats = f"dead letter of {name}", f"dead letters of {name}"
     if number:
         if options.requeue:
@@ -188,35 +133,59 @@ def _change(options: argparse.Namespace, name: str, number: int, change: Callabl
                 "reports them as duplicates."
             )
         confirm(question, yes=options.yes, done="changed", do="do it")
-        number = change()
+        if isinstance(place, Path):
+            number = _change_in_job(place, options)
+        else:
+            number = _change_in_redis(place, queue["spider"] or "", options)
     fate = "will be crawled again" if options.requeue else "dropped"
     say(f"{counted(number, what, whats)} {fate}")
 
 
+def _change_in_job(job_dir: Path, options: argparse.Namespace) -> int:
+    database = job_dir / jobdir.DATABASE
+    with ExitStack() as stack:
+        stack.callback(lock_job(job_dir.absolute()).release)
+        if options.drop_host is not None:
+            return drop_slot(database, options.drop_host)
+        return requeue_dead(database) if options.requeue else drop_dead(database)
+
+
+def _change_in_redis(place: SharedPlace, spider: str, options: argparse.Namespace) -> int:
+    server, key = place.server, place.key
+    if options.drop_host is not None:
+        return drop_host(server, key, options.drop_host)
+    if options.drop:
+        return drop_dead_letters(server, key)
+    shards = [unjoined(server, each) for each in shard_keys(server, key)]
+    for each in shards:
+        each.id = read_any_filter(each).id
+    return store_of(shards, spider, by_slot=True, lease_secs=0).requeue("dead")
+
+
 def _show(
-    name: str,
-    figures: Mapping[str, int],
-    slots: Mapping[str, int],
-    first: Sequence[bytes],
-    options: argparse.Namespace,
+    place: Path | SharedPlace, name: str, queue: Figures, options: argparse.Namespace
 ) -> None:
     """Print how many requests a queue has, by host, and the next ones."""
-    most = sorted(slots, key=lambda slot: -slots[slot])
-    hosts = [{"host": slot, "pending": slots[slot]} for slot in most[:_MOST_HOSTS]]
-    rows = [_request(data) for data in first]
+    hosts = pending_by_host(place)
+    if isinstance(place, Path):
+        first = read_first(place / jobdir.DATABASE, hosts, options.next)
+    else:
+        first = read_next(place.server, place.key, hosts, options.next)
+    most, rows = most_pending(hosts, _MOST_HOSTS), [_request(data) for data in first]
     if options.json:
-        shown = {"hosts": len(slots), "most_pending": hosts, "next": rows}
-        print_json({"location": name, **figures, **shown})
+        counts = {name: queue[name] for name in _COUNTS if queue[name] is not None}
+        counts["dead"] = len(queue["dead"])
+        shown = {"hosts": len(hosts), "most_pending": most, "next": rows}
+        print_json({"location": name, **counts, **shown})
         return
-    texts = [f"{number:,} {what.replace('_', ' ')}" for what, number in figures.items()]
-    say(f"Queue of {name}: {', '.join(texts)}")
+    say(f"Queue of {name}: {queue_text(queue)}")
     if not hosts:
         return
     say("")
-    print_table(_HOST_COLUMNS, hosts)
-    if others := most[_MOST_HOSTS:]:
-        number = sum(slots[slot] for slot in others)
-        say(f"{counted(len(others), 'further host')}: {number:,} pending")
+    print_table(HOST_COLUMNS, most)
+    if others := len(hosts) - len(most):
+        number = sum(hosts.values()) - sum(each["pending"] for each in most)
+        say(f"{counted(others, 'further host')}: {number:,} pending")
     say("")
     print_table(_REQUEST_COLUMNS, rows)
 

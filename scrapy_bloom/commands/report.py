@@ -1,12 +1,12 @@
-"""A page about a filter, for people: how full it is, how often it errs, and what is to come.
+"""Write an HTML page about a filter: its fill, its false-positive rate, and a forecast.
 
-PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file; or it is the URL of a Redis server,
-and --key says which filter there. The filter may be in use: nothing is
-locked and nothing is changed. All of it is read, so a large one takes a few seconds.
+PATH is a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file; for the URL of a Redis server, --key
+names the filter. A crawl may use the filter meanwhile: the command locks nothing and changes
+nothing. It reads the whole filter, so a large one takes a few seconds.
 
-The page is one file that needs no other, and no network: it can be mailed, printed, kept. How the
-filter will grow depends on BLOOM_ON_FULL, BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE, so run
-this in the directory of the project, or give them with -s.
+The page is one file that needs no other file and no network. The forecast depends on
+BLOOM_ON_FULL, BLOOM_EXPECTED_REQUESTS and BLOOM_ERROR_RATE, so run the command in the directory of
+the project, or give these settings with -s.
 
 Examples:
   scrapy bloom report jobs/shop -o shop.html
@@ -26,10 +26,10 @@ from scrapy_bloom.analysis.pictures import import_pyplot
 from scrapy_bloom.analysis.report import Report
 from scrapy_bloom.analysis.report_page import report_page
 from scrapy_bloom.commands.shared.arguments import add_output, add_place, is_redis
+from scrapy_bloom.commands.shared.figures import measured
 from scrapy_bloom.commands.shared.output import check_output, say
 from scrapy_bloom.commands.shared.project import (
     load_project,
-    measured,
     opened_filter,
     state_text,
 )
@@ -37,13 +37,13 @@ from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.job.disk import create
 from scrapy_bloom.text import size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] -o FILE [--overwrite]"
-HELP = "a page about a filter: fill, error rate, memory, forecast"
+SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] -o FILE [--overwrite]"
+HELP = "write a page about a filter: fill, false-positive rate, memory, forecast"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
-    add_place(parser)
+    """Add the arguments of the subcommand."""
+    add_place(parser, is_optional=True)
     add_output(parser, "-o", "--output", what='the page ("-": the standard output)', required=True)
 
 
@@ -52,9 +52,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     to_stdout = str(options.output) == "-"
     if not to_stdout:
         check_output(options.output, overwrite=options.overwrite)
-    import_pyplot()  # if it is missing, that is better told before the work
+    import_pyplot()  # reports a missing matplotlib before the work
     project = load_project(settings, options.spider, options.place)
-    with opened_filter(options, settings, project) as reader:
+    with opened_filter(options, project) as reader:
         is_shared = is_redis(options.place)
         report = Report(
             location=reader.location if is_shared else str(Path(options.place).absolute()),
@@ -75,9 +75,9 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically."""
     if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")  # a pipe, or a device: it must stay what it is
+        path.write_text(text, encoding="utf-8")  # a pipe or a device cannot be replaced
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,15 +1,15 @@
-"""Delete a filter, so that everything is crawled again. It asks before it does.
+"""Delete a filter, so that the next crawl starts over.
 
-PATH is a JOBDIR or a BLOOM_DIR. Only the filter's own files are deleted, not Scrapy's queue of a
-paused job, and none while a crawl runs. In Redis, the queue that workers share is deleted with the
-filter. Nobody can know whether other crawlers use a filter there; those that do go on with an empty
-one.
+The command asks before it deletes anything. PATH is a JOBDIR or a BLOOM_DIR: only the filter's own
+files are deleted, not Scrapy's queue of a paused job, and nothing while a crawl runs. In Redis,
+the queue that workers share is deleted with the filter. Crawlers with another scheduler that use
+the filter continue with an empty one.
 
-With --queue, the queue in Redis is deleted, and the filter stays: what was pending is not crawled,
-and the next crawl begins with the filter as it is.
+With --queue, only the queue in Redis is deleted: its pending requests are not crawled, and the
+next crawl uses the filter as it is.
 
-Neither is deleted while workers use the queue, unless --force is given. Then they start
-their crawl over: with an empty filter, or with --queue with the filter as it is.
+Nothing is deleted while workers use the queue, unless --force is given. The workers then start
+their crawl over: with an empty filter, or, with --queue, with the filter as it is.
 
 Examples:
   scrapy bloom reset jobs/shop --yes
@@ -18,32 +18,30 @@ Examples:
 """
 
 import argparse
-from contextlib import closing
 from pathlib import Path
 
 from scrapy.exceptions import UsageError
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place
 from scrapy_bloom.commands.shared.output import confirm, note, say
-from scrapy_bloom.commands.shared.project import connect, load_project
+from scrapy_bloom.commands.shared.project import SharedPlace, opened_place
 from scrapy_bloom.exceptions import RefusedError, StorageError
-from scrapy_bloom.files.directory import draft_directory, filter_directory, parts_beside
+from scrapy_bloom.files.directory import draft_directory, filter_directory, other_files
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.queues.shared_state import QueueState, read_state, remove_queue
-from scrapy_bloom.redis.filter import SharedFilter
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
 from scrapy_bloom.text import counted, size_text
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
-HELP = "delete a filter, so that everything is crawled again"
+SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--queue] [--force] [--yes]"
+HELP = "delete a filter, so that the next crawl starts over"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the subcommand."""
-    add_place(parser)
+    add_place(parser, is_optional=True)
     parser.add_argument(
         "--queue", action="store_true", help="in Redis: delete the shared queue, not the filter"
     )
@@ -55,16 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
     """Delete a filter."""
-    if is_redis(options.place):
-        filter_ = connect(options, load_project(settings, options.spider, options.place))
-        with closing(filter_.server):
-            _reset_in_redis(filter_, options)
-    elif options.queue or options.force:
-        option = "--queue" if options.queue else "--force"
-        raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
-    else:
-        check_filter_name(options, options.place)
-        _reset_files(Path(options.place), yes=options.yes)
+    with opened_place(options, settings) as place:
+        if isinstance(place, SharedPlace):
+            _reset_in_redis(place, options)
+        elif options.queue or options.force:
+            option = "--queue" if options.queue else "--force"
+            raise UsageError(f"{option} is for a queue in Redis: give the URL of its server")
+        else:
+            _reset_files(place, yes=options.yes)
 
 
 def _reset_files(path: Path, *, yes: bool) -> None:
@@ -74,12 +70,12 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         raise StorageError(f"{path} holds no filter; give a JOBDIR or a BLOOM_DIR")
     lock = lock_directory(directory)
     try:
-        # What is in them does not matter: a damaged one is a reason to be here.
+        # The files are not read: they may be damaged.
         files = [*jobdir.filter_files(directory), *drafts.glob("*")]
         size = size_text(sum(file.stat().st_size for file in files))
         number = counted(len(files), "file")
         confirm(f"Delete the filter in {directory}: {number}, {size}?", yes=yes)
-        for file in [*reversed(files), *parts_beside(directory)]:
+        for file in [*reversed(files), *other_files(directory)]:
             file.unlink()
         if drafts.exists():
             drafts.rmdir()
@@ -96,11 +92,10 @@ def _reset_files(path: Path, *, yes: bool) -> None:
         )
 
 
-def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
-    server, key = filter_.server, filter_.key
-    name = f"{key} in {server.address}"
+def _reset_in_redis(place: SharedPlace, options: argparse.Namespace) -> None:
+    server, key, name = place.server, place.key, place.name
     try:
-        queue = _queue(filter_, options)
+        queue = _queue(place, options)
     except RefusedError as error:
         if not (options.queue and options.force):
             raise
@@ -113,12 +108,12 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
             raise StorageError(f"{server.address} has no queue {key!r}; nothing was deleted")
         users = _users(queue, "they start their crawl over, with the filter as it is")
         confirm(f"Delete the queue {name}{_waiting(queue)}?{users}", yes=options.yes)
-        _queue(filter_, options)  # a worker may have come before the answer
+        _queue(place, options)  # a worker may have joined before the answer
         remove_queue(server, key)
         say(f"Deleted the queue {name}")
         return
-    shards = _shards(filter_)
-    read_any_filter(filter_)
+    read_any_filter(unjoined(server, key))
+    shards = [unjoined(server, each) for each in shard_keys(server, key)]
     stored = [each.read() for each in shards]
     generations = [each for shard in stored if shard for each in shard.generations]
     count = sum(each.count for each in generations)
@@ -129,25 +124,21 @@ def _reset_in_redis(filter_: SharedFilter, options: argparse.Namespace) -> None:
         what += f", and its queue{_waiting(queue)}"
         users = _users(queue, "they start their crawl over, with an empty filter")
     confirm(f"Delete {what}?{users}", yes=options.yes)
-    _queue(filter_, options)
+    _queue(place, options)
     for each, known in zip(shards, stored, strict=True):
         each.id = known.id if known else ""
         each.remove()
     say(f"Deleted the filter {name}" + (" and its queue" if queue else ""))
 
 
-def _shards(filter_: SharedFilter) -> list[SharedFilter]:
-    return [unjoined(filter_.server, each) for each in shard_keys(filter_.server, filter_.key)]
-
-
-def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | None:
-    """Return how the queue stands, if there is one; without --force, no worker may use it."""
-    queue = read_state(filter_.server, filter_.key)
+def _queue(place: SharedPlace, options: argparse.Namespace) -> QueueState | None:
+    """Return the state of the queue; raise a StorageError if workers use it, without --force."""
+    queue = read_state(place.server, place.key)
     if queue and queue.live and not options.force:
         workers = counted(len(queue.live), "worker uses", "workers use")
         raise StorageError(
-            f"{workers} the queue {filter_.key!r} in "
-            f"{filter_.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
+            f"{workers} the queue {place.key!r} in "
+            f"{place.server.address} now: {_names(queue)}; nothing was deleted. Stop them, and "
             "try again (one that was killed counts until its lease has expired, "
             "BLOOM_QUEUE_LEASE_SECS); or add --force"
         )
@@ -155,7 +146,7 @@ def _queue(filter_: SharedFilter, options: argparse.Namespace) -> QueueState | N
 
 
 def _waiting(queue: QueueState) -> str:
-    return f" with {counted(queue.waiting, 'request')}"
+    return f" with {counted(queue.total, 'request')}"
 
 
 def _users(queue: QueueState, fate: str) -> str:

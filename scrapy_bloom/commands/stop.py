@@ -1,10 +1,10 @@
-"""End the workers of a crawl, as Ctrl-C does, and wait until they have ended.
+"""Stop the workers of a crawl, as Ctrl-C does, and wait until they have ended.
 
-For a queue that workers share in Redis, all workers that run now are asked to end, on whatever
-machine they are: each finishes the requests that it downloads, and leaves the queue. Workers that
-start later are not asked. For a JOBDIR, the process of this machine that uses it is interrupted.
+If workers share a queue in Redis, the command asks all of them to end, on whatever machine they
+run. Each worker finishes its downloads and leaves the queue. Workers that start later go on. For a
+JOBDIR, the command interrupts the process on this machine that uses it.
 
-The pending requests stay in the queue: start the crawl with the same command as ever to resume it.
+The pending requests stay in the queue. To resume the crawl, start it with the same command again.
 
 Examples:
   scrapy bloom stop jobs/shop
@@ -16,77 +16,73 @@ import argparse
 import os
 import signal
 import time
-from contextlib import closing
 from pathlib import Path
 
 from scrapy.settings import Settings
 
-from scrapy_bloom.commands.shared.arguments import add_place, check_filter_name, is_redis
+from scrapy_bloom.commands.shared.arguments import add_place
+from scrapy_bloom.commands.shared.figures import Figures, queue_figures
 from scrapy_bloom.commands.shared.output import note, say, working
-from scrapy_bloom.commands.shared.project import connect, job_database, load_project
+from scrapy_bloom.commands.shared.project import SharedPlace, opened_place
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.job.locks import LOCK_NAME, holders
-from scrapy_bloom.queues.shared_state import QueueState, read_state, stop_workers
-from scrapy_bloom.queues.sqlite import read_counts
-from scrapy_bloom.redis.filter import SharedFilter
+from scrapy_bloom.queues.shared_state import stop_workers
 from scrapy_bloom.text import counted
 
-SYNTAX = "PATH|REDIS-URL [--key NAME] [--spider NAME] [--no-wait]"
-HELP = "end the workers of a crawl, which can be resumed"
+SYNTAX = "[PATH|REDIS-URL] [--key NAME] [--spider NAME] [--no-wait]"
+HELP = "stop the workers of a crawl; it can be resumed"
 
 _POLL_SECS = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand's own."""
-    add_place(parser)
+    """Add the arguments of the subcommand."""
+    add_place(parser, is_optional=True)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
 
 
 def run(options: argparse.Namespace, settings: Settings) -> None:
-    """Ask the workers of a crawl to end."""
-    if is_redis(options.place):
-        filter_ = connect(options, load_project(settings, options.spider, options.place))
-        with closing(filter_.server):
-            _stop_workers(filter_, wait=not options.no_wait)
-    else:
-        check_filter_name(options, options.place)
-        _stop_process(Path(options.place), wait=not options.no_wait)
+    """Stop the workers of a crawl."""
+    with opened_place(options, settings) as place:
+        if isinstance(place, Path):
+            _stop_process(place, wait=not options.no_wait)
+        else:
+            _stop_workers(place, wait=not options.no_wait)
 
 
-def _stop_workers(filter_: SharedFilter, *, wait: bool) -> None:
-    def state() -> QueueState:
-        found = read_state(filter_.server, filter_.key)
-        if found is None:
+def _stop_workers(place: SharedPlace, *, wait: bool) -> None:
+    def alive(queue: Figures | None) -> list[str]:
+        if queue is None:
             raise StorageError(
-                f"{filter_.server.address} has no queue {filter_.key!r}; no worker was stopped"
+                f"{place.server.address} has no queue {place.key!r}; no worker was stopped"
             )
-        return found
+        return [each["name"] for each in queue["workers"] if each["is_alive"]]
 
-    place = f"the queue {filter_.key} in {filter_.server.address}"
-    now = state()
-    names = [each.name for each in now.live]
+    queue = queue_figures(place)
+    names = left = alive(queue)
     if not names:
-        say(f"No worker uses {place}; {_left(now)}")
+        say(f"No worker uses the queue {place.name}{_pending(queue)}")
         return
-    note(f"Asking {counted(len(names), 'worker')} to end: {', '.join(names)}")
-    left = names
+    workers = counted(len(names), "worker")
+    note(f"Asking {workers} to end: {', '.join(names)}")
     with working("Waiting until they have ended"):
         while left:
-            # Again each time: a worker that joined again did so under another id.
-            stop_workers(filter_.server, filter_.key, left)
+            # Repeated, because a worker that has joined again has another id.
+            stop_workers(place.server, place.key, left)
             if not wait:
-                say(f"{counted(len(names), 'worker')} of {place} will end")
+                say(f"{workers} of the queue {place.name} will end")
                 return
             time.sleep(_POLL_SECS)
-            now = state()
-            left = [each.name for each in now.live if each.name in names]
-    say(f"{counted(len(names), 'worker')} of {place} ended; {_left(now)}")
+            queue = queue_figures(place)
+            left = [name for name in alive(queue) if name in names]
+    say(f"{workers} of the queue {place.name} ended{_pending(queue)}")
 
 
-def _left(state: QueueState) -> str:
-    number = state.pending + state.suspects + state.leased
-    return f"{counted(number, 'request is', 'requests are')} pending"
+def _pending(queue: Figures | None) -> str:
+    if queue is None:
+        return ""
+    number = queue["pending"] + queue["in_flight"]
+    return f"; {counted(number, 'request is', 'requests are')} pending"
 
 
 def _stop_process(path: Path, *, wait: bool) -> None:
@@ -103,12 +99,7 @@ def _stop_process(path: Path, *, wait: bool) -> None:
             while _holder(locks[0]) == process:
                 time.sleep(_POLL_SECS)
     what = f"The process {process} that used {path} ended" if process else f"No crawl uses {path}"
-    database = job_database(path)
-    pending = sum(read_counts(database)) if database else None
-    if pending is None:
-        say(what)
-    else:
-        say(f"{what}; {counted(pending, 'request is', 'requests are')} pending")
+    say(f"{what}{_pending(queue_figures(path))}")
 
 
 def _holder(lock: Path) -> int | None:

@@ -1,1 +1,1 @@
-"""Scrapy's side: the dupefilter, and what it needs of a crawl."""
+"""Connect the filter and the queue to Scrapy."""

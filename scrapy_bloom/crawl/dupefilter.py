@@ -1,4 +1,4 @@
-"""The duplicate filter of a crawl, as Scrapy's scheduler uses it."""
+"""Filter the duplicate requests of a crawl, as Scrapy's scheduler asks for it."""
 
 import contextlib
 import logging
@@ -16,8 +16,8 @@ from scrapy_bloom.crawl.outcomes import TRAIL, Outcomes
 from scrapy_bloom.crawl.startup import (
     backend_without_crawl,
     create_backend,
-    fail_at_the_start,
     has_log,
+    log_and_raise,
 )
 from scrapy_bloom.crawl.telemetry import Telemetry
 from scrapy_bloom.crawl.this_run import ThisRun, UnconfirmedDuplicates
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 
 class BloomDupeFilter(BaseDupeFilter):
-    """Scrapy's set of seen requests as a Bloom filter: `DUPEFILTER_CLASS` in the settings.
+    """A duplicate filter that is a Bloom filter, for `DUPEFILTER_CLASS` in the settings.
 
-    A request that was recorded before is always filtered. Like any Bloom filter, it has false
-    positives: a new request is mistaken for a duplicate, and never crawled, with a probability of
-    at most `BLOOM_ERROR_RATE`. If the filter itself fails, requests are crawled (again) rather than
-    dropped.
+    The filter always filters a request that was recorded before. Like any Bloom filter, it has
+    false positives: it mistakes a new request for a duplicate, so that the request is never
+    crawled, with a probability of at most `BLOOM_ERROR_RATE`. If the filter itself fails, requests
+    are crawled (again) rather than dropped.
 
     Args:
-        crawler: whose requests are filtered.
-        backend: keeps the filter; to be opened before the first request.
+        crawler: the crawler whose requests are filtered.
+        backend: keeps the filter; the caller opens it before the first request.
         settings: the BLOOM_* settings.
-        queue_is_shared: the queue is in Redis, and may lose what the filter loses.
+        queue_is_shared: whether the queue is in Redis, so that both may be lost at once.
     """
 
     def __init__(
@@ -87,43 +87,44 @@ class BloomDupeFilter(BaseDupeFilter):
             )
         self._add = backend.add
         self._forgets_failed = settings.forget_failed
-        self._counts_new = settings.record_on == "scheduled"  # else what was crawled is counted
+        self._counts_new = settings.record_on == "scheduled"  # otherwise, Outcomes counts
         self._any_passed = self._logged_duplicate = False
         self._has_ended = self._is_closed = False
         self._job_lock = contextlib.ExitStack()
 
     @classmethod
     def from_crawler(cls, crawler: "Crawler") -> "BloomDupeFilter":
-        """Build the filter that the settings ask for, with its files locked and verified.
+        """Build the filter that the settings ask for, with its files locked and checked.
 
-        It happens here and not in `open`, because Scrapy's scheduler opens its disk queue in
-        between. A queue that belongs to another running crawl, or to a crashed one, must not be
-        touched. So the job directory is locked first, wherever the filter is, until `close`.
-        CrashSafeScheduler has locked its job already, and opens the filter, whose log it has.
+        Scrapy's scheduler opens its disk queue between `from_crawler` and `open`, and it must not
+        open the queue of another running crawl, or of a crashed one. So `from_crawler` locks the
+        job directory, wherever the filter is, and `close` releases the lock. CrashSafeScheduler
+        locks its job itself, and opens the filter after the log of the filter.
 
         Raises:
-            BloomError: with one line that says what to do. It is logged as well, because Scrapy
-                buries it under an error of its own.
+            BloomError: the filter cannot be used. The error is also logged in one line that says
+                what to do, because Scrapy hides the exception behind an error of its own.
         """
         return cls._built(crawler)
 
     @classmethod
     def from_spider(cls, spider: Spider) -> "BloomDupeFilter":
-        """Build the filter for scrapy-redis's scheduler, which never opens or closes one.
+        """Build and open the filter for scrapy-redis's scheduler, which never calls `open`.
 
         Raises:
-            BloomError: as `from_crawler`; also if BLOOM_BACKEND is not "redis".
+            BloomError: the filter cannot be used, or BLOOM_BACKEND is not "redis". The error is
+                also logged in one line.
         """
         crawler = spider.crawler
         if crawler.settings.get("BLOOM_BACKEND") != "redis":
             error = SettingError(
-                "scrapy-redis's scheduler shares its queue among crawlers, and so must the filter "
-                'be shared: set BLOOM_BACKEND = "redis"'
+                "scrapy-redis's scheduler shares its queue among crawlers, so they must share the "
+                'filter, too: set BLOOM_BACKEND = "redis"'
             )
-            fail_at_the_start(crawler, error)
+            log_and_raise(crawler, error)
         new = cls._built(crawler, queue_is_shared=True)
         new.open()
-        # After the scheduler, which may still clear the filter.
+        # The scheduler handles this signal first, and may clear the filter.
         crawler.signals.connect(new.close, signals.spider_closed)
         return new
 
@@ -134,7 +135,7 @@ class BloomDupeFilter(BaseDupeFilter):
             settings = BloomSettings.from_settings(crawler.settings)
             is_opened_later = has_log(crawler, settings)
             queue_is_shared = queue_is_shared or settings.shares_queue
-            # By name: the constructor of a subclass may take just what comes.
+            # Keyword arguments, so that the constructor of a subclass may take **kwargs.
             if command := command_without_crawl(crawler):
                 backend = backend_without_crawl(crawler, command)
                 new = cls(crawler=crawler, backend=backend, settings=BloomSettings())
@@ -155,39 +156,39 @@ class BloomDupeFilter(BaseDupeFilter):
                 new.backend.open()
         except BloomError as error:
             job_lock.close()
-            fail_at_the_start(crawler, error)
+            log_and_raise(crawler, error)
         new._job_lock = job_lock
         return new
 
     def was_duplicate(self) -> None:
-        """Note that a request that passed turned out to be a duplicate: another worker has it."""
+        """Correct the stats after a request that passed turned out to be a duplicate."""
         self._telemetry.added -= 1
 
     def clear(self) -> None:
-        """Forget all requests, for all crawlers that share the filter: scrapy-redis's flush.
+        """Clear the filter for all crawlers that share it; scrapy-redis calls this to flush.
 
         Raises:
             StorageError: the server failed.
         """
-        if clear := getattr(self.backend, "clear", None):  # not without a crawl
+        if clear := getattr(self.backend, "clear", None):  # in `scrapy shell`, there is none
             clear()
             logger.info("The Bloom filter in Redis was cleared", extra=self._telemetry.extra)
 
     def open(self) -> None:
-        """Begin the crawl: note that the filter is in use, and log what it is."""
+        """Mark the filter as in use, and log its size and place."""
         self.backend.begin()
         self._telemetry.log_opened()
         self._telemetry.show()
 
     def request_seen(self, request: Request) -> bool:
-        """Return whether the request was seen before; record a new one.
+        """Return whether a request is a duplicate; record it if it is new.
 
-        With `meta["bloom_record"] = False` it is filtered, but not recorded if it is new. With
-        `meta["bloom_filter"] = False` it is recorded, but never filtered. With `"run"` in place of
-        False, it is filtered if this run has scheduled it, whatever earlier runs have recorded.
+        A request with `meta["bloom_record"] = False` is filtered, but not recorded. A request with
+        `meta["bloom_filter"] = False` is recorded, but never filtered. A request with
+        `meta["bloom_filter"] = "run"` is filtered only if this run has scheduled it before.
 
-        Never raises: Scrapy would lose the request. When anything fails, the request passes as
-        new, and `bloom/errors` counts it.
+        The method never raises, because Scrapy would lose the request. If anything fails, the
+        request passes as new, and `bloom/errors` counts the failure.
         """
         fingerprint = None
         try:
@@ -197,7 +198,7 @@ class BloomDupeFilter(BaseDupeFilter):
                 self._outcomes.filtered(request, fingerprint)
             if self._unconfirmed is not None:
                 self._unconfirmed.add_answer(request, is_seen=is_seen)
-        except Exception as error:  # noqa: BLE001 - whatever it is, no page may be lost for it
+        except Exception as error:  # noqa: BLE001 - no failure may lose a page
             self._handle_failure(request, fingerprint, error)
             return False
         if not is_seen:
@@ -205,7 +206,7 @@ class BloomDupeFilter(BaseDupeFilter):
         return is_seen
 
     def _is_seen(self, request: Request, fingerprint: bytes) -> bool:
-        """Return whether a request is to be filtered; record it if it is not."""
+        """Return whether to filter a request; record it if not."""
         meta = request.meta
         this_run = self._this_run
         may_filter = bool(meta.get("bloom_filter", True))
@@ -213,7 +214,7 @@ class BloomDupeFilter(BaseDupeFilter):
             return may_filter
         within_run = this_run.is_filtered_within_run(meta)
         is_filtered = may_filter and not (within_run and this_run.add(fingerprint))
-        # The backend may not know it any more, but it knows whether it is forgotten.
+        # The fingerprint may have expired in the backend, but the backend knows if it is forgotten.
         is_known = this_run.has_window and is_filtered and fingerprint in this_run
         if is_known and fingerprint not in self.backend.forgotten:
             return True
@@ -231,20 +232,20 @@ class BloomDupeFilter(BaseDupeFilter):
     def _handle_failure(self, request: Request, fingerprint: object, error: Exception) -> None:
         self.failures.add(request, error)
         if isinstance(fingerprint, bytes):
-            with contextlib.suppress(Exception):  # a server may have recorded it all the same
+            with contextlib.suppress(Exception):  # the server may have recorded it nevertheless
                 self._outcomes.extend_trail(request, fingerprint)
         else:
             any_worked = self._any_passed or self._telemetry.filtered > 0
             self.failures.add_unfingerprinted(any_worked=any_worked)
 
     def end(self, reason: str) -> None:
-        """Change the filter for the last time: CrashSafeScheduler needs that in its last batch."""
+        """Make the last changes of the filter, before CrashSafeScheduler stores its last batch."""
         if not self._has_ended:
             self._has_ended = True
             self._outcomes.close(is_finished=reason == "finished")
 
     def close(self, reason: str) -> None:
-        """End the crawl: write the filter out, close it, and log its last figures."""
+        """Sync and close the filter, and log its last figures."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -258,8 +259,8 @@ class BloomDupeFilter(BaseDupeFilter):
             self._telemetry.close(reason, any_new=any_new)
 
     def log(self, request: Request, spider: Spider) -> None:
-        """Log that a request was filtered, and count it, as Scrapy's own filter does."""
-        # Not by Scrapy's own filter: that asks the spider for its crawler, and not all know it.
+        """Log and count a filtered request, with the messages of Scrapy's own filter."""
+        # RFPDupeFilter.log() needs spider.crawler, which not every spider has.
         if self.debug:
             logger.debug(
                 "Filtered duplicate request: %(request)s (referer: %(referer)s)",

@@ -1,12 +1,13 @@
-"""Scrapy's engine, across the versions of Scrapy: only this module touches its internals.
+"""Hook into Scrapy's engine, in all supported versions; only this module uses its internals.
 
-No signal of Scrapy says how a request ended, nor when all that it led to is stored: a download that
-failed for good ends silently in an errback, or in a line of the log, and so does a response that
-HttpErrorMiddleware has refused. But all that is not retried or redirected goes through three
-methods of the scraper, and what replaces a request comes out of the downloader's `fetch`. These are
-public methods of public attributes of the engine, in all versions from 2.13 on. So they are hooked,
-in this crawl only. Middlewares would see the same, but would have to be put into the settings of
-each project, and could not tell when the item pipelines are done.
+No signal of Scrapy says how a request ended, or when the requests that it led to are stored. (A
+download that failed for good ends silently in an errback, or in a line of the log, and so does a
+response that HttpErrorMiddleware has refused.) But every request that is not retried or redirected
+passes through three methods of the scraper, and the downloader's `fetch` returns the request that
+replaces another. These are public methods of public attributes of the engine, in all versions since
+2.13, so this module replaces them in the current crawl. A middleware would see the same requests,
+but each project would have to add it to its settings, and a middleware cannot tell when the item
+pipelines are done.
 """
 
 import asyncio
@@ -36,22 +37,22 @@ except ImportError:  # Scrapy 2.13, which always has a reactor
     create_looping_call = task.LoopingCall  # type: ignore[assignment]
 
     def call_later(delay: float, func: Callable[[], object]) -> Any:  # type: ignore[misc]
-        """Call a function after so many seconds."""
-        from twisted.internet import reactor  # noqa: PLC0415 - it installs one
+        """Call a function after `delay` seconds."""
+        from twisted.internet import reactor  # noqa: PLC0415 - the import installs a reactor
 
         return reactor.callLater(delay, func)  # type: ignore[arg-type]
 
 
-# Of work, until the event loop runs. Steps count, too: Scrapy may collect twice CONCURRENT_ITEMS
-# requests, which takes no time, and then schedule them all at once.
+# The longest turn before the event loop runs. The number of steps is limited, too, because Scrapy
+# may collect twice CONCURRENT_ITEMS requests in no time, and then schedule them all at once.
 _TURN_SECS, _TURN_STEPS = 0.02, 50
 
 
 def command_without_crawl(crawler: Crawler) -> str | None:
-    """Return the name of Scrapy's command if it is one that tries a page by hand; else None.
+    """Return the name of Scrapy's command if it is not a crawl, such as `shell` or `fetch`.
 
-    `parse`, `fetch` (and so `view`), `check` and `bench` put a `start()` of their own into the
-    spider. The shell has an engine without `Crawler.crawl`.
+    `parse`, `fetch` (and so `view`), `check` and `bench` replace the spider's `start()`. The shell
+    has an engine although nobody called `Crawler.crawl`. Returns None for a crawl.
     """
     module, _, command = getattr(crawler.spidercls.start, "__module__", "").rpartition(".")
     if module == "scrapy.commands":
@@ -60,7 +61,7 @@ def command_without_crawl(crawler: Crawler) -> str | None:
 
 
 def engine_of(crawler: Crawler) -> Any:
-    """Return a crawler's engine, None if there is none yet."""
+    """Return a crawler's engine; None if there is none yet."""
     try:
         return crawler.engine
     except RuntimeError:  # Scrapy 2.19
@@ -68,7 +69,7 @@ def engine_of(crawler: Crawler) -> Any:
 
 
 class _Hook:
-    """Replaces a method of one crawl's scraper or downloader, and calls listeners as well."""
+    """A replacement of a method of one crawl's scraper or downloader that calls listeners, too."""
 
     def __init__(self, method: Callable[..., Any], wrapper: Callable[..., Any]) -> None:
         self.method = method
@@ -104,9 +105,9 @@ def _passed_on(result: Any, end: Callable[[Any], None]) -> Any:
 
 
 async def _call_spider(hook: _Hook, result: Any, request: Request) -> Any:
-    if isinstance(result, Failure):  # of the download, or of a spider middleware's input
+    if isinstance(result, Failure):  # from the download, or from process_spider_input
         hook.notify(request, result.value)
-    # Errors are seen here, too: a spider middleware may swallow them.
+    # A spider middleware may swallow an error, so that handle_spider_error never gets it.
     with hook.notifying_of_errors(request):
         output = await hook.method(result, request)
     watch = _watched_async if hasattr(output, "__aiter__") else _watched
@@ -145,10 +146,10 @@ def _handle_output(hook: _Hook, output: Any, request: Request, *args: Any) -> An
 
 
 class _Paced(AsyncIterator[Any]):
-    """What an iterable yields, until `may_go_on` says no; see `pace`.
+    """An iterator over the output of a callback that awaits a function between the elements.
 
-    The output of most callbacks is so short that it needs no pause. No generator: that would end
-    with the first exception, and Scrapy goes on after it.
+    The output of most callbacks is short enough to need no pause. A generator would not do, because
+    it ends with the first exception, and Scrapy continues after an exception.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class _Paced(AsyncIterator[Any]):
         return each
 
 
-_HOOKS = (  # the event; the part of the engine, its method, and what replaces it
+_HOOKS = (  # event, part of the engine, its method, and the function that replaces the method
     ("scraping", "scraper", "enqueue_scrape", _scrape),
     ("error", "scraper", "call_spider_async", _call_spider),
     ("error", "scraper", "handle_spider_error", _spider_error),
@@ -188,23 +189,25 @@ _HOOKS = (  # the event; the part of the engine, its method, and what replaces i
 
 
 def listen(engine: Any, feature: str, way_out: str, **listeners: Callable[..., Any]) -> None:
-    """Have functions called when something happens to a request of one crawl. They must not raise.
+    """Register functions that are called at events of the requests of one crawl.
+
+    The functions must not raise. Raises a SettingError if this version of Scrapy lacks a method.
 
     Args:
-        engine: the crawler's, before the first request.
-        feature: what does not work with another version of Scrapy, for the SettingError.
-        way_out: what to do then.
-        **listeners: any of these.
-            scraping(request, result): a response or failure is about to be handled. Returns a
-                function that is called, with a Failure or anything else, when the output of the
-                callback or errback is consumed, and the items have passed the pipelines.
-            error(request, error): an exception is on its way to the errback, or came out of the
-                callback or errback; perhaps more than once.
-            fetching(request): the downloader is about to be given a request. Returns a function
-                that is called with the response, or with a request that is scheduled in its place
-                right after this (a retry, a redirect).
-            pacing(output, request): the output of the callback or errback of a request is about to
-                be consumed, as its middlewares have made it. Returns what is to be consumed.
+        engine: the crawler's engine, before the first request.
+        feature: what does not work if Scrapy lacks a method, for the SettingError.
+        way_out: what the user can do then, for the SettingError.
+        **listeners: the functions, by the name of the event:
+            scraping(request, result): Scrapy is about to handle a response or failure. Returns a
+                function. Scrapy has consumed the output of the callback or errback, and the items
+                have passed the pipelines, when that function is called with the result.
+            error(request, error): an exception is passed to the errback, or the callback or
+                errback raised it; the function may be called more than once for one exception.
+            fetching(request): the downloader is about to get a request. Returns a function that is
+                called with the response, or with a request that the engine is about to schedule
+                instead (a retry, a redirect).
+            pacing(output, request): Scrapy is about to consume the output of the callback or
+                errback of a request, after its middlewares. Returns the output to consume.
     """
     for event, part_name, method, wrapper in _HOOKS:
         if event not in listeners:
@@ -227,16 +230,16 @@ def pace(
     may_go_on: Callable[[Request | None], Awaitable[bool]],
     yielded: Callable[[Any], object],
 ) -> None:
-    """Have a function awaited between requests and items that callbacks and start() yield.
+    """Await a function between the requests and items that callbacks and start() yield.
 
-    Raises a SettingError if this version of Scrapy works in another way.
+    Raises a SettingError if this version of Scrapy lacks a method.
 
     Args:
-        engine: the crawler's, before the first request.
-        may_go_on: is awaited before each request or item but the first ones is taken; with the
-            request whose callback or errback yields it, None for start(). If it says no, that is
-            the end of the output.
-        yielded: is called with each request or item.
+        engine: the crawler's engine, before the first request.
+        may_go_on: the function, awaited before each request or item but the first 50. It gets the
+            request whose callback or errback yields, or None for start(). If it returns False, the
+            output ends there.
+        yielded: called with each request or item.
     """
 
     def paced(output: Any, request: Request | None) -> _Paced:
@@ -244,15 +247,15 @@ def pace(
 
     feature, way_out = "CrashSafeScheduler does not work", "use Scrapy's own scheduler"
     listen(engine, feature, way_out, pacing=paced)
-    if engine._start is not None:  # noqa: SLF001 - it has no other place
+    if engine._start is not None:  # noqa: SLF001 - Scrapy has no public attribute for it
         engine._start = paced(engine._start, None)  # noqa: SLF001
 
 
 def taking_turns() -> Callable[[], Awaitable[None]]:
     """Return a function to await between short steps, so that the event loop runs in between.
 
-    After 20 ms or 50 steps it waits until the loop has run. All who await it work one after the
-    other, with a run of the loop between them.
+    After 20 ms or 50 steps, the function waits until the event loop has run. Coroutines that wait
+    at the same time continue one after the other, and the event loop runs between them.
     """
     waiting: deque[Deferred[None]] = deque()
     ends_at, steps, is_due = 0.0, 0, False
@@ -287,21 +290,21 @@ def taking_turns() -> Callable[[], Awaitable[None]]:
 def replace_start(
     engine: Any, replacement: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]
 ) -> None:
-    """Put something in place of the spider's start(), as its middlewares have made it.
+    """Replace the spider's start(), after its middlewares, by another iterator.
 
-    The spider is not idle until that is through. Raises a SettingError if this version of Scrapy
-    works in another way.
+    The spider is not idle before the iterator has ended. Raises a SettingError if this version of
+    Scrapy lacks an attribute.
     """
     if getattr(engine, "_start", None) is None or not hasattr(engine, "_slot"):
         raise SettingError(
             "A queue in Redis does not work with this version of Scrapy, "
             f'{scrapy.__version__}; upgrade scrapy_bloom, or set BLOOM_BACKEND = "local"'
         )
-    engine._start = replacement(engine._start)  # noqa: SLF001 - it has no other place
+    engine._start = replacement(engine._start)  # noqa: SLF001 - no public attribute has it
 
 
 async def start_again(crawler: Crawler) -> AsyncIterator[Any]:
-    """Return the requests of the spider's start(), from the first, as its middlewares make them."""
+    """Call the spider's start() again, and return its requests after the spider middlewares."""
     engine: Any = crawler.engine
     middlewares = engine.scraper.spidermw
     arguments = (crawler.spider,) if scrapy.version_info < (2, 14) else ()
@@ -315,12 +318,9 @@ def read_start_again(
     may_go_on: Callable[[Request | None], Awaitable[bool]],
     yielded: Callable[[Any], object],
 ) -> None:
-    """Have the engine take requests and items from there as from start(), which is through.
-
-    It is paced as `pace` does it.
-    """
+    """Let the engine consume another iterator after start() has ended, at the pace of `pace`."""
     paced = _Paced(start, functools.partial(may_go_on, None), yielded)
-    engine._start = paced  # noqa: SLF001 - it has no other place
+    engine._start = paced  # noqa: SLF001 - no public attribute has it
 
     async def read() -> None:
         while engine._start is paced and engine.spider and engine.running:  # noqa: SLF001
@@ -330,37 +330,37 @@ def read_start_again(
 
 
 def is_running(engine: Any) -> bool:
-    """Return whether a crawl goes on: nobody has stopped it."""
+    """Return False once somebody has stopped the crawl."""
     running: bool = engine.running
     return running
 
 
 def is_closing(engine: Any) -> bool:
-    """Return whether the spider is being closed, or closed."""
-    slot = engine._slot  # noqa: SLF001 - it has no other place
+    """Return whether the spider is closed, or about to be."""
+    slot = engine._slot  # noqa: SLF001 - no public attribute has it
     return slot is None or slot.closing is not None
 
 
 def ask_scheduler(engine: Any) -> None:
-    """Have the engine ask the scheduler for requests soon: it may have some, also of others."""
-    if (slot := engine._slot) is not None:  # noqa: SLF001 - it has no other place
+    """Make the engine ask the scheduler for requests soon, because there may be new ones."""
+    if (slot := engine._slot) is not None:  # noqa: SLF001 - no public attribute has it
         slot.nextcall.schedule()
 
 
 async def fired(event: Deferred[None]) -> None:
-    """Wait for an event, or until the engine ends."""
-    with contextlib.suppress(CancelledError):  # without asyncio, the engine would log it at its end
+    """Wait until an event is fired, or until the engine ends."""
+    with contextlib.suppress(CancelledError):  # without asyncio, the engine logs it at its end
         await maybe_deferred_to_future(event)
 
 
 class Bell:
-    """Wakes all who wait for it."""
+    """An event that several coroutines wait for, any number of times."""
 
     def __init__(self) -> None:
         self._waiting: list[Deferred[None]] = []
 
     async def wait(self, secs: float) -> None:
-        """Wait until it rings; it does so after these seconds, if not before."""
+        """Wait until somebody calls `ring`, but at most `secs` seconds."""
         if not self._waiting:
             call_later(secs, self.ring)
         event: Deferred[None] = Deferred()
@@ -368,7 +368,7 @@ class Bell:
         await fired(event)
 
     def ring(self) -> None:
-        """Wake those who wait now."""
+        """Wake all coroutines that wait now."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             if not each.called:
@@ -376,16 +376,16 @@ class Bell:
 
 
 def loop_caller() -> Callable[[Callable[[], object]], object]:
-    """Return what calls a function in the event loop of this thread, from any thread."""
+    """Return a function that any thread can use to call functions in this thread's event loop."""
     if is_reactor_installed():
-        from twisted.internet import reactor  # noqa: PLC0415 - it installs one
+        from twisted.internet import reactor  # noqa: PLC0415 - the import installs a reactor
 
         return reactor.callFromThread  # type: ignore[no-any-return]
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
 def close_spider_soon(crawler: Crawler, reason: str) -> None:
-    """Close the spider once the request under way is in the queue, so that none is lost."""
+    """Close the spider in the next turn of the event loop, after the current request is queued."""
     CallLaterOnce(_close_spider, crawler, reason).schedule()
 
 
@@ -400,6 +400,6 @@ def _close_spider(crawler: Crawler, reason: str) -> None:
 
 
 def is_open(crawler: Crawler) -> bool:
-    """Return whether a crawl has a spider that can be given requests, or closed."""
+    """Return whether the crawl has an open spider."""
     engine = crawler.engine
     return engine is not None and crawler.spider is not None and engine.spider is not None

@@ -1,4 +1,4 @@
-"""Failures of the filter and of the queue: counted, logged once of each kind, in one place."""
+"""Count the failures of the filter and of the queue, and log each kind of failure once."""
 
 import logging
 import sqlite3
@@ -10,25 +10,26 @@ from scrapy.utils.python import global_object_name
 from scrapy_bloom.crawl.engine import close_spider_soon
 from scrapy_bloom.exceptions import BloomError, OutageError, RefusedError, StorageError
 
-# If none of so many requests can be fingerprinted, no request can. A crawl without any filter may
-# have no end: links lead back.
-_HOPELESS = 100
+# If the fingerprinter fails on the first 100 requests, it fails on all. A crawl without a filter
+# may never end, because links lead back to pages.
+_MOST_UNFINGERPRINTED = 100
 
 
 class Failures:
-    """Counts the failures of one crawl, logs them, and closes the spider where that is necessary.
+    """The failures of one crawl: counts them, logs them, and closes the spider if necessary.
 
-    An outage of Redis reaches the filter, the queue, and the close: it is logged once.
+    An outage of Redis makes the filter, the queue and the close fail, but is logged once.
 
     Args:
-        crawler: whose stats count them.
-        closes_on_outage: whether to close the spider when Redis is out of reach, or refuses.
-        keeps_queue: requests stay in the queue then.
+        crawler: the crawler whose stats count the failures.
+        closes_on_outage: whether to close the spider if Redis cannot be reached, or refuses
+            commands.
+        keeps_queue: whether the requests stay in the queue then.
 
     Attributes:
-        number: how many failures of the filter there were.
-        stats: the crawler's.
-        extra: for the log records of the crawl.
+        number: number of failures of the filter.
+        stats: the stats of the crawler.
+        extra: `extra` of the log records of the crawl.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Failures:
         self._crawler = crawler
         self._closes_on_outage = closes_on_outage
         self._keeps_queue = keeps_queue
-        self._logged: set[object] = set()  # kinds of failures
+        self._logged: set[object] = set()  # the kinds of failures that were logged
         self._unfingerprinted = 0
 
     def add(
@@ -51,7 +52,13 @@ class Failures:
         error: Exception,
         consequence: str = "it is crawled, even if it is a duplicate",
     ) -> None:
-        """Count that the filter failed on something, and log it if it is of a new kind."""
+        """Count a failure of the filter, and log it if it is the first of its kind.
+
+        Args:
+            what: the request, or another thing that the filter failed on.
+            error: the error.
+            consequence: what the failure means for the crawl.
+        """
         self.number += 1
         self.show()
         if not self._is_first(error):
@@ -70,27 +77,27 @@ class Failures:
         )
 
     def add_unfingerprinted(self, *, any_worked: bool) -> None:
-        """Note that the last failure was the fingerprinter's; give up if it has never worked."""
+        """Count a request without a fingerprint; close the spider if no request ever had one."""
         self._unfingerprinted += 1
-        if self._unfingerprinted != _HOPELESS or any_worked:
+        if self._unfingerprinted != _MOST_UNFINGERPRINTED or any_worked:
             return
         self._logger.error(
             "%s, the REQUEST_FINGERPRINTER_CLASS, has not returned bytes for any of the first %d "
-            "requests. The spider is closed because an unfiltered crawl may never end: fix that "
+            "requests. The spider is closed because an unfiltered crawl may never end: fix the "
             "class, and start the crawl again",
             global_object_name(type(self._crawler.request_fingerprinter)),
-            _HOPELESS,
+            _MOST_UNFINGERPRINTED,
         )
         close_spider_soon(self._crawler, "bloom_no_fingerprints")
 
     def add_at_the_close(self, error: StorageError) -> None:
-        """Count that the filter could not be closed well, and log it unless it is known."""
+        """Count a failure at the close of the filter, and log it unless its outage was logged."""
         self.number += 1
         if self._is_first(error) or _kind(error) is None:
             self._logger.error("%s", error)
 
     def close_for_queue(self, error: Exception, store_name: str) -> None:
-        """Log why a queue of CrashSafeScheduler cannot be used any more, and close the spider."""
+        """Log why the queue of CrashSafeScheduler is unusable, and close the spider."""
         reason = "bloom_outage" if isinstance(error, OutageError) else "bloom_queue_failed"
         if isinstance(error, (OutageError, RefusedError)):
             if self._is_first(error):
@@ -99,8 +106,8 @@ class Failures:
         elif isinstance(error, (sqlite3.Error, OSError)):
             self._logger.error(
                 "The queue in %s, or its filter, cannot be written or read: %s. The spider is "
-                "closed (reason %s), and nothing is lost: make room, or repair the disk, and start "
-                "the crawl again",
+                "closed (reason %s), and nothing is lost: free some space or repair the disk, and "
+                "start the crawl again",
                 store_name,
                 error,
                 reason,
@@ -115,7 +122,7 @@ class Failures:
         close_spider_soon(self._crawler, reason)
 
     def show(self, others: int = 0) -> None:
-        """Bring bloom/errors up to date, with the errors that were counted elsewhere."""
+        """Update the stat bloom/errors, including errors that the backend counted."""
         if errors := self.number + others:
             self.stats.max_value("bloom/errors", errors)
 
@@ -126,13 +133,13 @@ class Failures:
         return is_first
 
     def _log_unavailable(self, error: OutageError | RefusedError, reason: str) -> None:
-        """Log that Redis is out of reach, or refuses what it would refuse again."""
+        """Log that Redis cannot be reached or refuses commands, and close the spider if set so."""
         when = error.until if isinstance(error, OutageError) else "that is fixed"
         if self._closes_on_outage:
-            fate = "stay in the queue" if self._keeps_queue else "are crawled unfiltered"
+            effect = "stay in the queue" if self._keeps_queue else "are crawled unfiltered"
             what = (
-                f"The spider is closed (reason {reason}), and requests that are still under way "
-                f"{fate}; start the crawl again when {when}"
+                f"The spider is closed (reason {reason}), and requests that are still in progress "
+                f"{effect}; start the crawl again when {when}"
             )
             close_spider_soon(self._crawler, reason)
         else:
@@ -141,7 +148,7 @@ class Failures:
 
 
 def _kind(error: Exception) -> object:
-    """Return the kind of an error that is logged once for each outage or refusal; else None."""
+    """Return a key that is equal for all errors of one outage, or of refusals; else None."""
     if isinstance(error, OutageError):
         return error.since
     return RefusedError if isinstance(error, RefusedError) else None

@@ -1,9 +1,9 @@
-"""Scrapy's own fingerprints, computed faster; and those of scrapy-redis.
+"""Compute Scrapy's fingerprints faster than Scrapy, and the fingerprints of scrapy-redis.
 
-A crawl spends up to ten times as long on Scrapy's fingerprint of a request as on its lookup. Most
-of that makes the URL canonical, which most URLs of a site are already, or but for a fragment or the
-order of their parameters: one regular expression finds that out. The rest goes into a general JSON
-encoder and a cache with an entry for each request object. Neither is needed here.
+Scrapy's fingerprint of a request takes up to ten times as long as the lookup in the filter. Most of
+that time canonicalizes the URL. Most URLs are canonical already, or differ only in a fragment or in
+the order of their parameters, and one regular expression recognizes them. The rest of the time goes
+into a general JSON encoder and a cache with an entry per request object, which are not needed here.
 """
 
 import logging
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 Fingerprint = Callable[[Request], bytes]
 
-# What w3lib leaves as it is, in all of its versions that Scrapy knows. Each part of the pattern
-# begins with a character that the part before cannot have: it takes as long as the URL is.
+# The characters that w3lib does not change, in all versions that Scrapy supports. Each part of the
+# pattern begins with a character that the part before cannot contain, so that a match takes time
+# proportional to the length of the URL.
 _IN_PATH = "[/A-Za-z0-9_~!$&'()*+,:=@.-]*"
 _IN_QUERY = "[A-Za-z0-9_~.+-]*"  # "+" stands for a space, and sorts as one: first
 _ESCAPE = "%(?:[0189A-F][0-9A-F]|2[02F]|3[CEF]|5[CE]|60|7[BDF])"
@@ -38,9 +39,9 @@ _OF_GET = b'{"body": "", "headers": {}, "method": "GET", "url": "%b"}'
 def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerprint:
     """Return the function that fingerprints the requests of a crawl.
 
-    For Scrapy's own RequestFingerprinter it has the same results in less time. That is checked on
-    samples now, since another version of Scrapy might compute them otherwise. For any other
-    fingerprinter, a subclass too, it is that one's own method.
+    For Scrapy's own RequestFingerprinter, it returns the same results in less time. The function
+    compares them for some samples first, because another version of Scrapy may compute other
+    fingerprints. For any other fingerprinter, or a subclass, it is the method of the fingerprinter.
     """
     own = fingerprinter.fingerprint
     if type(fingerprinter) is not RequestFingerprinter or _is_patched(fingerprinter):
@@ -48,21 +49,21 @@ def fingerprint_function(fingerprinter: RequestFingerprinterProtocol) -> Fingerp
     fast = _fast_fingerprint(own)
     if all(own(sample) == fast(sample) for sample in _samples()):
         return fast
-    logger.info("This version of Scrapy makes other fingerprints than those known; using its own")
+    logger.info(
+        "This version of Scrapy computes fingerprints in an unknown way; using its own "
+        "fingerprinter, which is slower"
+    )
     return own
 
 
 def _is_patched(fingerprinter: RequestFingerprinter) -> bool:
-    """Return whether somebody has put another function into Scrapy's class or its object."""
+    """Return whether a function of Scrapy's class, or of its object, was replaced."""
     functions = [RequestFingerprinter.fingerprint, *vars(fingerprinter).values()]
     return any(getattr(each, "__module__", "") != scrapy_request.__name__ for each in functions)
 
 
 def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
-    """Return a function that computes what Scrapy's own does.
-
-    The fingerprint depends on body, method, URL and `verbatim_url`.
-    """
+    """Return a function that computes Scrapy's fingerprint from body, method, URL and meta."""
 
     def fingerprint(request: Request) -> bytes:
         method = request.method
@@ -77,16 +78,15 @@ def _fast_fingerprint(own: Fingerprint) -> Fingerprint:
 
 
 def plain_fingerprint(url: str) -> bytes | None:
-    """Return Scrapy's fingerprint of a GET without a body, where that takes no canonicalization.
+    """Return Scrapy's fingerprint of a GET without a body, if its URL needs no canonicalization.
 
-    It costs a tenth of Scrapy's, or less: that depends on w3lib. The URL need not have been in a
-    Request.
+    It takes a tenth of the time of Scrapy's function, or less, depending on w3lib.
 
     Args:
-        url: any.
+        url: any URL, which need not come from a Request.
 
     Returns:
-        20 bytes; None if the URL is none of those that `_plain` knows.
+        20 bytes; None if the URL needs the functions of w3lib.
     """
     if (canonical := _plain(url)) is None:
         return None
@@ -94,12 +94,12 @@ def plain_fingerprint(url: str) -> bytes | None:
 
 
 def _plain(url: str) -> str | None:
-    """Return what canonicalize_url makes of a URL, where a regular expression is enough.
+    """Return the result of canonicalize_url for a URL that is canonical already.
 
-    It is canonical already, but perhaps for the order of its parameters and for a fragment.
+    The fragment and the order of the parameters may still change. Returns None for other URLs.
     """
     parts = _match_plain(url)
-    # Not by fullmatch: that goes back over all of a URL that is not plain to its end.
+    # fullmatch would backtrack through a URL that does not match to its end.
     if parts is None or parts.end() < len(url):
         return None
     site, path, query = parts.groups()
@@ -110,7 +110,7 @@ def _plain(url: str) -> str | None:
     if query is None:
         return f"{site}{path}"
     if "&" in query:
-        # By name, then by value: what parts them sorts before all that a name may go on with.
+        # Sorted by name, then by value: NUL sorts before every character of a name.
         pairs = query.replace("=", "\0").split("&")
         pairs.sort()
         query = "&".join(pairs).replace("\0", "=")
@@ -122,16 +122,16 @@ def _canonical(url: str) -> str:
 
 
 def _sha1(body: str, method: str, url: str, headers: str = '"headers": {}, ') -> bytes:
-    """Return the SHA-1 of the JSON object of a request, its keys in order."""
+    """Return the SHA-1 of the JSON object of a request, with its keys in order."""
     method, url = json_string(method), json_string(url)
     text = f'{{"body": "{body}", {headers}"method": {method}, "url": {url}}}'
     return sha1(text.encode()).digest()  # noqa: S324 - no secret
 
 
 class ScrapyRedisFingerprinter:
-    """The fingerprints that scrapy-redis 0.7 and later keep in Redis, which are not Scrapy's own.
+    """Computes the fingerprints that scrapy-redis 0.7 and later keep in Redis.
 
-    A crawl that shall find them, in a filter into which such a set was imported, needs
+    They differ from Scrapy's fingerprints. A crawl with a filter that imported such a set needs
     REQUEST_FINGERPRINTER_CLASS = "scrapy_bloom.ScrapyRedisFingerprinter".
     """
 
@@ -139,7 +139,7 @@ class ScrapyRedisFingerprinter:
         """Return the SHA-1 of the JSON object of a request's body, method and canonical URL.
 
         Args:
-            request: any; its headers and meta do not count.
+            request: any request; its headers and meta have no effect.
 
         Returns:
             20 bytes.
@@ -148,7 +148,7 @@ class ScrapyRedisFingerprinter:
 
 
 def _samples() -> list[Request]:
-    """Return requests with all that `_plain` knows, and with what it does not."""
+    """Return requests with every character that `_plain` accepts, and some that it does not."""
     escapes = "".join(f"%{code:02X}" for code in range(256))
     in_path, known = "".join(map(chr, range(33, 127))), re.compile(_ESCAPE).findall(escapes)
     return [

@@ -1,11 +1,11 @@
-"""How each request of a crawl ended, and what that changes in the filter.
+"""Observe how each request ends, and change the filter accordingly.
 
-A request that failed for good is forgotten (BLOOM_FORGET_FAILED), one that was crawled is recorded
-(BLOOM_RECORD_ON). The request that ends is not always the one that was recorded: that may have been
-redirected, replaced by a downloader middleware, and retried. Scrapy copies the meta to each request
-that is made of another, and into its disk queue. So the meta has the trail: the fingerprints that
-were recorded on the way. Spiders copy it, too, to new requests, and make the same request once more
-without it. These are told apart when they are scheduled.
+With BLOOM_FORGET_FAILED, a request that failed for good is forgotten. With BLOOM_RECORD_ON =
+"crawled", a request that was crawled is recorded. The request that ends is not always the request
+that was recorded, because a middleware may have redirected, replaced or retried it. Scrapy copies
+the meta to each request that replaces another, and into its disk queue. So the meta has the trail:
+the fingerprints that were recorded on the way. Spiders also copy the meta to new requests, and
+create the same request again without it; `Outcomes` recognizes both when they are scheduled.
 """
 
 import contextlib
@@ -32,9 +32,9 @@ from scrapy_bloom.generations.memory import RecordCrawled, practically_exact_set
 from scrapy_bloom.settings.settings import BloomSettings
 from scrapy_bloom.text import counted
 
-MOST_FAILURES = 3  # of one request in one run, before it is given up
-_MOST_REDIRECTED = 100_000  # requests that wait for the end of the one they were redirected to
-_MOST_ENDED = 500_000  # requests whose end is remembered
+MOST_FAILURES = 3  # of one request in one run, before the run gives it up
+_MOST_REDIRECTED = 100_000  # requests that wait for the end of the target of their redirect
+_MOST_ENDED = 500_000  # requests that are known to have ended
 
 TRAIL = "bloom_recorded"  # a meta key
 _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, but not on purpose
@@ -43,23 +43,23 @@ _ON_PURPOSE = (IgnoreRequest, StopDownload, CloseSpider)  # HttpError is one, bu
 def extend_trail(request: Request, fingerprint: bytes) -> None:
     """Add a request's own fingerprint to its trail, once."""
     if fingerprint not in trail_of(request)[-1:]:
-        # As text: a queue may be in JSON. A new list: the old one is that of the request before.
+        # As text, because a queue may use JSON. A new list, because another request has the old.
         request.meta[TRAIL] = [*request.meta.get(TRAIL, []), fingerprint.hex()]
 
 
 def trail_of(request: Request) -> list[bytes]:
-    """Return the fingerprints recorded for a request: its own, after those that became it."""
+    """Return the fingerprints recorded for a request and its predecessors, its own at the end."""
     return [bytes.fromhex(name) for name in request.meta.get(TRAIL, [])]
 
 
 class Outcome(Enum):
-    """End of a request that is not tried again.
+    """How a request ended that is not tried again.
 
-    CRAWLED: its response was handled without any error, its items have passed the pipelines, and
-        the requests that it led to are scheduled. Or its status is one of BLOOM_DONE_STATUSES.
-    FAILED: its download failed, or its response's status is not allowed, or a callback or errback
-        raised an exception.
-    OTHER: it was left out on purpose, or an item pipeline raised an exception.
+    CRAWLED: Scrapy handled its response without an error, its items passed the pipelines, and the
+        requests that it led to are scheduled. Or its status is in BLOOM_DONE_STATUSES.
+    FAILED: its download failed, or the status of its response is not allowed, or a callback or
+        errback raised an exception.
+    OTHER: the project dropped it on purpose, or an item pipeline raised an exception.
     """
 
     CRAWLED = 1
@@ -69,84 +69,99 @@ class Outcome(Enum):
 
 @dataclass(eq=False)
 class _Handling:
-    """A request, after the last retry or redirect, whose response or failure is being handled."""
+    """A request, after the last retry or redirect, while its response or failure is handled.
+
+    Attributes:
+        request: the request.
+        result: its response or failure.
+        outcome: how the request ends, as far as is known.
+        is_repeated: whether its callback has yielded the same request again, which counts instead.
+    """
 
     request: Request
     result: Any
     outcome: Outcome = Outcome.CRAWLED
-    again: bool = False
+    is_repeated: bool = False
 
 
 class ForgetFailed:
     """Forgets requests that failed for good, so that a later link to them is crawled again.
 
-    A page that always fails would be crawled in a loop. So a request that has failed three times is
-    given up: it is not crawled again in this run. The next run tries again.
+    A page that always fails would be crawled in a loop. So this run gives up a request that has
+    failed three times, and does not crawl it again. The next run tries again.
+
+    Args:
+        forget: adds fingerprints to the forgotten ones; may raise a StorageError.
     """
 
     def __init__(self, forget: Callable[[Sequence[bytes]], None]) -> None:
         self._forget_stored = forget
-        # Filters, because there may be many. Their false positives cost a page now and then, much
-        # less often than those of the filter itself.
-        self._failures = practically_exact_set()  # each fingerprint with 1, 2 and 3
+        # Bloom filters, because there may be many. Their false positives lose far fewer pages than
+        # those of the main filter.
+        self._failures = practically_exact_set()  # each fingerprint followed by 1, 2 and 3
         self._ended, self._num_ended = BloomFilter(_MOST_ENDED, 1e-6), 0
         self._any_given_up = False
-        self._redirected: dict[bytes, list[bytes]] = {}  # by what they were redirected to
+        self._redirected: dict[bytes, list[bytes]] = {}  # by the target of the redirect
         self._num_redirected = 0
-        self._to_forget: list[bytes] = []  # more than one batch while the server is out of reach
+        self._to_forget: list[bytes] = []  # grows while the server cannot be reached
 
     def failed(self, fingerprints: Sequence[bytes]) -> int:
-        """Forget what was recorded for a failed request; return how many were forgotten.
+        """Forget the fingerprints of a failed request; return how many were forgotten.
 
-        Raises a StorageError if the filter is out of reach; the next call tries again.
+        Raises a StorageError if the filter cannot be reached; the next call tries again.
         """
         self._to_forget += self._with_redirected(fingerprints)
         return self._forget()
 
     def ended(self, fingerprints: Sequence[bytes]) -> int:
-        """Note that a request ended in another way; return and raise as `failed` does."""
+        """Mark a request as ended without a failure; return how many others were forgotten."""
         ended = self._with_redirected(fingerprints)
         for fingerprint in ended:
             if self._num_ended >= _MOST_ENDED:
                 self._ended, self._num_ended = BloomFilter(_MOST_ENDED, 1e-6), 0
             self._num_ended += self._ended.add(fingerprint)
-        with contextlib.suppress(StorageError):  # logged when the request failed
+        with contextlib.suppress(StorageError):  # it was logged when the request failed
             return self._forget()
         return 0
 
     def redirected(self, fingerprints: Sequence[bytes], target: bytes) -> int:
-        """Note that requests were redirected to one that is filtered: they fail if it fails.
+        """Forget requests that were redirected to a filtered request once that request fails.
 
-        A site that is down redirects each of its pages to the same one, which fails.
+        A site that is down may redirect all pages to the same page, which then fails. Returns how
+        many were forgotten now. Raises a StorageError if the filter cannot be reached.
         """
         if self.is_given_up(target) or target in self._to_forget:
             return self.failed(fingerprints)
         if target in fingerprints or target in self._ended:
             return self.ended(fingerprints)
-        # It is under way, or in the queue, perhaps since an earlier run.
+        # The target is in flight, or in the queue, perhaps since an earlier run.
         self._redirected.setdefault(target, []).extend(fingerprints)
         self._num_redirected += len(fingerprints)
-        while self._num_redirected > _MOST_REDIRECTED:  # rather crawled twice than never
+        while self._num_redirected > _MOST_REDIRECTED:  # at-least-once: forget the oldest
             oldest = self._redirected.pop(next(iter(self._redirected)))
             self._num_redirected -= len(oldest)
             self._to_forget += oldest
         return self._forget()
 
     def is_given_up(self, fingerprint: bytes) -> bool:
-        """Return whether a request has failed so often that this run does not crawl it again."""
+        """Return whether a request has failed three times in this run."""
         return self._any_given_up and fingerprint + bytes([MOST_FAILURES]) in self._failures
 
     def close(self, *, is_finished: bool) -> int:
-        """Decide on requests that were redirected to one whose end this run has not seen.
+        """Decide on requests that were redirected to a target whose end this run has not seen.
 
-        A finished run has nothing queued any more, so an earlier run has seen that end. A run that
-        ends early forgets these requests.
+        The queue of a finished run is empty, so an earlier run has seen the end of the target. A
+        run that ends early forgets the redirected requests.
+
+        Args:
+            is_finished: whether the run finished.
 
         Returns:
-            How many were forgotten now.
+            How many requests were forgotten now.
 
         Raises:
-            StorageError: with the number of those that could not be forgotten.
+            StorageError: the filter cannot be reached; the message says how many were not
+                forgotten.
         """
         if not is_finished:
             self._to_forget += chain.from_iterable(self._redirected.values())
@@ -155,14 +170,14 @@ class ForgetFailed:
         except StorageError:
             number = counted(len(self._to_forget), "failed request")
             raise StorageError(
-                f"{number} could not be forgotten because the filter is out of reach: later runs "
+                f"{number} could not be forgotten because the filter cannot be reached: later runs "
                 "will filter them as duplicates, and not crawl them"
             ) from None
 
     def _with_redirected(self, fingerprints: Sequence[bytes]) -> list[bytes]:
-        """Return these requests, and those that were redirected to them, in one or more steps."""
+        """Return fingerprints, and those of requests that were redirected to them."""
         found = list(fingerprints)
-        for fingerprint in found:  # which grows
+        for fingerprint in found:  # the list grows meanwhile
             redirected = self._redirected.pop(fingerprint, ())
             self._num_redirected -= len(redirected)
             found += redirected
@@ -182,10 +197,9 @@ class ForgetFailed:
 
 
 class Outcomes:
-    """Changes the filter at the end of each request, where that is needed.
+    """Changes the filter at the end of each request, for BLOOM_FORGET_FAILED and BLOOM_RECORD_ON.
 
-    Without BLOOM_FORGET_FAILED and BLOOM_RECORD_ON, nothing is watched. The constructor raises a
-    SettingError if this version of Scrapy works in another way.
+    The constructor raises a SettingError if this version of Scrapy lacks a method.
     """
 
     def __init__(
@@ -211,7 +225,7 @@ class Outcomes:
         listen(
             self._crawler.engine,
             "BLOOM_FORGET_FAILED and BLOOM_RECORD_ON do not work",
-            "do without these settings",
+            "remove these settings",
             scraping=self._scraping,
             error=self._error,
             fetching=self._fetching,
@@ -220,16 +234,16 @@ class Outcomes:
         self._crawler.signals.connect(self._scheduled, signals.request_scheduled)
 
     def is_given_up(self, fingerprint: bytes) -> bool:
-        """Return whether a request has failed so often that this run does not crawl it again."""
+        """Return whether this run does not crawl a request again, because it failed too often."""
         return self._forgetting is not None and self._forgetting.is_given_up(fingerprint)
 
     def extend_trail(self, request: Request, fingerprint: bytes) -> None:
-        """Note in a request that it was recorded, if anything is to be done at its end."""
+        """Add the fingerprint of a recorded request to its trail, if its end changes the filter."""
         if self._is_watching:
             extend_trail(request, fingerprint)
 
     def filtered(self, request: Request, fingerprint: bytes) -> None:
-        """Note that a request with a trail was filtered: what was redirected to it has ended."""
+        """Handle the requests that were redirected to a request that was filtered."""
         redirected = trail_of(request) if self._is_watching else []
         if not redirected:
             return
@@ -248,13 +262,13 @@ class Outcomes:
                 is_failed = outcome is Outcome.FAILED
                 end = self._forgetting.failed if is_failed else self._forgetting.ended
                 self._telemetry.forgotten += end(fingerprints)
-        except Exception as error:  # noqa: BLE001 - it must not disturb the crawl
+        except Exception as error:  # noqa: BLE001 - a failure must not disturb the crawl
             self._telemetry.failures.add(
-                request, error, "what is recorded of it could not be changed"
+                request, error, "the filter could not be changed at its end"
             )
 
     def close(self, *, is_finished: bool) -> None:
-        """Forget what is left to be forgotten, and log what could not be done."""
+        """Forget the remaining requests, and log how many were recorded or not forgotten."""
         if self._forgetting:
             try:
                 self._telemetry.forgotten += self._forgetting.close(is_finished=is_finished)
@@ -262,9 +276,9 @@ class Outcomes:
                 self._telemetry.failures.add_at_the_close(error)
         if self._recorder:
             logging.getLogger(__name__).info(
-                "%s of %s crawled without an error, and so recorded. The others "
-                "are crawled by the next run that finds a link to them: list pages should be "
-                'requested with meta={"bloom_filter": "run"}',
+                "%s of %s crawled without an error, and so recorded. The next run that finds a "
+                "link to one of the others crawls it, so request list pages with "
+                'meta={"bloom_filter": "run"}',
                 f"{self._telemetry.added:,}",
                 counted(self._recorder.scheduled, "new request was", "new requests were"),
                 extra=self._telemetry.extra,
@@ -276,8 +290,6 @@ class Outcomes:
                 if self._recorder.record(fingerprint):
                     self._telemetry.count_added()
 
-    # How a request ends: hooks in Scrapy's engine, and signals.
-
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         handling = self._under_way[id(request)] = _Handling(request, result)
         return partial(self._scraped, handling)
@@ -286,7 +298,7 @@ class Outcomes:
         self._under_way.pop(id(handling.request), None)
         if isinstance(result, Failure):  # a bug, which Scrapy logs
             handling.outcome = Outcome.FAILED
-        if not handling.again:
+        if not handling.is_repeated:
             self.ended(handling.request, handling.outcome)
 
     def _error(self, request: Request, error: BaseException | None) -> None:
@@ -304,7 +316,7 @@ class Outcomes:
                 handling.outcome = Outcome.OTHER
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
-        # Before the download: middlewares may change what is fingerprinted.
+        # Before the download, because middlewares may change the request.
         is_recorded = not request.dont_filter and request.meta.get("bloom_record", True)
         if self._recorder is None and is_recorded:
             fingerprint = self._fingerprint_of(request)
@@ -313,7 +325,7 @@ class Outcomes:
         return partial(self._fetched, request)
 
     def _fetched(self, request: Request, result: Any) -> None:
-        """Let a request from the downloader (a retry, a redirect, one that is all new) go on."""
+        """Pass the trail on to a request that the downloader returned in place of another."""
         if isinstance(result, Request):
             self._replacement = result
             if TRAIL in request.meta:
@@ -321,31 +333,32 @@ class Outcomes:
 
     def _fingerprint_of(self, request: Request) -> bytes | None:
         fingerprint: object = None
-        with contextlib.suppress(Exception):  # the filter has logged it
+        with contextlib.suppress(Exception):  # request_seen has logged it
             fingerprint = self._fingerprint(request)
         return fingerprint if isinstance(fingerprint, bytes) else None
 
     def _scheduled(self, request: Request) -> None:
-        """Give the trail to a request that goes on with the one that was recorded, or take it.
+        """Set the trail of a request that repeats another; remove the trail of a new request.
 
-        A request from a callback or errback is one of its own, even if it has the meta of the
-        response. But the same one once more, even without that meta, counts in place of this one.
+        A request from a callback or errback is a new request, even if it has the meta of the
+        response. But a callback may also yield its own request again, with or without the meta, to
+        retry it.
         """
         if request is self._replacement:
             return
         trail = request.meta.get(TRAIL)
-        again = self._handlings_of(request) if request.dont_filter else []
-        for handling in again:
-            handling.again = True
+        repeated = self._handlings_of(request) if request.dont_filter else []
+        for handling in repeated:
+            handling.is_repeated = True
             if TRAIL in handling.request.meta:
                 request.meta[TRAIL] = handling.request.meta[TRAIL]
-        if trail is not None and not again:
+        if trail is not None and not repeated:
             under_way = self._under_way.values()
             if any(trail == handling.request.meta.get(TRAIL) for handling in under_way):
                 del request.meta[TRAIL]
 
     def _handlings_of(self, request: Request) -> list[_Handling]:
-        """Return those of the same request, or of what it was redirected to."""
+        """Return the handlings of the same request, or of the target of its redirect."""
         under_way = self._under_way.values()
         fingerprint = self._fingerprint_of(request) if under_way else None
         return [

@@ -1,4 +1,4 @@
-"""How a crawl starts: the add-on, the filter that its settings ask for, and errors in one line."""
+"""Start a crawl: the add-on, the backend that the settings ask for, and errors in one line."""
 
 import functools
 import logging
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 
 
 class Addon:
-    """Makes BloomDupeFilter the duplicate filter, and checks the BLOOM_* settings before the crawl.
+    """A Scrapy add-on that sets DUPEFILTER_CLASS, and checks the BLOOM_* settings at the start.
 
-    In `ADDONS = {"scrapy_bloom.Addon": 500}` it does what the DUPEFILTER_CLASS line does; a bad
-    setting then stops the crawl with its error as the last line. A DUPEFILTER_CLASS that the
-    project, the spider or the command line sets is left alone, as with every add-on.
+    `ADDONS = {"scrapy_bloom.Addon": 500}` has the same effect as the DUPEFILTER_CLASS line. A bad
+    setting then stops the crawl, with the error as the last line of the log. The add-on does not
+    replace a DUPEFILTER_CLASS that the project, the spider or the command line sets.
     """
 
     def __init__(self, crawler: Crawler | None = None) -> None:
@@ -44,7 +44,7 @@ class Addon:
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "Addon":
-        """Build it, for Scrapy."""
+        """Build the add-on; Scrapy calls this."""
         return cls(crawler)
 
     def update_settings(self, settings: BaseSettings) -> None:
@@ -58,15 +58,15 @@ class Addon:
         except SettingError as error:
             if self._crawler is None:
                 raise
-            fail_at_the_start(self._crawler, error)
+            log_and_raise(self._crawler, error)
         settings.set("DUPEFILTER_CLASS", "scrapy_bloom.BloomDupeFilter", "addon")
 
 
 def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
-    """Make the backend that a crawl's settings ask for, not yet opened.
+    """Build the backend that a crawl's settings ask for, not opened yet.
 
-    Raises a StorageError if the job directory is one of another scheduler. A job directory is
-    locked.
+    The caller has locked the job directory, if there is one. Raises a StorageError if the job
+    directory belongs to another scheduler.
     """
     path = job_dir(crawler.settings)
     job_path = Path(path).absolute() if path else None
@@ -96,15 +96,18 @@ def create_backend(crawler: Crawler, settings: BloomSettings) -> Backend:
 def redis_backend(
     settings: BloomSettings, origin: Origin, job: Job
 ) -> "RedisBackend | ShardedBackend":
-    """Make the filter in Redis that settings ask for, not yet opened; raises a SettingError."""
-    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - for those who use it
+    """Build the backend in Redis that the settings ask for, not opened yet.
+
+    Raises a SettingError if BLOOM_REDIS_KEY is not valid for the spider's name.
+    """
+    from scrapy_bloom.redis.backend import RedisBackend  # noqa: PLC0415 - imports redis
     from scrapy_bloom.redis.shards import ShardedBackend, shard_key, share_of  # noqa: PLC0415
 
     key = settings.redis_key % {"spider": origin.spider}
     if "{" in key or "}" in key:
         raise SettingError(
-            f"BLOOM_REDIS_KEY makes {key!r} of the spider's name; allowed is a name without "
-            'braces: set one without "%(spider)s"'
+            f"BLOOM_REDIS_KEY becomes {key!r} with the spider's name; allowed is a name without "
+            'braces: set a name without "%(spider)s"'
         )
     server, shards = settings.redis_server(), settings.redis_shards
     share = share_of(settings.expected_requests, shards)
@@ -115,7 +118,8 @@ def redis_backend(
             replace(settings.policy, expected=share),
             origin,
             mirror=settings.redis_mirror,
-            flush=settings.redis_flush and not settings.shares_queue,  # the last worker does it
+            # With a shared queue, the last worker flushes both.
+            flush=settings.redis_flush and not settings.shares_queue,
             job=job,
             shards=shards,
         )
@@ -125,9 +129,9 @@ def redis_backend(
 
 
 def has_log(crawler: Crawler, settings: BloomSettings) -> bool:
-    """Return whether the filter has a log: the queue that CrashSafeScheduler has in the JOBDIR.
+    """Return whether CrashSafeScheduler has its queue in the JOBDIR, as the log of the filter.
 
-    Then the scheduler locks the job, and opens the filter.
+    If so, the scheduler locks the job and opens the filter.
     """
     return not settings.shares_queue and bool(job_dir(crawler.settings)) and _is_crash_safe(crawler)
 
@@ -137,63 +141,63 @@ def _is_crash_safe(crawler: Crawler) -> bool:
 
 
 def backend_without_crawl(crawler: Crawler, command: str) -> Backend:
-    """Make a filter in memory, not yet opened: what is tried by hand is not part of any crawl.
+    """Build a filter in memory, not opened yet, for a command of Scrapy that is not a crawl.
 
-    Raises a StorageError if there is a JOBDIR. The command (of Scrapy) would take a paused job's
-    requests. Scrapy's shell then waits for ever for its page, too: its callback gets lost in the
-    disk queue.
+    Raises a StorageError if there is a JOBDIR, because the command would take requests of the
+    paused job. Scrapy's shell would also wait for its page for ever, because the disk queue loses
+    the callback.
     """
     if path := job_dir(crawler.settings):
         raise StorageError(
-            f"scrapy {command} does not work with a job directory, whose requests it would take, "
-            f"and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
+            f"scrapy {command} does not work with a job directory, because it would take requests "
+            f"of the job, and this project has JOBDIR = {path!r}; start it with -s JOBDIR="
         )
     return MemoryBackend(Policy(expected=100_000, error_rate=1e-9))
 
 
-def fail_at_the_start(crawler: Crawler, error: BloomError) -> NoReturn:
-    """Log an error that ends the crawl before it begins, as the last line of the log; raise it.
+def log_and_raise(crawler: Crawler, error: BloomError) -> NoReturn:
+    """Raise an error that prevents the crawl, after logging it as the last line of the log.
 
-    Scrapy would close the spider, which is not open yet, and bury the error under one of its own.
-    The event loop would log a traceback.
+    Without this, Scrapy would try to close the spider, which is not open yet, and hide the error
+    behind an error of its own, and the event loop would log a traceback.
     """
     text = f"{error} ({TROUBLESHOOTING})"
     logger.error("%s", text, extra={"spider": crawler.spider})
     if crawler.settings["LOG_FILE"] or not crawler.settings.getbool("LOG_ENABLED"):
-        sys.stderr.write(f"{text}\n")  # else the terminal would show nothing at all
-    # Its closing would fail; and with a spider, older Scrapy ends with exit status 0.
+        sys.stderr.write(f"{text}\n")  # otherwise the terminal would show nothing
+    # Closing the spider would fail; and with a spider, older Scrapy ends with exit status 0.
     crawler.spider = None
     if (engine := engine_of(crawler)) is not None:
         engine.spider = None
     error.is_logged = True
-    _log_only_news()
+    _drop_repeated_errors()
     raise error.with_traceback(None) from None
 
 
 @functools.cache
-def _log_only_news() -> None:
+def _drop_repeated_errors() -> None:
     """Keep the event loops of this process from logging an error again that `is_logged`."""
     for name in ("asyncio", "twisted"):
-        logging.getLogger(name).addFilter(_OnlyNews())
-    # Until somebody begins its logging, which Scrapy does not, Twisted prints tracebacks itself.
+        logging.getLogger(name).addFilter(_RepeatedErrors())
+    # Twisted prints tracebacks itself until its logging begins, and Scrapy does not begin it.
     globalLogBeginner.beginLoggingTo([], redirectStandardIO=False)
 
 
-class _OnlyNews(logging.Filter):
-    """Drops log records that say no more than the error that was logged at the start."""
+class _RepeatedErrors(logging.Filter):
+    """Drops log records that repeat the error that prevented the crawl."""
 
-    _headline: logging.LogRecord | None = None
+    _heading: logging.LogRecord | None = None  # Twisted logs it before the error itself
 
     def filter(self, record: logging.LogRecord) -> bool:
-        headline, self._headline = self._headline, None
+        heading, self._heading = self._heading, None
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, BloomError) and error.is_logged:
             return False
         message = record.getMessage()
         if message.startswith("Unhandled error in Deferred"):
-            self._headline = record  # of the next record: dropped or logged with it
+            self._heading = record  # logged or dropped together with the next record
             return False
-        if headline is not None:
-            logging.getLogger(headline.name).callHandlers(headline)
-        # What an engine leaves that was built and never started.
+        if heading is not None:
+            logging.getLogger(heading.name).callHandlers(heading)
+        # An engine that was built but never started leaves an open session.
         return not message.startswith("Unclosed client session")

@@ -1,4 +1,4 @@
-"""What a crawl reports of its filter: the bloom/* stats, and lines in the log."""
+"""Report the state of a crawl's filter in the bloom/* stats and in the log."""
 
 import contextlib
 import logging
@@ -18,28 +18,28 @@ from scrapy_bloom.redis.connection.client import without_secrets
 from scrapy_bloom.settings.settings import BloomSettings, scrapy_redis_url
 from scrapy_bloom.text import counted, number_text, size_text
 
-# Stats are brought up to date every so many new requests: often enough to watch a crawl, and
-# too seldom to cost anything.
+# New requests between two updates of the stats: few enough to watch a crawl, and too many to cost
+# time.
 _STATS_EVERY = 1000
 
 
 class Telemetry:
-    """Counts what becomes of a run's requests, and shows it with the figures of the filter.
+    """Counts of a run's requests, reported together with the figures of the filter.
 
     Args:
-        crawler: whose stats and log they are.
+        crawler: the crawler that has the stats.
         backend: keeps the filter.
         settings: the BLOOM_* settings.
-        this_run: what this run keeps in memory.
-        queue_is_shared: the queue is in Redis.
+        this_run: the fingerprints that this run keeps in memory.
+        queue_is_shared: whether the queue is in Redis.
 
     Attributes:
-        added: requests recorded.
-        filtered: requests filtered. Not from the stats: STATS_CLASS may be one that keeps none.
-        forgotten: how many times a request was forgotten; shown with BLOOM_FORGET_FAILED only.
-        failures: counts and logs them.
-        stats: the crawler's.
-        extra: for log records.
+        added: number of recorded requests.
+        filtered: number of filtered requests. (STATS_CLASS may be a class that keeps no stats.)
+        forgotten: how many times a request was forgotten; a stat only with BLOOM_FORGET_FAILED.
+        failures: counts and logs the failures.
+        stats: the stats of the crawler.
+        extra: `extra` of log records.
     """
 
     def __init__(
@@ -63,32 +63,33 @@ class Telemetry:
         self._backend = backend
         self._settings = settings
         self._this_run = this_run
-        # A filter that outlives its queue reports as duplicates what an early end leaves pending.
+        # After an early end, a filter that outlives its queue reports pending requests as
+        # duplicates.
         is_apart = settings.outlives_the_run and settings.record_on != "crawled"
         is_apart = is_apart and not queue_is_shared
         has_job = bool(job_dir(crawler.settings))
         self._loses_queue, self._leaves_queue = is_apart and not has_job, is_apart and has_job
-        self._scrapy_redis = ""  # the URL of its queue
+        self._scrapy_redis = ""  # URL of scrapy-redis's queue
         if queue_is_shared and not settings.shares_queue:
             self._scrapy_redis = without_secrets(scrapy_redis_url(crawler.settings)[0])
-        # Soon, but not now: no spider can be closed before it runs.
+        # Not at once, because a spider cannot be closed before it runs.
         self._look_at = _STATS_EVERY if settings.on_full == "grow" else 1
-        self._full_number = 0  # of the generation that was last found full
-        self._full_at = 1.0  # at this load of it, warn again; infinite: never
+        self._full_number = 0  # number of the generation that was last found full
+        self._full_at = 1.0  # load of that generation at which to warn again; infinite: never
         self._logged = (0, 0, 0)
         self._interval = 0.0
         self._loop: Any = None
 
     def log_regularly(self) -> None:
-        """Log a line every LOGSTATS_INTERVAL while the spider is open, if there is anything new."""
-        with contextlib.suppress(ValueError, TypeError):  # Scrapy reports it, if it is used
+        """Log a line every LOGSTATS_INTERVAL while the spider is open, if a count has changed."""
+        with contextlib.suppress(ValueError, TypeError):  # Scrapy's LogStats reports a bad value
             self._interval = self._crawler.settings.getfloat("LOGSTATS_INTERVAL")
         if self._interval > 0:
             self._crawler.signals.connect(self._start, signals.spider_opened)
             self._crawler.signals.connect(self._stop, signals.spider_closed)
 
     def _start(self) -> None:
-        # Not earlier: what it is made of depends on the event loop that is running.
+        # Not earlier, because the kind of loop depends on the event loop that is running.
         self._loop = create_looping_call(self._log)
         self._loop.start(self._interval, now=False)
 
@@ -97,7 +98,7 @@ class Telemetry:
             self._loop.stop()
 
     def log_opened(self) -> None:
-        """Log what the filter is, and where the pending requests are if the crawl ends early."""
+        """Log size and place of the filter, and where pending requests stay after an early end."""
         status = self._backend.status()
         self._logger.info(
             "Bloom filter in %s: sized for %s at a false-positive rate of %g, %s; %s already "
@@ -132,13 +133,13 @@ class Telemetry:
             )
 
     def count_added(self) -> None:
-        """Count a recorded request; every now and then, look if it is full. Raises StorageError."""
+        """Count a recorded request; sometimes update the stats; raises StorageError."""
         self.added += 1
         if self.added >= self._look_at:
             self._look()
 
     def show(self) -> FilterStatus:
-        """Bring the stats up to date; return the figures of the filter now."""
+        """Update the stats, and return the current figures of the filter."""
         status = self._backend.status()
         if in_memory := self._this_run.generations():
             status = replace(status, volatile=[*status.volatile, *in_memory])
@@ -160,9 +161,9 @@ class Telemetry:
         return status
 
     def close(self, reason: str, *, any_new: bool) -> None:
-        """Show and log the last figures of a closed filter, and what an early end has left."""
+        """Log the last figures of a closed filter, and the effect of an early end or idle run."""
         status = self.show()
-        self._logged = self._counts()  # no regular line any more
+        self._logged = self._counts()  # so that no regular line follows
         self.stats.set_value("bloom/expected_false_positives", status.expected_false_positives)
         self._logger.info(
             "Bloom filter closed: %s recorded, %s in all, %.3g %% of the bits set, "
@@ -176,7 +177,7 @@ class Telemetry:
         if reason != "finished":
             self._log_early_end(reason, status.location)
         elif self.filtered and not any_new:
-            # If no start page that is never filtered was crawled either, somebody should know.
+            # A WARNING if the run did not crawl a single page, not even a start page.
             was_idle = not self.stats.get_value("scheduler/dequeued", 0)
             self._logger.log(
                 logging.WARNING if was_idle else logging.INFO,
@@ -197,7 +198,7 @@ class Telemetry:
             )
         lost = self.added if self._loses_queue else 0
         if (queued := self.stats.get_value("scheduler/enqueued")) is not None:
-            # Some of these may not be recorded: with dont_filter, as start requests are.
+            # Some of them may not be recorded: requests with dont_filter, such as start requests.
             lost = min(lost, queued - self.stats.get_value("scheduler/dequeued", 0))
         if lost > 0:
             self._logger.warning(
@@ -229,8 +230,8 @@ class Telemetry:
                 number_text(status.error_rate_now, 2),
             )
             self._logged = counts
-        except Exception as error:  # noqa: BLE001 - it would never be called again
-            self.failures.add("its figures", error, "they are left out of the log")
+        except Exception as error:  # noqa: BLE001 - an exception would end the loop
+            self.failures.add("its figures", error, "the log lacks them")
 
     def _counts(self) -> tuple[int, int, int]:
         return self.added, self.filtered, self.forgotten
@@ -245,18 +246,18 @@ class Telemetry:
                 self._full_number, self._full_at = newest.number, 1.0
             if status.load >= self._full_at:
                 self._warn_overfull(status)
-            # An eighth of the room: other crawlers may fill it, too.
+            # After an eighth of the room, because other crawlers may fill it, too.
             room = (self._full_at * newest.capacity - newest.count) / 8
             ahead = min(ahead, max(1.0, room))
         self._look_at = self.added + math.ceil(ahead)
         return status
 
     def _warn_overfull(self, status: FilterStatus) -> None:
-        """Warn at the capacity, and at each doubling of it; or close the spider."""
+        """Warn at the capacity, and at each doubling of it; close the spider if set so."""
         while self._full_at <= status.load:
             self._full_at *= 2
         if self._settings.on_full == "close":
-            self._full_at = math.inf  # what is under way may still add to it: warn once
+            self._full_at = math.inf  # requests in flight may still add to it: warn once
             what = "The spider is closed: raise BLOOM_EXPECTED_REQUESTS, and restart the crawl"
             close_spider_soon(self._crawler, "bloom_full")
         else:

@@ -1,4 +1,4 @@
-"""What a run remembers of its requests: which it has scheduled, and unconfirmed duplicates."""
+"""Keep in memory which requests this run has scheduled, and which duplicates are unconfirmed."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,25 +18,24 @@ from scrapy_bloom.text import counted
 if TYPE_CHECKING:
     from scrapy_bloom.redis.backend import RedisBackend
 
-_HANDLED = "bloom_handled"  # a meta key of start requests whose response has come
+_HANDLED = "bloom_handled"  # a meta key of start requests whose response has arrived
 
 
 class ThisRun:
-    """Remembers in memory what this run has scheduled, from when that is needed.
+    """The fingerprints of the requests that this run has scheduled, if the run needs them.
 
-    It begins with the first request that is filtered within the run, by
-    `meta["bloom_filter"] = "run"`. So crawls without such requests pay nothing, and a page may be
-    scheduled once before and once after that. With a time window, it begins with the first request:
-    what the run records may expire within it.
+    Collecting them begins with the first request with `meta["bloom_filter"] = "run"`, so a crawl
+    without such requests pays nothing. (A page may be scheduled once before that request and once
+    after it.) With a time window, collecting begins with the first request of the run.
 
     Args:
-        start_requests: start requests are filtered so, too, unless their meta has a `bloom_filter`.
-            Where the filter outlives its queue, all of them would otherwise be duplicates in later
-            runs, which would crawl nothing.
-        has_window: what this run records may expire within it.
+        start_requests: whether start requests without a `bloom_filter` in their meta are filtered
+            within the run, too. Where the filter outlives its queue, all of them would otherwise be
+            duplicates in later runs, which would crawl nothing.
+        has_window: whether fingerprints that this run records may expire within the run.
 
     Attributes:
-        has_window: what it has scheduled is filtered, whether the backend knows it or not.
+        has_window: requests of this run are filtered, even if they have expired in the backend.
     """
 
     def __init__(self, *, start_requests: bool = False, has_window: bool = False) -> None:
@@ -45,27 +44,28 @@ class ThisRun:
         self._scheduled = practically_exact_set() if has_window else None
 
     def is_filtered_within_run(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether the request with this meta is filtered within this run only."""
+        """Return whether a request with this meta is filtered only if this run scheduled it."""
         if "bloom_filter" in meta:
             return bool(meta["bloom_filter"] == "run")
         is_start = self._start_requests and bool(meta.get("is_start_request"))
-        # Spiders copy a response's meta to the requests that they make of it.
+        # Spiders copy the meta of a response to new requests, which are not start requests.
         return is_start and _HANDLED not in meta and not meta.get("depth")
 
     def mark_handled(self, request: Request, result: Any) -> Callable[[Any], None]:
         """Mark a start request whose response or failure is about to be handled.
 
-        Copies of its meta have the mark from now on, also if they are given to the engine, where no
-        spider middleware sets a depth. A retry or redirect was made before.
+        Copies of its meta then have the mark, even if a request goes directly to the engine, so
+        that no spider middleware sets its depth. Retries and redirects were made before, without
+        the mark.
         """
-        # A middleware may have given the response another request.
+        # A middleware may have assigned another request to the response.
         for each in (request, getattr(result, "request", None) or request):
             if each.meta.get("is_start_request"):
                 each.meta[_HANDLED] = True
         return lambda _: None
 
     def add(self, fingerprint: bytes) -> bool:
-        """Remember a fingerprint, and from now on all others; True if it was not scheduled yet."""
+        """Add a fingerprint, and begin to collect all others; return True if it was new."""
         if self._scheduled is None:
             self._scheduled = practically_exact_set()
         return self._scheduled.add(fingerprint)
@@ -74,21 +74,21 @@ class ThisRun:
         return self._scheduled is not None and fingerprint in self._scheduled
 
     def add_if_needed(self, fingerprint: bytes) -> None:
-        """Remember the fingerprint of a request that passes, if `add` or a window asks for that."""
+        """Add the fingerprint of a request that passes, if the run collects fingerprints."""
         if self._scheduled is not None:
             self._scheduled.add(fingerprint)
 
     def generations(self) -> Sequence[Generation]:
-        """Return the figures of what is remembered."""
+        """Return the generations of the set in memory."""
         return self._scheduled.status().generations if self._scheduled is not None else ()
 
 
 class UnconfirmedDuplicates:
-    """Schedules filtered requests again if the server turns out to have lost queue and filter.
+    """Filtered requests that are scheduled again if the server has lost queue and filter.
 
-    A mirror is trusted for a second. If the server has lost something in that second, a request
-    that the mirror reported as a duplicate may be in no queue any more, and no page links to it
-    again.
+    A worker trusts its mirror for one second. If the server lost something in that second, a
+    request that the mirror reported as a duplicate may be in no queue, and no later page may link
+    to it.
     """
 
     def __init__(self, crawler: Crawler, backend: "RedisBackend", failures: Failures) -> None:
@@ -96,37 +96,37 @@ class UnconfirmedDuplicates:
         self._backend = backend
         self._failures = failures
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), failures.extra)
-        self._voided = backend.voided
-        self._filtered: list[Request] = []  # the backend asks the server before there are many
+        self._losses = backend.losses
+        self._filtered: list[Request] = []  # short, because the backend often asks the server
         self._to_schedule: list[Request] = []
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
     def add_answer(self, request: Request, *, is_seen: bool) -> None:
         """Keep a request that was filtered until the server confirms that it is a duplicate."""
-        if self._is_void():
+        if self._has_lost_filter():
             if self._to_schedule:
-                CallLaterOnce(self._schedule).schedule()  # not now: the scheduler is at work
+                CallLaterOnce(self._schedule).schedule()  # later, because the scheduler called this
         elif not self._backend.unconfirmed:
             self._filtered.clear()
         if is_seen and self._backend.unconfirmed:
             self._filtered.append(request)
 
-    def _is_void(self) -> bool:
-        """Return whether the server has lost the filter; requests are scheduled again then."""
-        if self._backend.voided == self._voided:
+    def _has_lost_filter(self) -> bool:
+        """Return whether the server lost the filter; if so, move requests to be scheduled again."""
+        if self._backend.losses == self._losses:
             return False
-        self._voided = self._backend.voided
+        self._losses = self._backend.losses
         self._to_schedule += self._filtered
         self._filtered = []
         return True
 
     def _schedule(self) -> bool:
-        """Schedule requests, which asks the filter again; return whether there were any."""
+        """Schedule the requests, which asks the filter again; return False if there are none."""
         requests, self._to_schedule = self._to_schedule, []
         if not requests or not is_open(self._crawler):
             return False
         self._logger.info(
-            "Scheduled again: %s from just before the server was lost or replaced",
+            "Scheduled again: %s filtered just before the server was lost or replaced",
             counted(len(requests), "request"),
         )
         for request in requests:
@@ -137,11 +137,11 @@ class UnconfirmedDuplicates:
         if self._filtered:
             try:
                 self._backend.confirm()
-            except Exception as error:  # noqa: BLE001 - the spider must end all the same
+            except Exception as error:  # noqa: BLE001 - the spider must end nevertheless
                 self._failures.add(
                     "requests that its mirror reported as duplicates", error, "they are not crawled"
                 )
-            if not self._is_void():
+            if not self._has_lost_filter():
                 self._filtered.clear()
         if self._schedule():
             raise DontCloseSpider

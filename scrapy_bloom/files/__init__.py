@@ -1,1 +1,1 @@
-"""A filter in files of a directory."""
+"""Keep a filter in the files of a directory."""

@@ -1,4 +1,4 @@
-"""A filter in the files of a directory: opened, recorded in, synced, closed."""
+"""Use a filter in the files of a directory during a crawl: open, record, sync, close."""
 
 import contextlib
 import logging
@@ -27,29 +27,28 @@ from scrapy_bloom.text import counted
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNAPPLIED = 50_000  # changes in memory, some 10 MB; a checkpoint is made sooner then
+_MOST_UNAPPLIED = 50_000  # changes in memory (about 10 MB) that start a checkpoint early
 
 
 class LocalBackend(MemoryBackend):
     """A Bloom filter in the files of a directory.
 
     Args:
-        directory: where the files are; made if missing.
-        policy: how large it is, and when it grows and expires.
-        origin: what it holds, and whose.
-        job: the crawl's job directory, whose requests.seen is imported into a new filter. It says
-            what to do with a filter that its last run did not close.
-        sync_secs: seconds between writes of what changed to the disk, against a power loss;
-            0: at close only.
-        is_crawl: False if no crawl uses it. A kill then leaves no request that is recorded but not
-            crawled, and the files do not say that they are in use.
-        clock: seconds since 1970, for tests.
+        directory: where the files are; `open` creates it if it is missing.
+        policy: how large the filter is, and when it grows and expires.
+        origin: which spider and fingerprinter the filter is for, and its salt.
+        job: the crawl's job directory. A new filter imports its requests.seen, and its settings
+            decide what happens to a filter that its last run did not close.
+        sync_secs: seconds between two syncs, against a power loss; 0: only at the close.
+        is_crawl: False if a command uses the filter. A kill then leaves no request that is recorded
+            but not crawled, so the files are not marked as in use.
+        clock: returns seconds since 1970, for tests.
 
     Attributes:
-        overlay: what is recorded and forgotten, until the filter's log has it; None without one.
+        overlay: changes that the log has and the files lack; None without a log.
     """
 
-    live: list[FilterFile]  # type: ignore[assignment]  # it makes no others
+    live: list[FilterFile]  # type: ignore[assignment]  # all generations are in files
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class LocalBackend(MemoryBackend):
         self._directory = directory
         self._job = job or Job()
         self._sync_secs = sync_secs
-        self._marks_use = is_crawl  # until it is opened with a log, which tells more
+        self._marks_use = is_crawl  # False with a log, whose records say that it is in use
         self._lock = contextlib.ExitStack()
         self._discarded: list[FilterFile] = []
         self._records = LogRecords()
@@ -76,19 +75,18 @@ class LocalBackend(MemoryBackend):
         self._is_closing = False
         self._syncer: threading.Thread | None = None
 
-    # Opening.
-
     def open(self, log: FilterLog | None = None) -> None:
-        """Lock the directory and open or create the filter in it; or leave all as it was.
+        """Lock the directory, and open or create the filter in it; if that fails, change nothing.
 
-        Nothing is recorded as in use yet: until `begin`, a crash leaves a closed filter closed.
+        The filter is not marked as in use yet: until `begin`, a crash leaves a closed filter
+        closed.
 
         Args:
-            log: of the filter, opened: all changes go there first. Those that it has and the
-                filter lacks are made now.
+            log: the open log of the filter. All changes go there first, and the changes that the
+                filter lacks are applied now.
 
         Raises:
-            StorageError: or one of its children: see `scrapy_bloom.exceptions`.
+            StorageError: the filter cannot be used; a subclass says more precisely why.
             SeenFileError: the job's requests.seen cannot be imported.
         """
         try:
@@ -101,7 +99,7 @@ class LocalBackend(MemoryBackend):
             self.live += files
             self.forgotten.open()
             if self.live:
-                self._log_what_is_kept()
+                self._log_ignored_settings()
             elif importable is None:
                 self._make_first()
             else:
@@ -114,15 +112,15 @@ class LocalBackend(MemoryBackend):
         self._use_live()
 
     def unlock(self) -> None:
-        """Let the directory go."""
+        """Release the lock of the directory."""
         self._lock.close()
 
     def _recover(self, log: FilterLog, *, fits_log: bool) -> None:
-        """Apply what the log has and the filter lacks, and record in the log from then on."""
+        """Apply the changes that the filter lacks, and record in the log from then on."""
         log.begin()
         log.sync()
         self._records.open = log.id
-        with self._written():  # before the first change
+        with self._explaining_errors():  # before the first change
             self._write_records(log, log.seq)
         self._use_live()
         latest: dict[bytes, bool] = {}
@@ -138,12 +136,12 @@ class LocalBackend(MemoryBackend):
                 self._record_now(fingerprint)
         self._forgotten_file.change(latest)
         self._save()
-        with self._written():
+        with self._explaining_errors():
             self._sync_forgotten()
             for file in self.live:
                 file.sync()
             log.checkpointed(log.seq)
-        self._try_to_sync(self._job.end)  # of a run without a log
+        self._try_to_sync(self._job.end)  # an earlier run without a log may have left the marker
         self.overlay = Overlay(log)
         self.forgotten.use(ForgottenOverlay(self._forgotten_file, self.overlay))
 
@@ -151,34 +149,36 @@ class LocalBackend(MemoryBackend):
         life = self._life
         if self._newest.count >= life.grow_at and fingerprint not in self._recorded:
             life.grow()
-        # With a window, one that an older generation has is to be remembered from then on.
+        # With a window, a fingerprint of an older generation gets a new expiry time.
         record = self._record_in_newest if self._policy.window else self._record
         if record(fingerprint):
             self._newest.count += 1
 
-    def _log_what_is_kept(self) -> None:
+    def _log_ignored_settings(self) -> None:
         policy, live = self._policy, self.live
         if self._origin.salt not in {None, live[0].filter.salt}:
-            logger.info("The filter keeps the salt it was made with; BLOOM_SALT is for a new one")
+            logger.info(
+                "The filter keeps the salt it was created with; BLOOM_SALT is used for a new filter"
+            )
         capacity = sum(each.capacity for each in live)
         if not policy.window and policy.expected > capacity:
             logger.info(
-                "The filter was made for %s and keeps its files; BLOOM_EXPECTED_REQUESTS "
-                "= %s counts when it is full and goes on in a further one",
+                "The filter was created for %s and keeps its files; BLOOM_EXPECTED_REQUESTS = %s "
+                "is used for the next generation, when the filter is full",
                 counted(capacity, "request"),
                 f"{policy.expected:,}",
             )
         error_rate = sum(each.error_rate for each in live)
         if policy.is_exceeded(error_rate):
             logger.info(
-                "The filter keeps the error rate that its files were made for, %.2g; "
-                "BLOOM_ERROR_RATE = %g is for the files that it grows by, and for a new filter",
+                "The filter keeps the error rate that its files were created for, %.2g; "
+                "BLOOM_ERROR_RATE = %g is used for new generations, and for a new filter",
                 error_rate,
                 policy.error_rate,
             )
 
     def _import(self, path: Path) -> None:
-        """Make a first generation that contains a requests.seen file."""
+        """Create a first generation that contains a requests.seen file."""
         seen = SeenFile(path)
         size, now = self._policy.first(at_least=seen.count()), self.now()
         end = self._policy.open_until(now)
@@ -194,13 +194,11 @@ class LocalBackend(MemoryBackend):
                 target=self._sync_regularly, name="scrapy_bloom sync", daemon=True
             )
             syncer.start()
-            self._syncer = syncer  # not before: Ctrl-C may come now, and join() would raise
-
-    # Its generations.
+            self._syncer = syncer  # only after start(): Ctrl-C may interrupt it, and join() raises
 
     @property
     def location(self) -> str:
-        """Return the filter's file, or its directory if there are several generations."""
+        """The path of the filter's file, or of its directory if it has several generations."""
         if len(self.live) == 1:
             return str(self._directory / file_name(self.live[-1].number))
         return f"{self._directory} ({len(self.live)} generations)"
@@ -216,7 +214,7 @@ class LocalBackend(MemoryBackend):
             )
 
     def _save(self) -> None:
-        """Write down the count and the end of the newest generation, and which one is oldest."""
+        """Write the state of the newest generation into its header."""
         newest = self.live[-1]
         newest.in_use = self._marks_use
         newest.oldest = self.live[0].number
@@ -224,7 +222,7 @@ class LocalBackend(MemoryBackend):
         # Often enough that a kill costs less than 1 % of the count.
         self._next_save = newest.count + 1 + min(newest.count // 256, 4095)
         if self.overlay is not None and len(self.overlay) >= _MOST_UNAPPLIED:
-            self._wake.set()  # for a checkpoint
+            self._wake.set()  # starts a checkpoint
 
     def _make(
         self,
@@ -248,25 +246,22 @@ class LocalBackend(MemoryBackend):
         return FilterFile.create(new, fill)
 
     def expire(self, number: int) -> None:
-        """Remove the oldest generations, and their files."""
-        gone = self.live[:number]
+        """Remove the oldest generations and their files."""
+        expired = self.live[:number]
         super().expire(number)
         self._save()
-        # On the disk, too, the header of the rest says that they have expired, before they go.
+        # The header on the disk must say that they have expired before their files are removed.
         self._try_to_sync(self.live[-1].sync_header)
-        for file in gone:
+        for file in expired:
             _remove(file)
-        self._discarded += gone
-        if self._syncer is None:  # else it may just be syncing one of them
+        self._discarded += expired
+        if self._syncer is None:  # otherwise the thread may be syncing one of them
             self._close_discarded()
 
-    # Towards the disk.
-
     def _checkpoint(self, overlay: Overlay) -> None:
-        """Write the log to the disk, then take the changes over from it into the filter.
+        """Sync the log, then apply its changes to the filter; raises OSError or StorageError.
 
-        Raises OSError or StorageError. What the disk has then is not known, so nothing more is
-        taken over in this run.
+        After an error, the contents of the disk are unknown, so this run applies nothing more.
         """
         if overlay.failure is not None:
             raise overlay.failure
@@ -285,7 +280,7 @@ class LocalBackend(MemoryBackend):
                     newest.filter.add(fingerprint)
                     changed[newest.number] = newest
             path = self._directory / forgotten_file.NAME
-            with contextlib.closing(ForgottenFile(path)) as file:  # of this thread
+            with contextlib.closing(ForgottenFile(path)) as file:  # a connection for this thread
                 file.change(latest)
                 self._sync_forgotten()
             for generation in changed.values():
@@ -297,9 +292,9 @@ class LocalBackend(MemoryBackend):
         overlay.applied(changes)
 
     def _write_records(self, log: FilterLog, seq: int) -> None:
-        """Note, before they are made, that the filter has the log's changes up to that batch.
+        """Record that the filter has the log's changes up to a batch, before it applies them.
 
-        So a log that was set back since is never taken for one that has all that the filter has.
+        So an older copy of the log is recognized as older than the filter.
         """
         self._records.update(log, seq)
         self._records.write(self._directory)
@@ -311,22 +306,22 @@ class LocalBackend(MemoryBackend):
         synced = {file.number: file.count for file in self.live}
         while True:
             self._wake.wait(self._sync_secs or None)
-            self._wake.clear()  # before the question: else it may clear the call to end
+            self._wake.clear()  # before the test, so that it cannot clear the request to end
             if self._is_closing:
                 return
             if self.overlay is not None:
-                with contextlib.suppress(Exception):  # the overlay tells of it
+                with contextlib.suppress(Exception):  # the overlay keeps the error
                     self._checkpoint(self.overlay)
             else:
                 self._try_to_sync(self._sync_forgotten)
-                for file in list(self.live):  # those before may have been completed since
+                for file in list(self.live):  # an older one may have changed before it was full
                     if synced.get(file.number) != file.count:
                         synced[file.number] = file.count
                         self._try_to_sync(file.sync)
             self._close_discarded()
 
     def close(self) -> None:
-        """Write all to the disk, note that it is closed, and unlock it; raises StorageError."""
+        """Sync everything, mark the filter as closed, and unlock it; raises StorageError."""
         self._last_status = self.status()
         try:
             self.forgotten.close()
@@ -341,13 +336,13 @@ class LocalBackend(MemoryBackend):
         if self._syncer is not None:
             self._syncer.join()
             self._syncer = None
-        gone: list[Path] = []
+        replaced: list[Path] = []
         is_written = False
         try:
-            # After a checkpoint that failed, nobody knows what is on the disk.
+            # After a failed checkpoint, the contents of the disk are unknown.
             if (self._has_begun or overlay is not None) and not has_failed:
                 self._write_all()
-                gone = [file.path for file in self.live if not file.is_in_place()]
+                replaced = [file.path for file in self.live if not file.is_in_place()]
             is_written = True
         finally:
             self._close_discarded()
@@ -356,22 +351,22 @@ class LocalBackend(MemoryBackend):
             if self._has_begun and is_written:
                 self._try_to_sync(self._job.end)
             self.unlock()
-        if gone:
+        if replaced:
             raise StorageError(
-                f"{gone[0]} was removed, or replaced by another file, while the crawl used it: "
-                "what it recorded is lost to the next run, which crawls it again, or tells which "
-                "files are missing"
+                f"{replaced[0]} was removed, or replaced by another file, while the crawl used it: "
+                "the next run lacks the requests that this run recorded, and crawls them again, or "
+                "reports which files are missing"
             )
 
     def _write_all(self) -> None:
         overlay = self.overlay
-        with self._written():
+        with self._explaining_errors():
             if overlay is None:
                 self._sync_forgotten()
             else:
                 self._checkpoint(overlay)
                 overlay.prune()
-            for file in self.live:  # the newest one last: its word stands for all
+            for file in self.live:  # a newer generation is never marked as closed before an older
                 self._mark_as_closed(file)
             if overlay is not None:
                 self._records.open = ""
@@ -379,7 +374,7 @@ class LocalBackend(MemoryBackend):
 
     def _mark_as_closed(self, file: FilterFile) -> None:
         try:
-            # Synced twice: the disk must never say that it was closed without the bits.
+            # Synced twice: the disk must have the bits before the header says "closed".
             file.sync()
             file.in_use = False
             file.save()
@@ -390,8 +385,8 @@ class LocalBackend(MemoryBackend):
             raise self._not_written(file.path, error) from error
 
     @contextlib.contextmanager
-    def _written(self) -> Iterator[None]:
-        """Say in a StorageError what could not be written."""
+    def _explaining_errors(self) -> Iterator[None]:
+        """Turn an OSError into a StorageError that names the directory."""
         try:
             yield
         except OSError as error:
@@ -400,7 +395,7 @@ class LocalBackend(MemoryBackend):
     def _not_written(self, path: Path, error: OSError) -> StorageError:
         text = f"{path} could not be written to the disk: {error.strerror or error}"
         if self._marks_use:
-            text += "; the next run will take it for not closed"
+            text += "; the next run will treat it as not closed"
         return StorageError(text)
 
     def _try_to_sync(self, sync: Callable[[], None]) -> None:
@@ -411,18 +406,18 @@ class LocalBackend(MemoryBackend):
             why = error.strerror or error
             self.failure = f"{self._directory} could not be written to the disk: {why}"
             if self.errors == 1:
-                logger.error(  # noqa: TRY400 - one line says it
-                    "The filter could not be written to the disk: %s. The crawl goes on, but a "
-                    "power loss now would lose what was recorded; check the disk",
+                logger.error(  # noqa: TRY400 - a traceback adds nothing
+                    "The filter could not be written to the disk: %s. The crawl continues, but a "
+                    "power loss would lose the requests recorded since; check the disk",
                     why,
                 )
 
     def _close_discarded(self) -> None:
         while self._discarded:
             file = self._discarded.pop()
-            is_left = file.is_in_place()  # Windows removes no file that is mapped
+            still_exists = file.is_in_place()  # Windows removes no file that is mapped
             file.close()
-            if is_left:
+            if still_exists:
                 _remove(file)
 
 

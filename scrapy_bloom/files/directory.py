@@ -1,4 +1,4 @@
-"""The directory with the files of one filter: opened for a crawl, or read without any change."""
+"""Open the files of a filter for a crawl, or read them without changing anything."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from scrapy_bloom.files.log import LOGS_NAME, FilterLog, LogRecords
 from scrapy_bloom.generations.memory import Lookup
 from scrapy_bloom.generations.policy import unexpired
 from scrapy_bloom.job import paths as jobdir
-from scrapy_bloom.job.disk import read_anew
+from scrapy_bloom.job.disk import drop_cached_pages
 from scrapy_bloom.job.locks import LOCK_NAME, holders, lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files, is_job
 from scrapy_bloom.job.recovery import Damage, Job, UncleanEnd
@@ -31,20 +31,22 @@ logger = logging.getLogger(__name__)
 _FILES = "generation-*.bloom"
 
 
-def parts_beside(directory: Path) -> list[Path]:
-    """Return the files that a filter's directory has beside those of its generations."""
+def other_files(directory: Path) -> list[Path]:
+    """Return the files of a filter that are not generations."""
     records = directory / LOGS_NAME
-    notes = [each for each in (records, records.with_name(f"{records.name}.tmp")) if each.exists()]
-    return [*forgotten_file.files(directory), *notes]
+    found = [each for each in (records, records.with_name(f"{records.name}.tmp")) if each.exists()]
+    return [*forgotten_file.files(directory), *found]
 
 
 def check_free(directory: Path, *, is_locked: bool = False) -> None:
-    """Check that no crawl uses a filter or its job, and none was killed; or raise a StorageError.
+    """Raise a StorageError if a crawl uses a filter or its job, or was killed with it.
 
-    The directory of the filter need not exist. With `is_locked`, the caller has its lock.
+    Args:
+        directory: of the filter; it need not exist.
+        is_locked: whether the caller has locked it.
     """
     if not is_locked and (directory / LOCK_NAME).exists():
-        lock_directory(directory).release()  # first: it says best that a crawl is running
+        lock_directory(directory).release()  # first, for the clearest message if a crawl runs
     if files := filter_files(directory):
         check_closed(directory, [FileGeneration.at(path) for path in files])
     job_dir = directory.parent
@@ -52,34 +54,34 @@ def check_free(directory: Path, *, is_locked: bool = False) -> None:
         raise UncleanShutdownError(
             f"the crawl with the job directory {job_dir} was killed: the filter would report the "
             "requests of its queue as duplicates, and they would never be crawled. Start that "
-            "crawl once more, and it will recover; or use another directory"
+            "crawl again, and it will recover; or use another directory"
         )
 
 
 def check_closed(path: Path, files: Sequence[FileGeneration]) -> None:
     """Raise an UncleanShutdownError if a crawl uses a filter, or was killed with it.
 
-    Raises a StorageError if that cannot be known.
+    Raises a StorageError if the records of the filter cannot be read.
     """
     if any(file.in_use for file in files) or LogRecords.read(files[-1].path.parent).open:
         raise UncleanShutdownError(
-            f"{path} is in use by a crawl, or was not closed by its last one: it reports requests "
-            "as duplicates that were queued then, and never crawled. Wait for the crawl to end; or "
-            "start it once more, and it will recover"
+            f"{path} is in use by a crawl, or its last crawl did not close it: it may report "
+            "requests as duplicates that were queued and never crawled. Wait for the crawl to end; "
+            "or start it again, and it will recover"
         )
 
 
 def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGeneration]:
-    """Return the live files of a directory, as the newest header says; there is at least one.
+    """Return the live files of a directory, at least one; the newest header says which they are.
 
-    Raises a FilterFileError if they are of several filters, or some are missing.
+    Raises a FilterFileError if the files belong to several filters, or if some are missing.
     """
     newest = files[-1]
     for file in files:
         if file.salt != newest.salt:
             raise FilterFileError(
                 f"{file.path} and {newest.path} belong to different filters (their salts "
-                "differ); nothing was changed: move away those that do not belong here"
+                "differ); nothing was changed: move away the files that do not belong here"
             )
     expected = range(newest.oldest, newest.number + 1)
     live = [file for file in files if file.number in expected]
@@ -87,14 +89,14 @@ def live_among(path: Path, files: Sequence[FileGeneration]) -> list[FileGenerati
     if named != [(number, file_name(number)) for number in expected]:
         raise FilterFileError(
             f"{path} does not hold all generations of the filter, numbers {expected[0]} "
-            f"to {expected[-1]}; nothing was changed: restore the files that are missing, or "
-            "move the others away to start with an empty filter"
+            f"to {expected[-1]}; nothing was changed: restore the missing files, or move the "
+            "others away to start with an empty filter"
         )
     return live
 
 
 class _Stored(NamedTuple):
-    """The files of a filter, read and checked, and not opened."""
+    """The headers and records of a filter, read and checked."""
 
     directory: Path
     files: Sequence[FileGeneration]
@@ -102,11 +104,11 @@ class _Stored(NamedTuple):
 
     @classmethod
     def read(cls, directory: Path, fingerprinter: str) -> "_Stored":
-        """Read the headers and the records; raises StorageError, or one of its children."""
+        """Read the headers and the records; raises StorageError."""
         paths = filter_files(directory)
         records = LogRecords.read(directory) if paths else LogRecords()
         if records.open:
-            read_anew(*paths, *forgotten_file.files(directory))
+            drop_cached_pages(*paths, *forgotten_file.files(directory))
         files = [FileGeneration.at(each) for each in paths]
         for file in files:
             if file.origin.fingerprinter != clip(fingerprinter):
@@ -125,12 +127,12 @@ class _Stored(NamedTuple):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a crawl under Scrapy's scheduler has not closed it."""
+        """Whether a crawl under Scrapy's scheduler did not close it."""
         return any(file.in_use for file in self.files)
 
     def set_aside(self) -> list[str]:
         """Rename the files; return their new paths."""
-        # If the process dies in between, the next run continues: what shows that is moved last.
+        # If the process dies in between, the next run continues, because the records move last.
         parts = [
             self.directory / forgotten_file.NAME,
             *(file.path for file in self.files),
@@ -151,46 +153,53 @@ class _Stored(NamedTuple):
                 with contextlib.suppress(OSError):  # the next run tries again
                     expired.path.unlink()
             if self.is_in_use or self.records.open:
-                # Each kill costs a little of the counts: left alone, that adds up over many.
+                # Each kill makes the stored count a little too low, which would add up.
                 for file in opened:
                     file.count = max(file.count, file.filter.approximate_count)
-            stack.pop_all()  # they stay open
+            stack.pop_all()  # the files stay open
         return opened
 
 
 class Opened(NamedTuple):
-    """The open files of a filter."""
+    """The open files of a filter.
 
-    files: list[FilterFile]  # live ones, oldest first; none if there is no filter (any more)
-    importable: Path | None  # the job's requests.seen, if a new filter shall begin with it
+    Attributes:
+        files: the live generations, oldest first; none if there is no filter, or no longer.
+        importable: the job's requests.seen, if a new filter imports it.
+        records: of the logs that used the filter.
+        fits_log: whether the filter and the log belong together.
+    """
+
+    files: list[FilterFile]
+    importable: Path | None
     records: LogRecords
-    fits_log: bool  # the filter and the log belong together
+    fits_log: bool
 
 
 def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None = None) -> Opened:
-    """Open the files of the live generations, after recovery from an unclean end.
+    """Recover from an unclean end if there was one, and open the files of the live generations.
 
     Args:
-        path: the directory; it is locked.
-        fingerprinter: import path of what makes the fingerprints.
-        job: the crawl's job directory. It says what to do with a filter that its last run did not
-            close.
-        log: of the filter in that job, if it has one, opened and not begun.
+        path: the directory, locked by the caller.
+        fingerprinter: import path of the class that computes the fingerprints.
+        job: the crawl's job directory, whose settings decide what happens to a filter that its last
+            run did not close.
+        log: the log of the filter in that job, if it has one, opened and not begun.
 
     Raises:
-        StorageError: or one of its children: a file is missing, unusable or of another
-            fingerprinter, or was not closed and shall be looked at. All is then as it was.
+        StorageError: a file is missing, unusable or of another fingerprinter, or the last run did
+            not close it and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop". Nothing was changed.
     """
     try:
         stored = _Stored.read(path, fingerprinter)
-        for draft in path.glob(f"{_FILES}.tmp"):  # of a crash while it was made
+        for draft in path.glob(f"{_FILES}.tmp"):  # left by a crash during the creation
             draft.unlink()
         is_new = not stored.files and not jobdir.was_set_aside(path, _FILES)
         importable = job.importable() if is_new else None
         if end := _unclean_end(stored, job, log):
             starts_over = job.starts_over(end)
-            # If the process dies in between, the next run continues: Scrapy's queue is moved before
-            # the filter, which has the in-use flag. A log is moved after the filter is empty.
+            # If the process dies in between, the next run continues. Scrapy's queue is moved before
+            # the filter, which has the in-use flag. A log is moved after the filter.
             moved = job.set_queue_aside() if log is None else []
             if starts_over:
                 moved += stored.set_aside()
@@ -204,13 +213,13 @@ def open_files(path: Path, fingerprinter: str, job: Job, log: FilterLog | None =
         return Opened(stored.open(), importable, stored.records, fits_log)
     except OSError as error:
         raise StorageError(
-            f"{path} cannot be prepared for the crawl: {error}; make that possible, or "
-            "give the crawl another JOBDIR or BLOOM_DIR"
+            f"{path} cannot be prepared for the crawl: {error}; fix the cause, or give the crawl "
+            "another JOBDIR or BLOOM_DIR"
         ) from error
 
 
 def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd | None:
-    """Return how the last run with a filter ended, unless that was a clean close."""
+    """Return how the last run with a filter ended; None after a clean close."""
     has_filter, is_own = bool(stored.files), log is not None and job.owns(stored.directory)
     if stored.is_in_use or job.was_killed(has_filter=has_filter):  # with Scrapy's scheduler
         if log is not None:
@@ -227,22 +236,22 @@ def _unclean_end(stored: _Stored, job: Job, log: FilterLog | None) -> UncleanEnd
 
 
 def filter_directory(path: Path) -> Path:
-    """Return where a filter's files are, or go: the `bloom` of a job directory, or the path."""
+    """Return the directory of a filter's files: `bloom` in a job directory, or the path itself."""
     inner = path / "bloom"
     if not filter_files(inner):
         has_inner = is_job(path) or draft_directory(inner).exists()
         return inner if has_inner and not filter_files(path) else path
     if filter_files(path):
         raise StorageError(
-            f"there is a filter in {path} and another in {inner}: a crawl uses the first one if "
-            f"{path} is its BLOOM_DIR, the second one if that is its JOBDIR. Say {inner}, or move "
-            "the one away that is not used"
+            f"there is a filter in {path} and another in {inner}: a crawl uses the first if "
+            f"{path} is its BLOOM_DIR, and the second if {path} is its JOBDIR. Give {inner} as the "
+            "path, or move the unused filter away"
         )
     return inner
 
 
 def draft_directory(directory: Path) -> Path:
-    """Return where the files of a copy are before all of them are there."""
+    """Return the directory in which a copy is prepared before its files are moved into place."""
     return directory / "unfinished-copy"
 
 
@@ -250,7 +259,7 @@ def found_files(path: Path) -> list[FileGeneration]:
     """Read the headers of a filter's live generations, oldest first, at least one.
 
     Args:
-        path: a filter directory (a BLOOM_DIR), a job directory with one, or one file.
+        path: a BLOOM_DIR, a JOBDIR with a filter, or one file of a filter.
 
     Raises:
         StorageError: there is no filter, or one of its files is unusable or missing.
@@ -258,7 +267,7 @@ def found_files(path: Path) -> list[FileGeneration]:
     if path.is_file():
         return [FileGeneration.at(path)]
     directory = filter_directory(path)
-    # A crawl may just remove files that are over; those that count are found the next time.
+    # A crawl may remove expired files meanwhile; the second attempt finds the live ones.
     for is_last in (False, True):
         found = filter_files(directory)
         if not found:
@@ -270,8 +279,8 @@ def found_files(path: Path) -> list[FileGeneration]:
                 raise
     if draft_directory(directory).exists():
         raise StorageError(
-            f"{path} holds no filter, but the beginning of a copy that was interrupted: repeat the "
-            "scrapy bloom pull, merge or import; or remove it with scrapy bloom reset"
+            f"{path} holds no filter, but an incomplete copy that was interrupted: repeat the "
+            "scrapy bloom pull, merge or import; or remove the copy with scrapy bloom reset"
         )
     raise StorageError(
         f"{path} holds no filter; give a JOBDIR, a BLOOM_DIR, or one generation-*.bloom file of it"
@@ -279,23 +288,26 @@ def found_files(path: Path) -> list[FileGeneration]:
     )
 
 
-def forgotten_beside(path: Path) -> ForgottenFile:
-    """Return the forgotten requests of a filter, read only; for the path, see `found_files`."""
+def forgotten_of(path: Path) -> ForgottenFile:
+    """Return the forgotten requests of the filter in a BLOOM_DIR, a JOBDIR or a file, read-only."""
     directory = path.parent if path.is_file() else filter_directory(path)
     return ForgottenFile(directory / forgotten_file.NAME, readonly=True)
 
 
 class FilterReader:
-    """A filter in files, mapped for reading only: nothing is locked, nothing changes.
+    """A filter in files, mapped read-only: the reader locks and changes nothing.
 
-    While a crawl runs, it sees what is recorded later, too, but not in later generations.
-    `RedisReader` has the same methods.
+    While a crawl runs, the reader sees the requests that are recorded later, but not those in later
+    generations. `RedisReader` has the same methods.
 
     Args:
-        path: see `found_files`, which may raise.
-        window: BLOOM_WINDOW_SECS of its crawls; 0: as the files tell.
-        recent: changes that the log of a crawl has and the filter lacks: of each fingerprint the
-            latest `Change.forgets`.
+        path: a BLOOM_DIR, a JOBDIR with a filter, or one file of a filter.
+        window: BLOOM_WINDOW_SECS of its crawls; 0: the files say when a generation expires.
+        recent: changes that the log of a crawl has and the filter lacks: for each fingerprint,
+            `forgets` of the latest change.
+
+    Raises:
+        StorageError: there is no filter, or one of its files is unusable or missing.
     """
 
     def __init__(
@@ -310,19 +322,19 @@ class FilterReader:
                 stack.enter_context(contextlib.closing(FilterFile.open(each.path, readonly=True)))
                 for each in found_files(path)
             ]
-            stack.pop_all()  # they stay open
+            stack.pop_all()  # the files stay open
         self._recent = recent
         newest = self.files[-1]
         self.location = str(newest.path.parent)
         self.spider, self.fingerprinter = newest.origin.spider, newest.origin.fingerprinter
-        self.error_rate = newest.origin.error_rate  # as asked for
+        self.error_rate = newest.origin.error_rate  # BLOOM_ERROR_RATE of the crawl that made it
         self.salt = newest.salt.hex()
         self.names = [file.path.name for file in self.files]
         self.generations = [file.figures for file in self.files]
         bits = [file.filter for file in unexpired(self.files, time.time(), window)]
         self._lookup = lookup = Lookup(bits) if bits else None
         self.generations[-1].count += sum(lookup is None or each not in lookup for each in recent)
-        self.forgotten = forgotten_beside(path)
+        self.forgotten = forgotten_of(path)
 
     def are_seen(self, fingerprints: Sequence[bytes]) -> list[bool]:
         """Return which fingerprints a crawl would filter: recorded, and not forgotten."""
@@ -337,7 +349,7 @@ class FilterReader:
         return self.forgotten.has(fingerprint) if is_forgotten is None else is_forgotten
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, or seem to be, at the error rate."""
+        """Return which fingerprints are recorded, up to false positives."""
         lookup, recent = self._lookup, self._recent
         return [each in recent or (lookup is not None and each in lookup) for each in fingerprints]
 
@@ -346,17 +358,17 @@ class FilterReader:
         return [file.filter.block_fills() for file in self.files]
 
     def count_forgotten(self) -> int:
-        """Count the requests that are to be crawled again."""
+        """Return the number of forgotten requests."""
         changed = ((each, now) for each, now in self._recent.items() if now is not None)
         return len(self.forgotten) + sum(now - self.forgotten.has(each) for each, now in changed)
 
     def is_closed(self) -> bool | None:
-        """Check that the last crawl with the filter has closed it."""
+        """Return whether the last crawl with the filter closed it."""
         directory = self.files[-1].path.parent
         return not (any(file.in_use for file in self.files) or LogRecords.read(directory).open)
 
     def is_in_use(self) -> bool | None:
-        """Check whether a crawl has the filter now; None where that cannot be told."""
+        """Return whether a crawl uses the filter now; None if unknown."""
         found = holders(self.files[-1].path.with_name(LOCK_NAME))
         return None if found is None else bool(found)
 

@@ -1,4 +1,4 @@
-"""The header of a filter file: 4 KiB, then follow the blocks. All numbers are big-endian.
+"""Read and write a filter file: a header of 4 KiB, then the blocks. Numbers are big-endian.
 
     offset  bytes  content
          0      8  magic
@@ -14,17 +14,16 @@
         52     16  salt
         68      2  length of the fingerprinter's import path, then up to 1,024 bytes of UTF-8
       1094      2  length of the spider's name, then up to 1,024 bytes of UTF-8
-      2120      8  error rate that was asked for, a double; 0 if nobody said it
+      2120      8  error rate of the whole filter, a double; 0 if unknown
       2128         zeros
-      4068      4  CRC32 of all that is before it; nothing up to here ever changes
-      4072      8  state word: number of the oldest generation that still counts
-      4080      8  state word: when this generation ends, milliseconds since 1970; 0: open end
+      4068      4  CRC32 of all bytes before it; nothing up to here ever changes
+      4072      8  state word: number of the oldest live generation
+      4080      8  state word: when this generation ends, milliseconds since 1970; 0: never
       4088      8  state word: 1 bit "in use", 47 bits count
 
-A state word is a value of 48 bits and a CRC of its six bytes. The words change while a crawl runs
-and must survive a kill at any instant. An aligned 8-byte store is one instruction, so a word is
-either the old or the new one, never half of each; and its CRC tells a damaged byte from a written
-one.
+A state word is a value of 48 bits and a CRC of its six bytes. The words change while a crawl runs,
+and must survive a kill at any instant. An aligned 8-byte store is one instruction, so a reader sees
+either the old or the new word, never half of each. The CRC detects a damaged byte.
 """
 
 import binascii
@@ -67,20 +66,27 @@ _MAX_VALUE = (1 << 48) - 1
 
 @dataclass(eq=False, kw_only=True)
 class FileGeneration(Generation):
-    """A generation in a file, as the header of the file has it."""
+    """A generation as described by the header of its file.
+
+    Attributes:
+        path: of the file.
+        origin: spider, fingerprinter, salt and error rate of the filter; the salt is set.
+        in_use: a crawl without a log uses the file now, or used it and did not close it.
+        oldest: number of the oldest live generation; older files can be removed.
+    """
 
     path: Path
-    origin: Origin  # with a salt
-    in_use: bool = False  # a crawl without a log uses it now, or did and never closed it
-    oldest: int = 1  # number of the oldest generation that still counts; older files can go
+    origin: Origin
+    in_use: bool = False
+    oldest: int = 1
 
     @classmethod
     def at(cls, path: Path) -> "FileGeneration":
-        """Read and verify the header of a file, without changing or locking anything.
+        """Read and check the header of a file, without changing or locking anything.
 
         Raises:
             FilterFileError: the file is truncated, foreign, damaged or of a newer format.
-            StorageError: it cannot be read.
+            StorageError: the file cannot be read.
         """
         try:
             check_file(path)
@@ -92,7 +98,7 @@ class FileGeneration(Generation):
         found = _unpack(path, raw)
         expected = HEADER_BYTES + found.geometry.nbytes
         if size != expected:
-            raise _unusable(path, f"has {size:,} bytes where its header promises {expected:,}")
+            raise _unusable(path, f"has {size:,} bytes, but its header says {expected:,}")
         return found
 
     @property
@@ -103,7 +109,7 @@ class FileGeneration(Generation):
 
 
 def pack_header(file: FileGeneration) -> bytes:
-    """Return the bytes of a header up to and with its CRC: what never changes."""
+    """Return the constant part of a header, up to and including its CRC."""
     body = _BODY.pack(
         MAGIC,
         FORMAT_VERSION,
@@ -121,8 +127,8 @@ def pack_header(file: FileGeneration) -> bytes:
 
 
 def write_state(words: memoryview, file: FileGeneration, count: int) -> None:
-    """Store what changes in a mapped header, given as native 64-bit words, word by word."""
-    # At no instant too little is promised: the count and the in-use flag come last.
+    """Write the state words into a mapped header, given as native 64-bit words."""
+    # After a kill in between, nothing expires too early: the count and the in-use flag come last.
     values = (
         file.oldest,
         math.ceil(file.open_until * 1000),
@@ -135,12 +141,12 @@ def write_state(words: memoryview, file: FileGeneration, count: int) -> None:
 
 def _unpack(path: Path, raw: bytes) -> FileGeneration:
     if raw[: len(MAGIC)] != MAGIC[: len(raw)]:
-        raise _unusable(path, "is not a filter of scrapy_bloom (it begins otherwise)")
+        raise _unusable(path, "is not a filter of scrapy_bloom (its first bytes differ)")
     if len(raw) < HEADER_BYTES:
         raise _unusable(path, f"is cut off after {len(raw):,} bytes")
     if (version := _VERSION.unpack_from(raw, len(MAGIC))[0]) > FORMAT_VERSION:
         raise FilterFileError(
-            f"{path} has format version {version} (or is damaged), and this scrapy_bloom knows "
+            f"{path} has format version {version} (or is damaged), and this scrapy_bloom supports "
             f"versions up to {FORMAT_VERSION}; upgrade scrapy_bloom to use it. It was left as it is"
         )
     if binascii.crc32(raw[:_CRC_OFFSET]) != _CRC.unpack_from(raw, _CRC_OFFSET)[0]:
@@ -169,15 +175,15 @@ def _unpack(path: Path, raw: bytes) -> FileGeneration:
         check_generation(found, oldest=oldest)
         check_asked(asked)
     except ValueError as error:
-        raise _unusable(path, f"has figures in its header that cannot be ({error})") from None
+        raise _unusable(path, f"has impossible figures in its header ({error})") from None
     return found
 
 
 def _unusable(path: Path, what: str) -> FilterFileError:
     return FilterFileError(
-        f"{path} {what}; it was left as it is: restore it from a backup, or move it away, with any "
-        "other generation-*.bloom beside it, to start with an empty filter (pages crawled before "
-        "are then crawled again)"
+        f"{path} {what}; it was left as it is: restore it from a backup, or move all "
+        "generation-*.bloom files of the directory away to start with an empty filter (pages "
+        "crawled before are then crawled again)"
     )
 
 
@@ -195,7 +201,7 @@ def _word_crc(data: bytes) -> int:
 
 
 def clip(text: str) -> str:
-    """Cut a text to what a header can hold: its first 1,024 bytes of UTF-8."""
+    """Cut a text to the first 1,024 bytes of its UTF-8, which a header can hold."""
     return text.encode("utf-8", "replace")[:_TEXT_BYTES].decode("utf-8", "ignore")
 
 
@@ -208,7 +214,7 @@ _ZEROS = bytes(1 << 20)
 
 
 class FilterFile(FileGeneration, LocalGeneration):
-    """A generation whose file is mapped. Made by `create` or `open`."""
+    """A generation whose file is mapped into memory; `create` and `open` return one."""
 
     def __init__(self, found: FileGeneration, *, readonly: bool = False) -> None:
         super().__init__(**vars(found))
@@ -234,10 +240,15 @@ class FilterFile(FileGeneration, LocalGeneration):
 
     @classmethod
     def open(cls, path: Path, *, readonly: bool = False) -> "FilterFile":
-        """Map an existing file, which takes no longer for a big one.
+        """Map an existing file, in the same time whatever its size.
 
-        Read only, that may be while a crawl writes to it. Raises as `FileGeneration.at`; also a
-        StorageError if the file cannot be written.
+        Args:
+            path: of the file.
+            readonly: map it for reading only, also while a crawl writes to it.
+
+        Raises:
+            FilterFileError: the file is truncated, foreign, damaged or of a newer format.
+            StorageError: the file cannot be read, or not be written.
         """
         found = FileGeneration.at(path)
         try:
@@ -247,26 +258,25 @@ class FilterFile(FileGeneration, LocalGeneration):
             if readonly:
                 raise StorageError(f"{path} cannot be read: {why}") from error
             raise StorageError(
-                f"{path} cannot be opened for writing: {why}; the crawl has to be able to write "
-                "to it"
+                f"{path} cannot be opened for writing: {why}; give the crawl the right to write it"
             ) from error
 
     @classmethod
     def create(
         cls, new: FileGeneration, fill: Callable[[BloomFilter], int] | None = None
     ) -> "FilterFile":
-        """Make a new file with all its space reserved. It appears whole or not at all.
+        """Create a new file atomically, with all its space reserved.
 
         Args:
-            new: what to write into its header, and where; nothing may be there yet.
-            fill: adds what the filter shall hold from the start, and returns how many it was.
+            new: the header and the path; the file must not exist yet.
+            fill: adds fingerprints to the new filter, and returns how many were new.
 
         Raises:
-            StorageError: no space or no right to write; what was begun is removed.
+            StorageError: the disk is full, or the directory is not writable; nothing is left.
         """
         path = new.path
         if path.exists():
-            raise StorageError(f"{path} exists already; it is not replaced")
+            raise StorageError(f"{path} exists already, and was not replaced; move it away")
         begun = draft = path.with_name(path.name + ".tmp")
         size = HEADER_BYTES + new.geometry.nbytes
         try:
@@ -277,7 +287,7 @@ class FilterFile(FileGeneration, LocalGeneration):
                 file.count = fill(file.filter) if fill else 0
                 file.save()
                 file.sync()
-            begun = draft.rename(path)  # closed, since Windows renames no file that is open
+            begun = draft.rename(path)  # after the close, because Windows renames no open file
             created = cls.open(path)
         except BaseException as error:
             with contextlib.suppress(OSError):
@@ -289,56 +299,55 @@ class FilterFile(FileGeneration, LocalGeneration):
         return created
 
     def save(self) -> None:
-        """Write what has changed into the header; it survives a kill at any instant."""
+        """Write the state words into the header; a kill at any instant leaves it readable."""
         write_state(self._words, self, self.count - self.unapplied)
 
     def sync(self) -> None:
-        """Write all changes so far to the disk; in any thread; raises OSError."""
-        # fsync, not mmap.flush: it lets other threads run meanwhile, and Linux and the BSDs
-        # write the pages of a shared mapping with it. Elsewhere flush() is the documented way.
+        """Sync the file to the disk; may be called in any thread; raises OSError."""
+        # Unlike mmap.flush(), fsync() lets other threads run, and Linux and FreeBSD write the pages
+        # of a shared mapping with it. Other systems document only flush().
         if not sys.platform.startswith(("linux", "freebsd")):
             self._map.flush()
         os.fsync(self._file.fileno())
 
     def sync_header(self) -> None:
-        """Write the header alone to the disk, however large the filter is; raises OSError."""
-        # With a descriptor of its own: what fails to be written is reported to each descriptor
-        # once, and a checkpoint has to learn of it, too.
+        """Sync only the header, in the same time whatever the size; raises OSError."""
+        # A separate descriptor, because the kernel reports a write error once per descriptor, and a
+        # checkpoint has to see the error, too.
         with (
             self.path.open("r+b", buffering=0) as file,
             mmap.mmap(file.fileno(), HEADER_BYTES) as header,
         ):
             header.flush()
-            if sys.platform == "win32":  # there, that leaves the disk's own cache
+            if sys.platform == "win32":  # flush() leaves the data in the disk's own cache there
                 os.fsync(file.fileno())
 
     def is_in_place(self) -> bool:
-        """Return whether the path still leads to this file: it may have been replaced."""
+        """Return False if the file was removed or replaced by another file."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:  # no right to look, for example: nothing is known to be wrong
+        except OSError as error:  # for example, the directory is not readable: assume no change
             return error.errno != errno.ESTALE
 
     def close(self) -> None:
-        """Unmap the file, as it is."""
+        """Unmap the file without syncing it."""
         self.is_closed = True
         self.filter.release()
         self._words.release()
         self._view.release()
-        # After an interrupt, a function in the traceback may still have some of the bits in hand:
-        # they are unmapped with the last of these.
+        # After an interrupt, a frame of the traceback may still refer to the map, which is then
+        # closed with the last reference.
         with contextlib.suppress(BufferError):
             self._map.close()
         self._file.close()
 
 
 def _reserve(path: Path, size: int) -> None:
-    """Make a file of zeros whose every byte has its place on the disk.
+    """Create a file of zeros without holes.
 
-    A file with holes would be found out on a full disk only when a bit is set in a hole. Then the
-    kernel ends the process with SIGBUS.
+    On a full disk, setting a bit in a hole would make the kernel end the process with SIGBUS.
     """
     with create(path, buffering=0) as file:
         if hasattr(os, "posix_fallocate"):
@@ -358,7 +367,7 @@ def _no_room(path: Path, size: int, error: OSError) -> str:
     text = f"{path} cannot be created: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         text += (
-            f"; the filter takes {size:,} bytes: make room, set BLOOM_DIR to a larger disk, or "
-            "lower BLOOM_EXPECTED_REQUESTS"
+            f"; the file takes {size:,} bytes: free some space, set BLOOM_DIR to a directory on a "
+            "larger disk, or lower BLOOM_EXPECTED_REQUESTS"
         )
     return text

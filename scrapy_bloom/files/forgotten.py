@@ -1,4 +1,4 @@
-"""The forgotten requests of a filter in files: a SQLite database beside its generations."""
+"""Keep the forgotten requests of a filter in files in a SQLite database in the same directory."""
 
 import contextlib
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import beside, check_no_links, connect_readonly, has_schema
+from scrapy_bloom.job.disk import check_no_links, connect_readonly, has_schema, log_and_index
 
 if TYPE_CHECKING:
     import sqlite3
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NAME = "forgotten.sqlite"
 _APPLICATION_ID = 0x626C6F66  # "blof"
 _FORMAT_VERSION = 1
-_BUSY_SECS = 5.0  # while another process writes: that takes milliseconds
+_BUSY_SECS = 5.0  # longest wait for another process that writes, which takes milliseconds
 _TABLE = """forgotten (
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- grows with each addition, also after a removal
     fingerprint BLOB NOT NULL UNIQUE,
@@ -33,30 +33,30 @@ _REMOVE = "DELETE FROM forgotten WHERE fingerprint = ?"
 
 
 def files(directory: Path) -> list[Path]:
-    """Return the database of a filter's directory, and what SQLite keeps beside it."""
+    """Return the existing files of the database in a filter's directory."""
     database = directory / NAME
-    return [path for path in (database, *beside(database)) if path.exists()]
+    return [path for path in (database, *log_and_index(database)) if path.exists()]
 
 
 class ForgottenFile:
     """A set of forgotten fingerprints in a SQLite database. Each change is a transaction.
 
-    A `scrapy bloom forget` may add to the file while a crawl uses it.
+    The command `scrapy bloom forget` may add to the file while a crawl uses it.
 
     Args:
-        path: the file, made when something is first forgotten.
-        readonly: nothing changes, and no file appears beside it.
+        path: the file, which the first addition creates.
+        readonly: change nothing, and create no file.
     """
 
     def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self._path = path
         self._readonly = readonly
         self._opened: sqlite3.Connection | None = None
-        self._version: object = None  # of the file, as others have changed it
+        self._version: object = None  # SQLite's data_version, which other connections change
         self._last_id = 0
 
     def news(self) -> Iterable[bytes]:
-        """Return what others have added since the last call."""
+        """Return the fingerprints that were added since the last call."""
         version = self._rows("PRAGMA data_version")
         if version in ([], self._version):
             return []
@@ -73,16 +73,17 @@ class ForgottenFile:
         return [fingerprint for (fingerprint,) in rows]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; those that are there count as added now."""
+        """Add fingerprints; one that is in the set already gets the current time."""
         now = time.time()
         with self._used() as db, db:
             db.execute("BEGIN IMMEDIATE")
             db.executemany(_ADD, [(fingerprint, now) for fingerprint in fingerprints])
 
     def change(self, changes: Mapping[bytes, bool]) -> None:
-        """Add and remove fingerprints in one transaction: those with True are added.
+        """Add and remove fingerprints in one transaction, and sync it; raises StorageError.
 
-        It is on the disk then; raises StorageError.
+        Args:
+            changes: for each fingerprint, whether it is added (True) or removed (False).
         """
         now = time.time()
         added = [(fingerprint, now) for fingerprint, forgets in changes.items() if forgets]
@@ -90,7 +91,7 @@ class ForgottenFile:
             return
         removed = [(fingerprint,) for fingerprint, forgets in changes.items() if not forgets]
         with self._used() as db:
-            # Else SQLite may sync its log in a checkpoint of its own, and hide that this failed.
+            # Otherwise a checkpoint of SQLite may sync the log, and hide that the sync failed.
             db.execute("PRAGMA synchronous = FULL")
             with db:
                 db.execute("BEGIN IMMEDIATE")
@@ -99,7 +100,7 @@ class ForgottenFile:
             db.execute("PRAGMA synchronous = NORMAL")
 
     def take(self, fingerprint: bytes) -> bool:
-        """Take a fingerprint out; return whether it was there."""
+        """Remove a fingerprint; return whether it was in the set."""
         is_there = self.has(fingerprint)
         if is_there:
             self._rows(_REMOVE, fingerprint)
@@ -110,7 +111,7 @@ class ForgottenFile:
         return bool(self._rows("SELECT 1 FROM forgotten WHERE fingerprint = ?", fingerprint))
 
     def expire(self, secs: float) -> None:
-        """Remove what was added longer ago than that."""
+        """Remove the fingerprints that were added more than `secs` seconds ago."""
         self._rows("DELETE FROM forgotten WHERE forgotten_at < ?", time.time() - secs)
 
     def __len__(self) -> int:
@@ -124,7 +125,7 @@ class ForgottenFile:
             self._opened = None
 
     def _rows(self, query: str, *values: object) -> list[Any]:
-        """Run a query, and return its rows; none if there is no file yet."""
+        """Run a query, and return its rows; no rows if the file does not exist yet."""
         if self._opened is None and not self._path.exists():
             return []
         with self._used() as db:
@@ -132,8 +133,8 @@ class ForgottenFile:
 
     @contextlib.contextmanager
     def _used(self) -> "Iterator[sqlite3.Connection]":
-        """Connect, if that was not done yet, and say what fails in one line."""
-        import sqlite3  # noqa: PLC0415 - for those who forget something
+        """Return the connection, and turn errors into a StorageError."""
+        import sqlite3  # noqa: PLC0415 - it takes a MB, and most crawls forget nothing
 
         try:
             if self._opened is None:
@@ -143,7 +144,7 @@ class ForgottenFile:
             raise self._unusable(str(error)) from error
 
     def _connected(self) -> "sqlite3.Connection":
-        import sqlite3  # noqa: PLC0415 - as above
+        import sqlite3  # noqa: PLC0415 - it takes a MB, and most crawls forget nothing
 
         check_no_links(self._path)
         if self._readonly:
@@ -153,7 +154,7 @@ class ForgottenFile:
                 self._path,
                 timeout=_BUSY_SECS,
                 isolation_level=None,
-                check_same_thread=False,  # a shell opens it in one thread and uses it in another
+                check_same_thread=False,  # `scrapy shell` opens and uses it in different threads
             )
         try:
             is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -161,7 +162,7 @@ class ForgottenFile:
             if not self._readonly:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
-            # The disk was full when the file was made, or its process was killed.
+            # An existing file is empty if the disk was full, or if its process was killed.
             if is_new:
                 db.executescript(f"CREATE TEMP TABLE {_TABLE}" if self._readonly else _SCHEMA)
         except BaseException:
@@ -172,20 +173,20 @@ class ForgottenFile:
     def _check(self, db: "sqlite3.Connection", *, is_new: bool) -> None:
         (application_id,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        # 0 while another process makes it, too.
+        # The application id is 0 while another process creates the tables, too.
         if application_id != _APPLICATION_ID and (application_id or not is_new):
-            raise self._unusable("it is a database of something else")
+            raise self._unusable("it is the database of another program")
         if version > _FORMAT_VERSION:
             raise self._unusable(
-                f"it has format version {version}, and this scrapy_bloom knows versions up to "
+                f"it has format version {version}, and this scrapy_bloom supports versions up to "
                 f"{_FORMAT_VERSION}"
             )
         if not is_new and not has_schema(db, _SCHEMA):
-            raise self._unusable("it is a database of something else")
+            raise self._unusable("it is the database of another program")
 
     def _unusable(self, why: str) -> StorageError:
         return StorageError(
-            f"{self._path} of the forgotten requests cannot be used: "
-            f"{why}; it was left as it is: restore it from a backup, or move it away to go on "
-            "without it (forgotten requests are then reported as duplicates, and not crawled again)"
+            f"{self._path} of the forgotten requests cannot be used: {why}; it was left as it is: "
+            "restore it from a backup, or move it away to continue without it (forgotten requests "
+            "are then reported as duplicates, and not crawled again)"
         )

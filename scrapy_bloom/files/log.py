@@ -1,7 +1,7 @@
-"""The log of a filter: changes that a crawl has stored with its queue, and not in the filter yet.
+"""Keep the changes of a filter that a crawl has stored with its queue, but not in the filter yet.
 
-A filter's files are the checkpoint of that log. So a request is recorded in them only after the
-request itself is on the disk, whatever fails in between.
+The log has these changes first, and the filter's files are its checkpoint. So a fingerprint enters
+the files only after its request is on the disk, whatever fails in between.
 """
 
 import json
@@ -19,7 +19,7 @@ from scrapy_bloom.job.paths import check_file
 from scrapy_bloom.job.recovery import Damage, UncleanEnd
 
 _LENGTH_BYTES = 4
-_LETTERS = {None: b"r", False: b"a", True: b"f"}  # recorded, again, forgotten
+_LETTERS = {None: b"r", False: b"a", True: b"f"}  # recorded, recorded again, forgotten
 _KINDS = {letter: forgets for forgets, letter in _LETTERS.items()}
 
 
@@ -28,8 +28,8 @@ class Change(NamedTuple):
 
     Attributes:
         forgets: True: the fingerprint is forgotten. None: it is recorded. False: it is recorded
-            again, and no longer forgotten. (A new one leaves the set of forgotten fingerprints as
-            it is: `scrapy bloom forget` may have added it since.)
+            again, and no longer forgotten. (None does not change the set of forgotten
+            fingerprints, because `scrapy bloom forget` may have added the fingerprint meanwhile.)
         fingerprint: of a request.
     """
 
@@ -38,18 +38,18 @@ class Change(NamedTuple):
 
 
 class FilterLog(Protocol):
-    """Stores changes of a filter in numbered batches, each together with a step of a queue.
+    """A store of numbered batches, each with changes of a filter and of the crawl's queue.
 
     Attributes:
-        id: random, of this log.
-        run: random, of this opening.
-        name: where it is, for people.
-        path: where it is, absolute; a filter of several logs knows them by it.
-        seq: number of the last batch that is stored; 0 if none is.
-        applied: number of the last batch whose changes were deleted, since the filter has them.
-        left: how many requests are not done.
-        was_killed: the last process that had it open did not close it.
-        is_copy: it was copied, or moved to another disk, while it was open.
+        id: random id of this log.
+        run: random id of this opening.
+        name: path of the log in messages.
+        path: absolute path of the log; a filter recognizes its logs by it.
+        seq: number of the last stored batch; 0 if there is none.
+        applied: number of the last batch whose changes were deleted, because the filter has them.
+        left: number of requests that are not done.
+        was_killed: whether the last process that opened the log did not close it.
+        is_copy: whether the log was copied, or moved to another disk, while it was open.
     """
 
     id: str
@@ -63,13 +63,13 @@ class FilterLog(Protocol):
     is_copy: bool
 
     def begin(self) -> None:
-        """Begin a run: from now on its end without a close is known; raises StorageError."""
+        """Mark the log as open, so that the next run detects a kill; raises StorageError."""
 
     def start_over(self) -> str:
-        """Set the log aside before it has begun, for an empty one; return where it is then."""
+        """Set the log aside and create an empty one, before `begin`; return the old log's path."""
 
     def has_run(self, run: str) -> bool:
-        """Return whether that opening is one of this log's."""
+        """Return whether the log was opened with this run id."""
 
     def changes(self) -> Iterable[tuple[int, Sequence[Change]]]:
         """Return the batches that the filter may lack, in order."""
@@ -78,14 +78,14 @@ class FilterLog(Protocol):
         """Return the fingerprints of all requests that are pending, or were in flight."""
 
     def sync(self) -> None:
-        """Write all batches so far to the disk; in any thread; raises OSError."""
+        """Sync all batches to the disk; may be called in any thread; raises OSError."""
 
     def checkpointed(self, seq: int) -> None:
-        """Note that the filter has all changes up to that batch, on the disk; in any thread."""
+        """Delete the changes up to a batch, which the filter has on the disk; in any thread."""
 
 
 def pack_changes(changes: Iterable[Change]) -> bytes:
-    """Return changes as bytes.
+    """Serialize changes.
 
     >>> unpack_changes(pack_changes([Change(None, b"page 1"), Change(True, b"page 2")]))
     [Change(forgets=None, fingerprint=b'page 1'), Change(forgets=True, fingerprint=b'page 2')]
@@ -97,7 +97,7 @@ def pack_changes(changes: Iterable[Change]) -> bytes:
 
 
 def unpack_changes(data: bytes) -> list[Change]:
-    """Return the changes in what `pack_changes` made; raises ValueError if it is damaged."""
+    """Deserialize the changes that `pack_changes` serialized; raises ValueError if damaged."""
     return list(_unpacked(data))
 
 
@@ -113,19 +113,19 @@ def _unpacked(data: bytes) -> Iterator[Change]:
 
 
 LOGS_NAME = "logs.json"
-_MOST_LOGS = 1000  # the ones that were used last; a nightly crawl has a new one each time
-_MOST_BYTES = 32 << 20  # what 1000 logs never take
+_MOST_LOGS = 1000  # the logs that were used last; a nightly crawl has a new one for each run
+_MOST_BYTES = 32 << 20  # more than 1000 records ever take
 
 
 @dataclass
 class LogRecord:
-    """What a filter has of a log.
+    """The state of a log that the filter has applied.
 
     Attributes:
-        path: where the log was.
-        run: the opening of the log in which this was written.
-        seq: the last batch whose changes the filter may have.
-        left: how many requests were not done then.
+        path: absolute path of the log.
+        run: run id of the log.
+        seq: number of the last batch whose changes the filter may have.
+        left: number of requests in the log that were not done.
     """
 
     path: str
@@ -136,10 +136,11 @@ class LogRecord:
 
 @dataclass
 class LogRecords:
-    """The records of a filter's logs, by their ids, the one that was used last at the end.
+    """The records of the logs that used a filter.
 
     Attributes:
-        open: the id of the log whose crawl uses the filter, or was killed; empty if there is none.
+        logs: the records by the ids of the logs, the last used log at the end.
+        open: id of the log whose crawl uses the filter, or was killed; empty if there is none.
     """
 
     logs: dict[str, LogRecord] = field(default_factory=dict)
@@ -158,37 +159,38 @@ class LogRecords:
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StorageError(
                 f"{path} cannot be read: {error}; it was left as it is: restore it from a backup, "
-                "or move it away with the filter beside it, to start with an empty filter"
+                "or move it away with the filter in its directory to start with an empty filter"
             ) from error
 
     def update(self, log: FilterLog, seq: int) -> None:
-        """Note that the filter may have the changes of a log up to a batch."""
+        """Record that the filter may have the changes of a log up to a batch."""
         self.logs.pop(log.id, None)
         self.logs[log.id] = LogRecord(log.path, log.run, seq, log.left)
         for oldest in list(self.logs)[:-_MOST_LOGS]:
             del self.logs[oldest]
 
     def write(self, directory: Path) -> None:
-        """Write the records to the disk, whole or not at all; raises OSError."""
+        """Write the records to the disk atomically; raises OSError."""
         replace_file(directory / LOGS_NAME, json.dumps(asdict(self), indent=1))
 
     def misfit(self, log: FilterLog, *, has_filter: bool, is_own: bool) -> UncleanEnd | None:
-        """Return what is wrong with a log and a filter that are to be used together, if anything.
+        """Return why a log and the filter do not belong together; None if they do.
 
         Args:
-            log: opened, and not begun.
+            log: the log of this run, opened and not begun.
             has_filter: whether there is a filter.
-            is_own: the filter is the job's own, so each of its crawls had this log.
+            is_own: whether the filter is the job's own, so that each of its crawls used this log.
         """
         record = self.logs.get(log.id) if has_filter else None
         of_job = [id_ for id_, each in self.logs.items() if is_own or each.path == log.path]
         last = of_job[-1] if has_filter and of_job else log.id
         damage, why = Damage.QUEUE, ""
         if last != log.id and (last == self.open or self.logs[last].left):
-            why = f"{log.name} is not the queue that the filter was used with"
+            why = f"{log.name} is not the queue that the filter was last used with"
         elif record is None:
             if log.applied:
-                damage, why = Damage.FILTER, f"the filter lacks what {log.name} has recorded"
+                damage = Damage.FILTER
+                why = f"the filter lacks requests that {log.name} has recorded"
         elif log.is_copy:
             why = f"{log.name} was copied or moved while a crawl used it, or after it was killed"
         elif not log.has_run(record.run) or record.seq > log.seq:
@@ -211,8 +213,8 @@ def _record(found: Mapping[str, Any]) -> LogRecord:
     new = LogRecord(**found)
     for name, kind in LogRecord.__annotations__.items():
         _checked(getattr(new, name), kind)
-    if not new.run.isascii():  # no database can be asked for half a character
-        raise ValueError("there is no such run")
+    if not new.run.isascii():  # SQLite refuses a lone surrogate
+        raise ValueError("its run id is not ASCII")
     return new
 
 
@@ -225,38 +227,43 @@ def _checked(value: Any, kind: type) -> Any:
 class _Pending(NamedTuple):
     forgets: bool | None
     fingerprint: bytes
-    newest: LocalGeneration  # that it is to be recorded in
+    newest: LocalGeneration  # the generation that gets the fingerprint
 
 
 class Overlay:
-    """The changes of a filter that are not in it yet.
+    """The changes of a filter that its files lack.
 
-    They are collected until the store has them: see `collected` and `stored`. Then `take` hands
-    them to a checkpoint, in another thread, and `prune` forgets what that has done.
+    A change is collected first. The queue reads the changes with `collected`, stores them in a
+    batch, and calls `stored`. A checkpoint, in another thread, gets them with `take`, applies them,
+    and calls `applied`. Then `prune` drops them.
+
+    Attributes:
+        log: the log that stores the changes.
+        failure: error of a checkpoint or of the log; after it, no checkpoint follows in this run.
     """
 
     def __init__(self, log: FilterLog) -> None:
         self.log = log
-        self.failure: Exception | None = None  # of a checkpoint: there will be no further one
+        self.failure: Exception | None = None
         self._latest: dict[bytes, _Pending] = {}
         self._collected: list[_Pending] = []
         self._stored: deque[tuple[int, Sequence[_Pending]]] = deque()
         self._applied: deque[Sequence[_Pending]] = deque()
-        self._known: Recorded
+        self._in_files: Recorded
         self._newest: LocalGeneration
 
-    def use(self, known: Recorded, newest: LocalGeneration) -> None:
-        """Add to what these generations have from now on, and record in the newest of them."""
-        self._known, self._newest = known, newest
+    def use(self, in_files: Recorded, newest: LocalGeneration) -> None:
+        """Set the live generations: look up in all of them, and record in the newest."""
+        self._in_files, self._newest = in_files, newest
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        return fingerprint in self._latest or fingerprint in self._known
+        return fingerprint in self._latest or fingerprint in self._in_files
 
     def is_forgotten(self, fingerprint: bytes) -> bool | None:
-        """Return whether the latest change forgets a fingerprint; None if it does not say so."""
+        """Return whether the latest change forgets a fingerprint; None if no change says so."""
         latest = self._latest.get(fingerprint)
         return None if latest is None else latest.forgets
 
@@ -265,19 +272,19 @@ class Overlay:
         return [each for each, latest in self._latest.items() if latest.forgets]
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint, unless it is recorded; True if it was new."""
-        if fingerprint in self._latest or fingerprint in self._known:
+        """Record a fingerprint unless it is recorded already; return True if it was new."""
+        if fingerprint in self._latest or fingerprint in self._in_files:
             return False
         self._change(None, fingerprint)
         self._newest.unapplied += 1
         return True
 
     def record_again(self, fingerprint: bytes) -> None:
-        """Record a fingerprint that is recorded already, but forgotten, or in an older quarter."""
+        """Record a fingerprint that is forgotten, or recorded in an older generation."""
         self._change(False, fingerprint)
 
     def forget(self, fingerprints: Iterable[bytes]) -> None:
-        """Let fingerprints be forgotten."""
+        """Forget fingerprints, so that their requests are crawled again."""
         for fingerprint in fingerprints:
             self._change(True, fingerprint)
 
@@ -286,43 +293,42 @@ class Overlay:
         self._latest[fingerprint] = new
         self._collected.append(new)
 
-    # Towards the store.
-
     @property
     def number(self) -> int:
-        """Return how many changes are collected."""
+        """The number of collected changes."""
         return len(self._collected)
 
     @property
     def last(self) -> bytes:
-        """Return the fingerprint of the change that was collected last."""
+        """The fingerprint of the last collected change."""
         return self._collected[-1].fingerprint
 
     def collected(self) -> list[Change]:
-        """Return the changes that are not stored yet, in order."""
+        """Return the collected changes, in order."""
         return [Change(each.forgets, each.fingerprint) for each in self._collected]
 
     def stored(self, seq: int) -> None:
-        """Note that all changes that were collected are stored, in that batch."""
+        """Move the collected changes to the stored ones, after the log has stored a batch."""
         if self._collected:
             self._stored.append((seq, self._collected))
             self._collected = []
         self.prune()
 
-    def hold(self, since: int) -> list[_Pending]:
-        """Take out the changes that were collected after the first ones: they are stored later."""
-        held = self._collected[since:]
+    def postpone(self, since: int) -> list[_Pending]:
+        """Remove and return the collected changes after the first `since` ones.
+
+        Lookups still see them. The caller collects them again when they may be stored.
+        """
+        postponed = self._collected[since:]
         del self._collected[since:]
-        return held
+        return postponed
 
-    def release(self, held: Sequence[_Pending]) -> None:
-        """Collect changes that were held."""
-        self._collected += held
-
-    # Towards the filter.
+    def collect(self, postponed: Sequence[_Pending]) -> None:
+        """Collect changes that were postponed."""
+        self._collected += postponed
 
     def take(self) -> tuple[int, Sequence[_Pending]]:
-        """Return the changes to be applied, and the number of the last batch; in any thread."""
+        """Return the last batch number and the stored changes; may be called in any thread."""
         seq = 0
         taken: list[_Pending] = []
         while self._stored:
@@ -331,23 +337,20 @@ class Overlay:
         return seq, taken
 
     def applied(self, taken: Sequence[_Pending]) -> None:
-        """Note that changes are in the filter now; in any thread."""
+        """Mark changes as applied to the filter; may be called in any thread."""
         self._applied.append(taken)
 
     def prune(self) -> None:
-        """Forget the changes that the filter has."""
+        """Drop the changes that are applied to the filter."""
         while self._applied:
             for each in self._applied.popleft():
-                each.newest.unapplied -= each.forgets is None  # as `add` has counted it
+                each.newest.unapplied -= each.forgets is None  # `add` counted only these
                 if self._latest.get(each.fingerprint) is each:
                     del self._latest[each.fingerprint]
 
 
 class ForgottenOverlay:
-    """The forgotten requests of a filter with a log.
-
-    Taking a fingerprint out is a change of the log, as forgetting it is.
-    """
+    """The forgotten requests of a filter with a log: additions and removals go to the log first."""
 
     def __init__(self, file: ForgottenFile, overlay: Overlay) -> None:
         self._file = file
@@ -355,11 +358,11 @@ class ForgottenOverlay:
         self.news, self.expire = file.news, file.expire
 
     def all(self) -> Iterable[bytes]:
-        """Return the whole set, perhaps with some fingerprints that were just taken out."""
+        """Return the whole set, which may include fingerprints that were just removed."""
         return [*self._file.all(), *self._overlay.forgotten()]
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; those that are there count as added now."""
+        """Add fingerprints; one that is in the set already gets the current time."""
         self._overlay.forget(fingerprints)
 
     def has(self, fingerprint: bytes) -> bool:
@@ -368,7 +371,7 @@ class ForgottenOverlay:
         return self._file.has(fingerprint) if is_forgotten is None else is_forgotten
 
     def take(self, fingerprint: bytes) -> bool:
-        """Take a fingerprint out; return whether it was there."""
+        """Remove a fingerprint; return whether it was in the set."""
         is_forgotten = self.has(fingerprint)
         if is_forgotten:
             self._overlay.record_again(fingerprint)

@@ -1,1 +1,1 @@
-"""Contents of a job directory, and whether its last run was killed."""
+"""Read a job directory, and detect whether its last run was killed."""

@@ -1,4 +1,4 @@
-"""Files that survive a power cut, and the files of a SQLite database."""
+"""Write files so that they survive a power cut, and handle the files of a SQLite database."""
 
 import contextlib
 import os
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def create(path: Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a new file to append to, in place of what a killed process has left there.
+    """Open a new file for appending; replace a file that a killed process left at the path.
 
-    A symbolic link that somebody else has put there is not followed. Raises OSError.
+    The function never follows a symbolic link that somebody else placed there. Raises OSError.
     """
     path.unlink(missing_ok=True)
     return open(path, "ab", buffering=buffering, opener=_opened_exclusively)
@@ -29,7 +29,7 @@ def _opened_exclusively(path: str, flags: int) -> int:
 
 
 def replace_file(path: Path, contents: str | bytes) -> None:
-    """Write a small file to the disk, whole or not at all; raises OSError."""
+    """Write a small file atomically and sync it to the disk; raises OSError."""
     draft = path.with_name(f"{path.name}.tmp")
     with create(draft) as file:
         file.write(contents.encode() if isinstance(contents, str) else contents)
@@ -39,11 +39,11 @@ def replace_file(path: Path, contents: str | bytes) -> None:
     sync_directory(path.parent)
 
 
-def read_anew(*paths: Path) -> None:
-    """Have files that a crash left read from the disk, where the system can; raises OSError.
+def drop_cached_pages(*paths: Path) -> None:
+    """Make the next read of files come from the disk, where the system can; raises OSError.
 
-    Once a sync has failed, the kernel takes what it could not write for written, and memory shows
-    what the disk lacks. So nobody may have them open.
+    After a failed sync, the kernel marks the pages that it could not write as clean: its page cache
+    then shows data that the disk lacks. The kernel drops only pages of files that nobody has open.
     """
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+b", buffering=0) as file:
@@ -53,10 +53,10 @@ def read_anew(*paths: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Write a directory to the disk, with all that is in it, and its entry; raises OSError."""
+    """Sync a directory, everything in it, and its entry in its parent; raises OSError."""
     if not path.is_dir():
         return
-    with ThreadPoolExecutor(16) as pool:  # the disk takes many at once: it is 15 times as fast
+    with ThreadPoolExecutor(16) as pool:  # 15 times as fast as one sync at a time
         list(pool.map(_sync, path.rglob("*")))
     sync_directory(path)
     sync_directory(path.parent)
@@ -66,13 +66,13 @@ def _sync(path: Path) -> None:
     if path.is_dir():
         sync_directory(path)
     elif path.is_file():
-        with path.open("r+b", buffering=0) as file:  # for writing: Windows syncs no other file
+        with path.open("r+b", buffering=0) as file:  # Windows syncs only a file open for writing
             os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
-    """Write the entries of a directory to the disk, where the file system can."""
-    with contextlib.suppress(OSError):  # not every one can, and Windows never
+    """Sync the entries of a directory, if the file system can."""
+    with contextlib.suppress(OSError):  # some file systems cannot, and Windows never can
         fd = os.open(path, os.O_RDONLY)
         try:
             os.fsync(fd)
@@ -80,44 +80,45 @@ def sync_directory(path: Path) -> None:
             os.close(fd)
 
 
-def beside(database: Path) -> tuple[Path, Path]:
-    """Return the paths of the write-ahead log and its index, which are a part of a database."""
+def log_and_index(database: Path) -> tuple[Path, Path]:
+    """Return the paths of the write-ahead log of a SQLite database, and of the log's index."""
     return database.with_name(f"{database.name}-wal"), database.with_name(f"{database.name}-shm")
 
 
 def check_no_links(database: Path) -> None:
-    """Raise a StorageError if SQLite would follow a symbolic link that somebody has put there."""
-    for part in (database, *beside(database)):
+    """Raise a StorageError if a file of a SQLite database is a symbolic link."""
+    for part in (database, *log_and_index(database)):
         if part.is_symlink():
             raise StorageError(
-                f"{part} is a symbolic link, and what it leads to would be overwritten; nothing "
-                "was changed: put the file itself there, or remove the link"
+                f"{part} is a symbolic link, and the crawl would overwrite the file that it leads "
+                "to; nothing was changed: put the file itself there, or remove the link"
             )
 
 
 def sync_log(database: Path) -> None:
-    """Write a database to the disk by its write-ahead log; in any thread; raises OSError.
+    """Sync the write-ahead log of a database; may be called in any thread; raises OSError.
 
-    What is not in that log any more, SQLite has written to the disk. (The other files must not be
-    opened here: closing them would end the locks that SQLite has on them in this process.)
+    That syncs the whole database, because SQLite syncs the main file itself before it removes
+    anything from the log. (This function must not open the other files: closing them would release
+    the locks that SQLite has on them in this process.)
     """
-    log, _ = beside(database)
-    # For writing: Windows syncs no other file.
+    log, _ = log_and_index(database)
+    # Windows syncs only a file that is open for writing.
     with contextlib.suppress(FileNotFoundError), log.open("r+b", buffering=0) as file:
         os.fsync(file.fileno())
 
 
 def connect_readonly(database: Path) -> "sqlite3.Connection":
-    """Connect to a database, also while a crawl uses it, and where nothing may be written.
+    """Connect to a database for reading, even while a crawl uses it or in a read-only directory.
 
-    No file is changed or left behind. Raises sqlite3.Error or OSError.
+    The connection changes no file and leaves none behind. Raises sqlite3.Error or OSError.
     """
     import sqlite3  # noqa: PLC0415 - it takes a MB
 
-    log, index = beside(database)
-    if not log.exists():  # nobody has it open, and SQLite would make one
+    log, index = log_and_index(database)
+    if not log.exists():  # no process has it open; without this option, SQLite would create a log
         return _connected(database, "immutable=1")
-    if index.exists():  # SQLite may write to it, unless it is told not to
+    if index.exists():  # without readonly_shm, SQLite may write to the index
         with contextlib.suppress(sqlite3.OperationalError):
             return _connected(database, "mode=ro&readonly_shm=1")
         return _connected(database, "mode=ro")
@@ -126,32 +127,32 @@ def connect_readonly(database: Path) -> "sqlite3.Connection":
         for part in (database, log):
             shutil.copy(part, directory)
         return _connected(Path(directory, database.name), "mode=ro")
-    finally:  # it is open by then, and Windows leaves it where it is
+    finally:  # the connection stays usable; Windows does not delete the files that it has open
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def close_unchanged(db: "sqlite3.Connection", database: Path) -> None:
-    """Close a connection, and leave the write-ahead log as it is, where SQLite would empty it."""
-    import sqlite3  # noqa: PLC0415 - as above
+    """Close a connection without letting SQLite empty the write-ahead log."""
+    import sqlite3  # noqa: PLC0415 - it takes a MB
 
-    with contextlib.ExitStack() as held, contextlib.suppress(sqlite3.Error, OSError):
-        log, _ = beside(database)
-        if log.exists() and log.stat().st_size:  # as long as somebody reads it, SQLite leaves it
-            held.enter_context(contextlib.closing(connect_readonly(database)))
+    with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error, OSError):
+        log, _ = log_and_index(database)
+        if log.exists() and log.stat().st_size:  # SQLite keeps a log that another connection reads
+            stack.enter_context(contextlib.closing(connect_readonly(database)))
         db.close()
     db.close()
 
 
 def _connected(database: Path, options: str) -> "sqlite3.Connection":
-    import sqlite3  # noqa: PLC0415 - as above
+    import sqlite3  # noqa: PLC0415 - it takes a MB
 
     db = sqlite3.connect(
         f"{database.resolve().as_uri()}?{options}",
         uri=True,
-        check_same_thread=False,  # a shell opens it in one thread and uses it in another
+        check_same_thread=False,  # `scrapy shell` opens it in one thread and uses it in another
     )
     try:
-        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # it is read only now
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # connect() reads nothing
     except BaseException:
         db.close()
         raise
@@ -159,12 +160,12 @@ def _connected(database: Path, options: str) -> "sqlite3.Connection":
 
 
 def has_schema(db: "sqlite3.Connection", script: str) -> bool:
-    """Return whether a database has the tables of an SQL script, and nothing that it has not.
+    """Return whether a database has the tables that an SQL script makes, and nothing else.
 
-    A file of somebody else may have a view in place of a table, or a trigger, that never ends.
-    Raises sqlite3.Error.
+    A hostile file may have a view in place of a table, or a trigger, whose query never ends. Raises
+    sqlite3.Error.
     """
-    import sqlite3  # noqa: PLC0415 - as above
+    import sqlite3  # noqa: PLC0415 - it takes a MB
 
     query = "SELECT type, name, sql FROM sqlite_master LIMIT 100"
     with contextlib.closing(sqlite3.connect(":memory:")) as new:

@@ -1,4 +1,4 @@
-"""The lock file by which one crawl at a time has a job, or the directory of a filter."""
+"""Lock a job directory, or the directory of a filter, so that only one crawl uses it at a time."""
 
 import errno
 import os
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 
-LOCK_NAME = "lock"  # beside the files of a filter
+LOCK_NAME = "lock"  # in the directory of a filter
 
 
 def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "FileLock":
-    """Take a filter's directory for one crawl, at once or not at all.
+    """Lock the directory of a filter for one crawl, without waiting.
 
     Args:
-        directory: made if missing.
-        settings: which ones choose another directory.
+        directory: the function creates it if it is missing.
+        settings: names of the settings that choose another directory, for the error messages.
 
     Raises:
-        LockedError: another crawl has it.
-        StorageError: it cannot be written to, or its file system has no locks.
+        LockedError: another crawl holds the lock.
+        StorageError: the directory is not writable, or its file system has no locks.
     """
-    from filelock import Timeout  # noqa: PLC0415 - half a MB, for crawls with a file only
+    from filelock import Timeout  # noqa: PLC0415 - half a MB, which only crawls with files need
 
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK):
-            # Its files might still be writable, but then setting one aside would fail later.
+            # Its files may still be writable, but a later attempt to rename one would fail.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         lock = _hard_lock(directory / LOCK_NAME)
         lock.acquire()
@@ -47,11 +47,11 @@ def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "F
             f"{file} is a file, and {directory} has to be a directory; give the crawl another "
             f"{settings}"
         ) from error
-    except (OSError, NotImplementedError) as error:  # the latter is what filelock makes of ENOSYS
+    except (OSError, NotImplementedError) as error:  # filelock raises the latter for ENOSYS
         if isinstance(error, NotImplementedError) or error.errno == errno.ENOSYS:
             raise StorageError(
                 f"{directory} is on a file system without locks (flock), where two crawls could "
-                f"spoil each other's files; give the crawl another {settings}"
+                f"damage each other's files; give the crawl another {settings}"
             ) from error
         raise StorageError(
             f"{directory} cannot be written to: {error.strerror or error}; give the crawl the "
@@ -61,11 +61,11 @@ def lock_directory(directory: Path, settings: str = "JOBDIR or BLOOM_DIR") -> "F
 
 
 def holders(path: Path) -> list[int] | None:
-    """Return the ids of the processes of this machine that hold a lock; None where nobody can tell.
+    """Return the ids of the processes on this machine that hold a lock; None if unknown.
 
-    To try the lock, if only for an instant, would turn away a crawl that starts just then. So it is
-    read from Linux's list of locks. The file need not exist. The id is 0 of a process that this one
-    cannot see, in another container for example.
+    Trying the lock, even for an instant, could turn away a crawl that starts at that moment, so the
+    function reads Linux's list of locks. The file need not exist. A process that this one cannot
+    see, for example in another container, has the id 0.
     """
     if sys.platform == "win32":
         return None
@@ -77,29 +77,31 @@ def holders(path: Path) -> list[int] | None:
     except OSError:
         return None
     inode = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    held = [line.split() for line in lines if "FLOCK" in line and f":{file.st_ino} " in line]
-    if found := [fields for fields in held if inode in fields]:
+    locks = [line.split() for line in lines if "FLOCK" in line and f":{file.st_ino} " in line]
+    if found := [fields for fields in locks if inode in fields]:
         return [max(0, int(fields[fields.index(inode) - 1])) for fields in found]
-    return None if held else []  # some file systems show another number of the device
+    return None if locks else []  # some file systems list another device number
 
 
 def _hard_lock(path: Path) -> "FileLock":
-    """Make a lock that ends with its process; not yet taken."""
-    from filelock import FileLock  # noqa: PLC0415 - as above
+    """Return a lock, not acquired yet, that the system releases when the process ends."""
+    from filelock import FileLock  # noqa: PLC0415 - half a MB, which only crawls with files need
 
-    # Not bound to a thread: a crawl may be closed by another. And whoever can open it can lock it.
+    # thread_local: another thread may close the crawl. mode: anybody who can open it can lock it.
     new = partial(FileLock, path, timeout=0, mode=0o600, thread_local=False)
     try:
-        # Not a mere note in the file, which a crawl leaves for ever that is killed.
+        # A soft lock is only a file, which a killed crawl never removes.
         return new(fallback_to_soft=False)
-    except TypeError:  # an older filelock, which has nothing to fall back to
+    except TypeError:  # an older filelock, which has no soft fallback
         return new()
 
 
 def lock_job(job_dir: Path) -> "FileLock":
-    """Take a job directory for one crawl, at once or not at all, wherever its filter is kept.
+    """Lock a job directory for one crawl, without waiting, wherever its filter is kept.
 
-    Raises a LockedError if another crawl has it, and a StorageError if it cannot be locked.
+    Raises:
+        LockedError: another crawl holds the lock.
+        StorageError: the directory cannot be locked.
     """
-    # So commands for the filter there lock the job, too.
+    # In the filter's directory, so that a command that locks the filter locks the job, too.
     return lock_directory(job_dir / "bloom", "JOBDIR")

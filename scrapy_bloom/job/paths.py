@@ -1,7 +1,7 @@
-"""Paths in a job directory, and what Scrapy keeps there, as far as it concerns a filter.
+"""Name the files of a job directory, and read the state that Scrapy keeps there.
 
-Scrapy writes the state of its disk queue (`requests.queue/active.json`) at a clean close only.
-After a kill, the requests of that time are lost, and a stale state makes the resumed crawl hang.
+Scrapy writes the state of its disk queue (`requests.queue/active.json`) only at a clean close.
+After a kill, the requests in the queue are lost, and a stale state makes the resumed crawl hang.
 """
 
 import re
@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 
 from scrapy_bloom.exceptions import StorageError
-from scrapy_bloom.job.disk import beside, replace_file
+from scrapy_bloom.job.disk import log_and_index, replace_file
 
 QUEUE = "requests.queue"  # a directory: Scrapy's disk queue
-SEEN = "requests.seen"  # what Scrapy's own filter recorded
+SEEN = "requests.seen"  # the fingerprints that Scrapy's own filter recorded
 DATABASE = "requests.sqlite"  # CrashSafeScheduler's queue
-# Our mark that a crawl of ours runs in this job, or was not closed. A filter's header says so, too;
-# this mark stays with the queue, wherever the filter is kept.
+# The in-use marker: a crawl with our filter runs in this job, or was not closed. The header of a
+# filter has an in-use flag, too, but the marker stays with the queue, wherever the filter is kept.
 IN_USE = "bloom.in-use"
 SET_ASIDE = ".set-aside-"
-# The last one is of Scrapy's extension.
+# Scrapy's extension SpiderState writes the last one.
 _SIGNS = (QUEUE, SEEN, DATABASE, IN_USE, "spider.state")
 DATABASE_ID = 0x626C6F6D  # "bloom", the application id of our SQLite database
 _FILE_NAME = re.compile(r"generation-\d{4,}\.bloom")
@@ -26,14 +26,14 @@ _DATABASE_ID_AT = 68  # in the header of SQLite's file format
 
 
 def is_job(directory: Path) -> bool:
-    """Return whether a directory is the JOBDIR of a crawl, by what Scrapy or we have left there."""
+    """Return whether a directory has files of a JOBDIR, from Scrapy or from scrapy_bloom."""
     return any((directory / name).exists() for name in _SIGNS)
 
 
 def check_file(path: Path) -> None:
-    """Raise a StorageError if reading a file might wait for ever, since it is no regular one.
+    """Raise a StorageError for a pipe, socket or device, because reading it might never end.
 
-    Raises OSError if nobody may look. The file need not exist.
+    The file need not exist. Raises OSError if its directory is not readable.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise StorageError(
@@ -43,7 +43,7 @@ def check_file(path: Path) -> None:
 
 
 def is_database(path: Path) -> bool:
-    """Return whether a file is CrashSafeScheduler's queue, by its first bytes, if it has any."""
+    """Return whether a file has the SQLite application id of CrashSafeScheduler's queue."""
     try:
         check_file(path)
         with path.open("rb") as file:
@@ -56,9 +56,9 @@ def is_database(path: Path) -> bool:
 def was_closed_by_scrapy(job_dir: Path) -> bool:
     """Return whether Scrapy's scheduler closed its queue, as far as the files can tell.
 
-    It writes `active.json` last of all, and each request taken or added afterwards changes
-    another file, or the directory of one that was emptied and removed. Where there is no queue,
-    and nothing that was recorded beside one, nothing can have been lost.
+    The scheduler writes `active.json` last, and each later change of the queue touches another
+    file, or the directory of a file that was emptied and removed. Without `active.json`, nothing
+    was lost if there is no queue, or if neither the queue nor requests.seen has any request.
     """
     queue = job_dir / QUEUE
     state = queue / "active.json"
@@ -66,31 +66,31 @@ def was_closed_by_scrapy(job_dir: Path) -> bool:
         seen = job_dir / SEEN
         was_recorded = seen.exists() and seen.stat().st_size > 0
         return not has_queued(job_dir) and not (was_recorded and queue.exists())
-    # A second: copies of a job directory, and clocks of file systems, are not exact.
+    # One second of tolerance: copies of a directory and clocks of file systems are not exact.
     latest = state.stat().st_mtime + 1
     return all(path.stat().st_mtime <= latest for path in [queue, *queue.rglob("*")])
 
 
 def has_queued(job_dir: Path) -> bool:
-    """Return whether Scrapy's disk queue holds requests: emptied files are removed."""
+    """Return whether Scrapy's disk queue holds requests; Scrapy removes files that are empty."""
     files = (path for path in (job_dir / QUEUE).rglob("*") if path.is_file())
     return any(path.name != "active.json" for path in files)
 
 
-def mark_as_used(job_dir: Path, filter_id: str = "") -> None:
-    """Mark the job as in use, by a crawl with that filter if there are several."""
+def mark_as_used(job_dir: Path, filter_id: str) -> None:
+    """Write the in-use marker of a job; the id of a filter in files is empty."""
     text = f"A crawl with scrapy_bloom runs here, or was killed.\n{filter_id}\n"
     replace_file(job_dir / IN_USE, text)
 
 
 def filter_in_use(job_dir: Path) -> str | None:
-    """Return the filter of the killed crawl; empty if unknown, None if there is no mark."""
+    """Return the filter id in the in-use marker; empty if unknown, None without a marker."""
     check_file(job_dir / IN_USE)
     try:
         _, *lines = (job_dir / IN_USE).read_text("utf-8", "replace").split("\n")
     except FileNotFoundError:
         return None
-    # Without its end, the line was being written at that moment.
+    # A line without its end is incomplete.
     return [*lines[:-1], ""][0]
 
 
@@ -101,14 +101,14 @@ def set_aside(path: Path) -> Path:
     while target.exists():
         target = first.with_name(f"{first.name}-{number}")
         number += 1
-    for part, new in zip(beside(path), beside(target), strict=True):
+    for part, new in zip(log_and_index(path), log_and_index(target), strict=True):
         if part.exists():
             part.rename(new)
     return path.rename(target)
 
 
 def was_set_aside(directory: Path, name: str) -> bool:
-    """Return whether something of that name (a glob pattern) was set aside in a directory."""
+    """Return whether a file whose name matches a glob pattern was set aside in a directory."""
     return any(directory.glob(f"{name}{SET_ASIDE}*"))
 
 
@@ -118,7 +118,7 @@ def file_name(number: int) -> str:
 
 
 def filter_files(path: Path) -> list[Path]:
-    """Find the files of generations in a directory, oldest first; none if there is no directory."""
+    """Return the files of the generations in a directory, oldest first."""
     if not path.is_dir():
         return []
     found = [file for file in path.iterdir() if _FILE_NAME.fullmatch(file.name)]

@@ -1,4 +1,4 @@
-"""A crawl's job: whether its last run was killed, and what becomes of its queue and filter then."""
+"""Detect that the last run of a job was killed, and decide what happens to its queue and filter."""
 
 import logging
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ class Damage(Enum):
     """Effect of an unclean end on the queue and the filter of a crawl.
 
     NONE: both are complete.
-    FILTER: the filter lacks requests that the queue has had. They are crawled again.
+    FILTER: the filter lacks requests that were in the queue. They are crawled again.
     QUEUE: the queue may lack requests that the filter has recorded.
-    LOST_QUEUE: so does Scrapy's queue, which is unusable after a kill.
+    LOST_QUEUE: Scrapy's queue is unusable after a kill, and the filter has recorded its requests.
     LOST_UNRECORDED: Scrapy's queue is unusable, and the filter has recorded none of its requests.
     """
 
@@ -32,13 +32,13 @@ class Damage(Enum):
 
 
 class UncleanEnd(NamedTuple):
-    """The last run was killed, or its queue and its filter do not belong together.
+    """Description of a run that was killed, or of a queue and a filter that do not fit.
 
     Attributes:
         what: what happened, as the beginning of a sentence.
-        damage: what that means for the crawl.
+        damage: effect on the queue and the filter.
         may_reset: with BLOOM_ON_UNCLEAN_SHUTDOWN = "auto", the filter may be set aside.
-        recorded: requests in the filter; None if there is no filter, or with a log.
+        recorded: number of requests in the filter; None if there is no filter, or with a log.
     """
 
     what: str
@@ -48,12 +48,13 @@ class UncleanEnd(NamedTuple):
 
 
 class Job:
-    """Scrapy's job directory, if the crawl has one, beside a filter wherever that is kept.
+    """The job directory of a crawl, if it has one, wherever its filter is kept.
 
     Args:
-        path: the job directory, which the crawl has locked (`lock_job`); or None.
+        path: the job directory, locked by `lock_job`; None if the crawl has none.
         on_unclean_shutdown: BLOOM_ON_UNCLEAN_SHUTDOWN.
-        only_crawled: the filter holds no request that was queued only (BLOOM_RECORD_ON).
+        only_crawled: whether BLOOM_RECORD_ON is "crawled", so that the filter holds no request
+            that was only queued.
     """
 
     def __init__(
@@ -65,49 +66,49 @@ class Job:
     ) -> None:
         self.path = path
         self.on_unclean_shutdown = on_unclean_shutdown
-        self._marked: str | None = None
+        self._marked_filter: str | None = None
         self._only_crawled = only_crawled
 
     def owns(self, directory: Path) -> bool:
-        """Return whether a filter's directory is the job's own, and locked with the job."""
+        """Return whether a filter directory is the job's own, so that the job's lock covers it."""
         return self.path is not None and directory.resolve() == (self.path / "bloom").resolve()
 
     def begin(self, filter_id: str = "") -> None:
-        """Mark the job as in use: a run that finds the mark knows that the last one was killed."""
-        self._marked = filter_id
+        """Write the in-use marker; a run that finds it knows that the last run was killed."""
+        self._marked_filter = filter_id
         if self.path is not None:
             jobdir.mark_as_used(self.path, filter_id)
 
-    def goes_on_with(self, filter_id: str) -> None:
-        """Name that filter in the mark, if the crawl has begun: it records there from now on."""
-        if self._marked not in {None, filter_id}:
+    def change_filter(self, filter_id: str) -> None:
+        """Write the id of the filter that the crawl uses now into the marker, if there is one."""
+        if self._marked_filter not in {None, filter_id}:
             self.begin(filter_id)
 
-    def used(self, filter_id: str) -> bool:
-        """Return whether the killed run recorded in that filter, or may have."""
+    def may_have_used(self, filter_id: str) -> bool:
+        """Return whether the killed run recorded in a filter, or may have recorded in it."""
         return self.path is not None and jobdir.filter_in_use(self.path) in {"", filter_id}
 
     def end(self) -> None:
-        """Remove the in-use mark after a clean close; raises OSError: the mark is still there."""
+        """Remove the in-use marker after a clean close; raises OSError and keeps the marker."""
         if self.path is not None:
-            # A job that is closed on the disk must have its requests there. Scrapy syncs nothing.
+            # Without the marker, the requests must be on the disk, and Scrapy does not sync them.
             sync_tree(self.path / jobdir.QUEUE)
             (self.path / jobdir.IN_USE).unlink(missing_ok=True)
 
     def was_killed(self, *, has_filter: bool) -> bool:
-        """Return whether the last run with this job, or with its filter, did not end well."""
+        """Return whether the last run of this job was killed."""
         if self.path is None:
             return False
         if (self.path / jobdir.IN_USE).exists():
             return True
-        if has_filter:  # no mark: the last run with it was closed
+        if has_filter:  # and no marker: the last run closed it
             return False
-        # The first run after one with Scrapy's own filter: was that one closed?
+        # Without a filter, the last run, if there was any, used Scrapy's own filter.
         return not jobdir.was_closed_by_scrapy(self.path)
 
     def importable(self) -> Path | None:
-        """Return the job's requests.seen, if its queue is still there."""
-        # After a reset the queue is gone: what it held must not be recorded and never crawled.
+        """Return the path of the job's requests.seen, unless its queue was set aside."""
+        # Otherwise the requests of that queue would be recorded and never crawled.
         if self.path is None or jobdir.was_set_aside(self.path, jobdir.QUEUE):
             return None
         seen = self.path / jobdir.SEEN
@@ -121,14 +122,15 @@ class Job:
         *,
         may_reset: bool | None = None,
     ) -> UncleanEnd:
-        """Describe the end of a run that did not close its filter, or its job.
+        """Describe the end of a run that did not close its filter or its job.
 
         Args:
-            name: the filter, for people; None if there is none.
-            recorded: requests in the filter; None if there is none.
-            damage: what that means for the crawl.
-            may_reset: as in `UncleanEnd`; by default, whether there is a job directory. (Without
-                one, the queue was in memory, and the user wants to keep the filter.)
+            name: name of the filter in messages; None if there is no filter.
+            recorded: number of requests in the filter; None if there is no filter.
+            damage: effect on the queue and the filter.
+            may_reset: whether "auto" may set the filter aside; by default, whether there is a job
+                directory. (Without one, the queue was in memory, and the user wants to keep the
+                filter.)
         """
         why = "it was killed, or ran out of memory, or the machine went down"
         if name is None and self.path is not None and not (self.path / jobdir.IN_USE).exists():
@@ -139,7 +141,7 @@ class Job:
         return UncleanEnd(what, damage, may_reset, recorded)
 
     def starts_over(self, end: UncleanEnd) -> bool:
-        """Decide whether the filter is set aside after an unclean end.
+        """Return whether the crawl sets the filter aside after an unclean end.
 
         Raises:
             UncleanShutdownError: BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
@@ -153,7 +155,7 @@ class Job:
         return setting == "reset" and damage is not Damage.LOST_UNRECORDED
 
     def set_queue_aside(self) -> list[str]:
-        """Rename Scrapy's queue; return its new path, or nothing if there is no queue."""
+        """Rename Scrapy's queue; return its new path in a list, or [] if there is no queue."""
         if self.path is None or not (self.path / jobdir.QUEUE).exists():
             return []
         return [str(jobdir.set_aside(self.path / jobdir.QUEUE))]
@@ -173,8 +175,8 @@ class Job:
         elif end.damage is Damage.LOST_UNRECORDED:
             if moved:
                 logger.warning(
-                    "The last run with %s was killed, and its queue is broken: it was set aside as "
-                    "%s. The filter in Redis holds none of its requests, and is used as it is",
+                    "The last run with %s was killed, so its queue is unusable and was set aside "
+                    "as %s. The filter in Redis holds none of its requests, and is used as it is",
                     self.path,
                     moved[0],
                 )
@@ -187,57 +189,58 @@ class Job:
         kept = f" (at least {counted(end.recorded, 'request')})" if end.recorded is not None else ""
         if self._only_crawled:
             logger.warning(
-                "%s. What it had crawled is kept%s. What it had queued is crawled now wherever "
-                "this run finds a link to it: list pages should be requested with "
-                'meta={"bloom_filter": "run"}. (If that run had BLOOM_RECORD_ON = "scheduled", '
-                "the filter reports what it had queued as duplicates, and it is never crawled)",
+                "%s. The filter keeps the requests that were crawled%s. The requests that were "
+                "queued are crawled where this run finds a link to them, so request list pages "
+                'with meta={"bloom_filter": "run"}. (If the last run had BLOOM_RECORD_ON = '
+                '"scheduled", the filter reports its queued requests as duplicates, and they are '
+                "never crawled)",
                 end.what,
                 kept,
             )
             return
         logger.warning(
-            "%s. What was recorded is kept%s, so the filter reports the requests that were queued "
-            "at that time as duplicates, and they are never crawled%s. Set "
+            "%s. The filter keeps the recorded requests%s, so it reports the requests that were "
+            "queued as duplicates, and they are never crawled%s. Set "
             'BLOOM_ON_UNCLEAN_SHUTDOWN = "reset" to crawl everything again',
             end.what,
             kept,
-            f" (Scrapy's queue would fail now; it was set aside: {moved[0]})" if moved else "",
+            f" (Scrapy's queue is unusable; it was set aside as {moved[0]})" if moved else "",
         )
 
 
 _STOP_LOST = (
     ', and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop"; set it to "reset" to set the filter aside and '
-    'crawl everything again, or to "keep" to go on without the requests that were queued at that '
-    "time. Nothing was changed"
+    'crawl everything again, or to "keep" to continue without the requests that were queued. '
+    "Nothing was changed"
 )
 _STOP = (
     '; BLOOM_ON_UNCLEAN_SHUTDOWN is "stop", so nothing was changed: set it to "auto" to resume the '
-    'crawl, or to "reset" to set queue and filter aside and to crawl everything again'
+    'crawl, or to "reset" to set queue and filter aside and crawl everything again'
 )
 _STARTS_OVER_EMPTY = (
     "%s. The crawl starts over with an empty queue and an empty filter. Set aside, not deleted: %s"
 )
 _STARTS_OVER = {
     Damage.LOST_QUEUE: (
-        "%s, so the requests that were queued then are lost, and the filter would report them as "
-        "duplicates. The crawl starts over with an empty filter, and pages are crawled again "
-        "rather than lost. Set aside, not deleted: %s. With SCHEDULER = "
-        "'scrapy_bloom.CrashSafeScheduler', a job survives that"
+        "%s, so the queued requests are lost, and the filter would report them as duplicates. The "
+        "crawl starts over with an empty filter, so that pages are crawled again rather than lost. "
+        "Set aside, not deleted: %s. With SCHEDULER = 'scrapy_bloom.CrashSafeScheduler', a job "
+        "survives a kill"
     ),
     Damage.QUEUE: (
-        "%s: requests that are missing in the queue would never be crawled, since the filter "
-        "reports them as duplicates. The crawl starts over with an empty filter and the requests "
-        "of the queue, so pages are crawled again rather than lost. Set aside, not deleted: %s"
+        "%s: requests that the queue lacks would never be crawled, because the filter reports "
+        "them as duplicates. The crawl starts over with an empty filter and the requests of the "
+        "queue, so that pages are crawled again rather than lost. Set aside, not deleted: %s"
     ),
 }
 _GOES_ON = {
     Damage.FILTER: (
-        "%s. No page is lost: requests that the filter lacks are crawled again where a link to "
-        "them is found"
+        "%s. No page is lost: requests that the filter lacks are crawled again where the crawl "
+        "finds a link to them"
     ),
     Damage.QUEUE: (
-        "%s: requests that are missing in the queue are not crawled, since the filter reports them "
-        'as duplicates. To crawl everything again, set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset", or '
-        "start over with another JOBDIR and another BLOOM_DIR"
+        "%s: requests that the queue lacks are not crawled, because the filter reports them as "
+        'duplicates. To crawl everything again, set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset", or start '
+        "over with another JOBDIR and another BLOOM_DIR"
     ),
 }

@@ -1,4 +1,4 @@
-"""Reading what other filters have recorded: Scrapy's requests.seen file."""
+"""Read the fingerprints that Scrapy's own filter recorded in a requests.seen file."""
 
 import logging
 import os
@@ -21,31 +21,36 @@ _HEX_DIGITS = frozenset(b"0123456789abcdefABCDEF")
 
 
 class SeenFile:
-    """The fingerprints in a requests.seen file, in either of the formats that Scrapy has written.
+    """The fingerprints in a requests.seen file, in either format of Scrapy.
 
-    Since Scrapy 2.19 the file is binary: each fingerprint behind its length, 2 bytes, big-endian.
-    Before, it was text: one fingerprint a line, in hexadecimal digits. Iterating yields each
-    fingerprint as bytes, in constant memory, or raises SeenFileError for any other format.
+    Since Scrapy 2.19 the file is binary: the length of each fingerprint (2 bytes, big-endian)
+    precedes it. Before, the file was text: one fingerprint per line, in hexadecimal digits.
+    Iterating yields each fingerprint as bytes, in constant memory, or raises SeenFileError for any
+    other format.
+
+    Attributes:
+        position: how many bytes the iteration has read.
+        is_truncated: whether the last record is incomplete; a killed process leaves such a file.
     """
 
     def __init__(self, path: Path) -> None:
         check_file(path)
         self.path = path
-        self.position = 0  # read so far, in bytes
-        self.truncated = 0  # incomplete records at the end, 0 or 1: a killed process leaves one
+        self.position = 0
+        self.is_truncated = False
         try:
             self.size = path.stat().st_size
             with path.open("rb") as file:
                 first = file.read(1)
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror or error}") from error
-        # A length below 256 begins with a zero byte, which is no digit: no file fits both.
+        # A length below 256 begins with a zero byte, which is not a digit: no file fits both.
         if first and first != b"\0" and first[0] not in _HEX_DIGITS:
             raise self._neither(0)
         self.is_text = bool(first) and first != b"\0"
 
     def __iter__(self) -> Generator[bytes, None, None]:
-        self.position = self.truncated = 0
+        self.position, self.is_truncated = 0, False
         with self.path.open("rb") as file:
             yield from self._text_records(file) if self.is_text else self._binary_records(file)
 
@@ -70,7 +75,7 @@ class SeenFile:
                 yield data[start + _LENGTH_BYTES : end]
                 start = end
             data = data[start:]
-        self._end(truncated=bool(data))
+        self.position, self.is_truncated = self.size, bool(data)
 
     def _text_records(self, file: BinaryIO) -> Iterator[bytes]:
         length = 0
@@ -90,7 +95,7 @@ class SeenFile:
             raise self._neither(self.position)
         if rest and not is_cut:  # only the line's end is missing
             yield self._from_hex(rest)
-        self._end(truncated=is_cut)
+        self.position, self.is_truncated = self.size, is_cut
 
     def _from_hex(self, line: bytes) -> bytes:
         if not 0 < len(line) <= 2 * _MAX_FINGERPRINT_BYTES or not _HEX_DIGITS.issuperset(line):
@@ -99,10 +104,6 @@ class SeenFile:
             return bytes.fromhex(line.decode("ascii"))
         except ValueError:
             raise self._neither(self.position) from None
-
-    def _end(self, *, truncated: bool) -> None:
-        self.truncated = int(truncated)
-        self.position = self.size
 
     def _neither(self, offset: int) -> SeenFileError:
         return SeenFileError(
@@ -113,7 +114,7 @@ class SeenFile:
 
 
 def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
-    """Add a requests.seen file to a filter, telling how far it is; return how many were new."""
+    """Add a requests.seen file to a filter and log the progress; return how many were new."""
     logger.info("Importing the requests that Scrapy recorded in %s", seen.path)
     added = read = 0
     begun = last = time.monotonic()
@@ -123,7 +124,7 @@ def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
         if read % 10_000 == 0 and (now := time.monotonic()) - last >= _PROGRESS_SECS:
             last = now
             logger.info(
-                "Importing %s: %.0f %%, %s, %s a second",
+                "Importing %s: %.0f %%, %s, %s per second",
                 seen.path,
                 100 * seen.position / seen.size,
                 counted(read, "request"),
@@ -131,10 +132,10 @@ def import_seen(seen: SeenFile, add: Callable[[bytes], bool]) -> int:
             )
     imported = counted(read, "request")
     logger.info("Imported %s from %s; the file was left as it is", imported, seen.path)
-    if seen.truncated:
+    if seen.is_truncated:
         logger.warning(
-            "Ignored an incomplete request at the end of %s: the job was not closed cleanly then, "
-            "and requests that were queued may be recorded but never crawled",
+            "Ignored an incomplete request at the end of %s: the crawl that wrote it was not "
+            "closed cleanly, so requests that were queued may be recorded but never crawled",
             seen.path,
         )
     return added

@@ -1,1 +1,1 @@
-"""The BLOOM_* settings: the only reader of them."""
+"""Read the BLOOM_* settings; no other package reads them."""

@@ -1,4 +1,4 @@
-"""Checks of the values of settings: each gives the value as it is used, or an error in one line."""
+"""Check and convert the values of settings; an invalid value raises a SettingError of one line."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from scrapy_bloom.text import is_control, masked, parsed_number, parsed_seconds
 _MAX_SECONDS = 10**9
 _PLACEHOLDERS = re.compile(r"%%|%\(spider\)s")
 
-Check = Callable[[str, Any], Any]  # name and value of a setting; raises a SettingError
+Check = Callable[[str, Any], Any]  # takes name and value, returns the converted value, or raises
 
 
 def _number(
@@ -54,7 +54,7 @@ rate = _number(
 seconds = _number(
     float,
     f'a number of seconds from 0 to {_MAX_SECONDS:,}, or a text such as "90s", "12h" or "7d"; 0 '
-    "switches it off",
+    "turns it off",
     lambda number: 0 <= number <= _MAX_SECONDS,
     parsed_seconds,
 )
@@ -77,7 +77,7 @@ def _text(allowed: str, is_allowed: Callable[[str], object]) -> Check:
 
 
 def choice(*choices: str) -> Check:
-    """Return a check that a value is one of these."""
+    """Return a check that a value is one of the choices."""
     return _text("one of " + ", ".join(f'"{name}"' for name in choices), choices.__contains__)
 
 
@@ -88,25 +88,25 @@ service = _text(
 
 
 def directory(name: str, value: Any) -> str:
-    """Check a path of a directory."""
+    """Check the path of a directory."""
     allowed = 'the path of a directory; "%(spider)s" in it becomes the spider\'s name'
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path:
         raise _error(name, value, allowed)
-    if looks_like_url(path):  # of a server, perhaps with a password
+    if looks_like_url(path):  # which may contain a password
         raise SettingError(
-            f"{name} is a URL (it is kept out of the log); allowed is {allowed}. For a filter in "
-            'Redis, set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
+            f"{name} is a URL (it is not logged); allowed is {allowed}. For a filter in Redis, "
+            'set BLOOM_BACKEND = "redis" and BLOOM_REDIS_URL'
         )
     try:
         os.fsencode(_template(name, path, allowed))
-    except UnicodeEncodeError:  # a lone surrogate: no file system takes it
+    except UnicodeEncodeError:  # a lone surrogate, which no file system accepts
         raise _error(name, value, allowed) from None
     return path
 
 
 def file_name(spider: str) -> str:
-    """Return a spider's name as one part of a path: what would leave the directory is quoted.
+    """Return a spider's name as one part of a path, with unsafe characters percent-encoded.
 
     >>> file_name("shop 2"), file_name("../x"), file_name("..")
     ('shop 2', '..%2Fx', '%2E%2E')
@@ -121,23 +121,24 @@ def file_name(spider: str) -> str:
 
 
 def redis_key(name: str, value: Any) -> str:
-    """Check a name of keys in Redis."""
+    """Check the name of the keys in Redis."""
     allowed = 'a name without braces; "%(spider)s" in it becomes the spider\'s name'
     if not isinstance(value, str) or not value or set("{}") & set(value) or looks_like_url(value):
-        # Braces would put all keys on one node of a Cluster.
+        # Braces are hash tags: they would put all keys on one node of a Cluster.
         raise _error(name, value, allowed)
     return _template(name, value, allowed)
 
 
 def _template(name: str, value: str, allowed: str) -> str:
-    """Check that nothing but the spider's name is to be put in."""
-    if "%" in _PLACEHOLDERS.sub("", value):  # not tried out: "%(spider)999999999s" takes a gigabyte
+    """Check that a template has no placeholder but the spider's name."""
+    # Formatting it as a test would be unsafe: "%(spider)999999999s" takes a gigabyte.
+    if "%" in _PLACEHOLDERS.sub("", value):
         raise _error(name, value, allowed + ', and any other "%" must be written "%%"')
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """Check a True or False, also as a text."""
+    """Check a boolean, which the command line gives as a text."""
     text = str(value).lower() if isinstance(value, (bool, int, str)) else ""
     if text not in {"true", "1", "false", "0"}:
         raise _error(name, value, "True or False")
@@ -157,19 +158,19 @@ def statuses(name: str, value: Any) -> frozenset[int]:
 
 
 def redis_url(name: str, value: Any) -> str:
-    """Check the URL of a Redis server, which a setting (or several) holds."""
+    """Check the URL of a Redis server; the name may list several settings that form it."""
     try:
         without_secrets(value if isinstance(value, str) else "")
     except ValueError as error:
-        # It may hold a password.
+        # The value may contain a password.
         raise SettingError(
-            f"{name} is not valid (its value is kept out of the log): allowed is {error}"
+            f"{name} is not valid (its value is not logged): allowed is {error}"
         ) from None
     return str(value)
 
 
 def salt(name: str, value: Any) -> bytes:
-    """Check a salt, and keep it out of the error."""
+    """Check a salt; the error never shows its value."""
     try:
         salt = bytes.fromhex(value)
     except (TypeError, ValueError):
@@ -177,7 +178,7 @@ def salt(name: str, value: Any) -> bytes:
     if len(salt) != SALT_BYTES:
         # The value is a secret: an attacker who knows it can craft colliding URLs.
         raise SettingError(
-            f"{name} is not valid (its value is kept out of the log): allowed are "
+            f"{name} is not valid (its value is not logged): allowed are "
             f"{2 * SALT_BYTES} hexadecimal digits, as from secrets.token_hex({SALT_BYTES})"
         )
     return salt
@@ -185,16 +186,16 @@ def salt(name: str, value: Any) -> bytes:
 
 def _error(name: str, value: Any, allowed: str) -> SettingError:
     if isinstance(value, str) and looks_like_url(value):
-        return SettingError(f"{name} is a URL (it is kept out of the log); allowed is {allowed}")
+        return SettingError(f"{name} is a URL (it is not logged); allowed is {allowed}")
     return SettingError(f"{name} is {shown(value)}; allowed is {allowed}")
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it: one line, not too long."""
+    """Return a value as errors show it: on one line, in at most 100 characters."""
     try:
         text = masked(repr(value))
-    except Exception:  # noqa: BLE001 - any object can be in a setting, also one with a broken repr
+    except Exception:  # noqa: BLE001 - the repr of an object in a setting may raise anything
         text = f"an object of type {type(value).__name__}"
     text = text if len(text) <= 100 else text[:97] + "..."
-    # One line, whatever a repr() of somebody's own looks like.
+    # A repr() may contain line breaks and control characters.
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

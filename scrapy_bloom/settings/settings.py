@@ -1,4 +1,4 @@
-"""The BLOOM_* settings: read, checked and explained in one place."""
+"""Read and check the BLOOM_* settings of a crawl."""
 
 import logging
 from collections.abc import Mapping
@@ -32,12 +32,14 @@ def _setting(default: Any, check: checks.Check, *, is_secret: bool = False) -> A
 class BloomSettings:
     """The settings of one crawl, checked.
 
-    Each attribute is the setting of that name with the prefix BLOOM_: see docs/settings.md.
+    Each other attribute holds the setting of the same name with the prefix BLOOM_, as described in
+    docs/settings.md.
 
     Attributes:
-        redis_url: of a "redis" backend, the URL that counts: BLOOM_REDIS_URL or scrapy-redis's.
-        redis_params: options of redis-py that go with that URL, from scrapy-redis's REDIS_PARAMS.
-        shares_queue: the queue is in Redis, too: that of CrashSafeScheduler is where its filter is.
+        redis_url: URL of the server of a "redis" backend, from BLOOM_REDIS_URL or from the settings
+            of scrapy-redis.
+        redis_params: options of redis-py for that URL, from REDIS_PARAMS of scrapy-redis.
+        shares_queue: whether CrashSafeScheduler keeps its queue in Redis, next to the filter.
     """
 
     expected_requests: int = _setting(1_000_000, checks.whole_number)
@@ -72,9 +74,9 @@ class BloomSettings:
     def from_settings(cls, settings: BaseSettings) -> "BloomSettings":
         """Read and check the BLOOM_* settings of a crawler; the command line gives strings.
 
-        A SettingError names the setting, the value and what is allowed. A name that does not exist
-        is an error, too: a typo must not pass for a default. So are settings that do not go
-        together.
+        Raises:
+            SettingError: a value is not valid, two settings do not fit together, or there is no
+                setting with the name. The message says what is allowed.
         """
         values: dict[str, Any] = {}
         for name in sorted(str(key) for key in settings):
@@ -98,7 +100,7 @@ class BloomSettings:
         return new
 
     def warn_of_unused(self, extra: Mapping[str, Any]) -> None:
-        """Warn of settings that count for a filter in Redis only, if the filter is elsewhere."""
+        """Log a warning about settings for Redis that have no effect on a filter in files."""
         unused = [
             name
             for name, setting in _SETTINGS.items()
@@ -115,18 +117,18 @@ class BloomSettings:
     def _check_together(self, job_dir: Any) -> None:
         if self.shares_queue and self.redis_on_outage == "pass":
             raise SettingError(
-                'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler keeps its queue in Redis, '
-                'too: without the server there is nothing to crawl; set it to "close"'
+                'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler keeps its queue in Redis, '
+                'too, so that there is nothing to crawl without the server; set it to "close"'
             )
         if self.redis_shards > 1 and self.backend == "redis" and not self.shares_queue:
             raise SettingError(
-                f"BLOOM_REDIS_SHARDS is {self.redis_shards}, and a filter is split only with the "
-                'queue of CrashSafeScheduler; set SCHEDULER = "scrapy_bloom.CrashSafeScheduler", '
-                "or remove BLOOM_REDIS_SHARDS"
+                f"BLOOM_REDIS_SHARDS is {self.redis_shards}, but only a filter with the queue of "
+                "CrashSafeScheduler can have several shards; set SCHEDULER = "
+                '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_REDIS_SHARDS'
             )
         if self.queue_when_empty == "wait" and not self.shares_queue:
             raise SettingError(
-                'BLOOM_QUEUE_WHEN_EMPTY is "wait", and only the workers of a shared queue can wait '
+                'BLOOM_QUEUE_WHEN_EMPTY is "wait", but only the workers of a shared queue can wait '
                 'for requests; set BLOOM_BACKEND = "redis" and SCHEDULER = '
                 '"scrapy_bloom.CrashSafeScheduler", or remove BLOOM_QUEUE_WHEN_EMPTY'
             )
@@ -141,26 +143,26 @@ class BloomSettings:
         what = 'BLOOM_RECORD_ON is "crawled", '
         if self.backend != "local":
             raise SettingError(
-                f'{what}and BLOOM_BACKEND is "{self.backend}": crawlers that share a filter have '
-                "to record what they schedule, or they would crawl the same pages; set it to "
-                '"scheduled"'
+                f'{what}but BLOOM_BACKEND is "{self.backend}": crawlers that share a filter have '
+                "to record requests when they schedule them, or several would crawl the same "
+                'page; set BLOOM_RECORD_ON = "scheduled"'
             )
         if job_dir:
             raise SettingError(
-                f"{what}and there is a JOBDIR ({job_dir}): the requests in a paused job's queue "
-                "are not recorded yet, so that the resumed run would not know them, and crawl them "
-                "again wherever it finds a link; remove JOBDIR (runs that share a BLOOM_DIR go on "
-                'without one), or set BLOOM_RECORD_ON = "scheduled"'
+                f"{what}but there is a JOBDIR ({job_dir}): the filter does not have the requests "
+                "in a paused job's queue yet, so the resumed run would crawl them again where it "
+                "finds a link to them; remove JOBDIR (runs that share a BLOOM_DIR do not need it), "
+                'or set BLOOM_RECORD_ON = "scheduled"'
             )
         if self.dir is None:
             raise SettingError(
-                f"{what}and there is no BLOOM_DIR: nothing would be kept for later runs; set "
-                "BLOOM_DIR to a directory that they share"
+                f"{what}but there is no BLOOM_DIR, so later runs would not have the filter; set "
+                "BLOOM_DIR to a directory that the runs share"
             )
 
     @property
     def policy(self) -> Policy:
-        """Return how large the filter is, and when it grows and forgets."""
+        """Size, growth and expiry of the filter."""
         return Policy(
             expected=self.expected_requests,
             error_rate=self.error_rate,
@@ -170,7 +172,7 @@ class BloomSettings:
 
     def redis_server(self) -> "RedisServer":
         """Return a connection to the server of the filter, not opened yet."""
-        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - for those who use it
+        from scrapy_bloom.redis.connection.server import RedisServer  # noqa: PLC0415 - imports redis
 
         assert self.redis_url is not None
         return RedisServer(
@@ -183,29 +185,31 @@ class BloomSettings:
 
     @property
     def outlives_the_run(self) -> bool:
-        """Return whether later crawls find the filter, wherever the queue of this one is."""
+        """Whether later crawls use the same filter, even with another queue."""
         if self.backend == "redis":
             return not self.redis_flush
         return self.dir is not None
 
     def directory(self, job_dir: str | None, spider: str) -> Path | None:
-        """Return the directory of the filter's files: BLOOM_DIR, else `bloom` in the job directory.
+        """Return the directory of the filter's files: BLOOM_DIR, or `bloom` in the job directory.
 
-        None if there is neither: the filter stays in memory. It is absolute, so that a spider may
-        change the working directory. Raises a SettingError if BLOOM_DIR begins with "~name", and
-        there is no such user.
+        Returns:
+            An absolute path, so that a spider may change the working directory. None if there is
+            neither directory, so that the filter stays in memory.
+
+        Raises:
+            SettingError: BLOOM_DIR begins with "~name", and there is no such user.
         """
         if self.dir is not None:
             path = Path(self.dir % {"spider": checks.file_name(spider)})
-            if not self.dir.startswith("~"):  # a spider's name, or what stands behind "./"
+            if not self.dir.startswith("~"):  # the spider's name may begin with "~"
                 return path.absolute()
             try:
                 return path.expanduser().absolute()
             except RuntimeError:
                 raise SettingError(
-                    f"BLOOM_DIR is {checks.shown(self.dir)}, and there is no such home directory; "
-                    'allowed is the path of a directory: write "./~..." for one whose name begins '
-                    'with "~"'
+                    f"BLOOM_DIR is {checks.shown(self.dir)}, but there is no such home directory; "
+                    'allowed is the path of a directory: write "./~..." if its name begins with "~"'
                 ) from None
         return Path(job_dir, "bloom").absolute() if job_dir else None
 
@@ -222,14 +226,14 @@ def _checked(name: str, value: Any) -> Any:
     if setting is None:
         raise SettingError(_unknown(name))
     try:
-        # The command line can't say None otherwise.
+        # An empty text is the only way to write None on the command line.
         if setting.default is None and (value is None or (isinstance(value, str) and not value)):
             return None
         return setting.metadata["check"](name, value)
     except SettingError:
         raise
-    except Exception as error:  # noqa: BLE001 - any object can be in a setting, also a broken one
-        # Without the value: it may be a secret.
+    except Exception as error:  # noqa: BLE001 - the object in a setting may raise anything
+        # Without the value, which may be a secret.
         raise SettingError(
             f"{name} is of type {type(value).__name__} and cannot be read "
             f"({type(error).__name__}); allowed is a plain value"
@@ -237,7 +241,7 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def _unknown(name: str) -> str:
-    import difflib  # noqa: PLC0415 - for a typo, and not in every crawl
+    import difflib  # noqa: PLC0415 - only a typo needs it
 
     close = difflib.get_close_matches(name, _SETTINGS, n=1, cutoff=0.8)
     hint = f"did you mean {close[0]}?" if close else "known are " + ", ".join(_SETTINGS)
@@ -245,10 +249,10 @@ def _unknown(name: str) -> str:
 
 
 def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
-    """Return the URL of scrapy-redis's server, and the options of redis-py that go with it.
+    """Return the URL of scrapy-redis's server, and the options of redis-py for it.
 
-    They are made of REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
-    SettingError if these are not valid.
+    The function reads REDIS_URL, REDIS_HOST, REDIS_PORT, REDIS_DB and REDIS_PARAMS. Raises a
+    SettingError if a value is not valid.
     """
     params = _params(settings)
     for name in ("url", "host", "port", "db"):
@@ -267,16 +271,17 @@ def scrapy_redis_url(settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
 
 
 def url_with_login(url: str, settings: BaseSettings) -> tuple[str, Mapping[str, Any]]:
-    """Return a command's URL with the login that the settings have for the same server.
+    """Return the URL of a command with the login from the settings for the same server.
 
-    Without a BLOOM_REDIS_URL, REDIS_PARAMS counts for any server: the second is redis-py's options
-    in it that do not name a server. Raises a SettingError if it is not valid.
+    The second value has the options of redis-py from REDIS_PARAMS that do not name a server. They
+    apply to any server, unless BLOOM_REDIS_URL is set. Raises a SettingError if REDIS_PARAMS is not
+    valid.
     """
     own = settings.get("BLOOM_REDIS_URL")
     params = {} if own else _params(settings)
     for name in ("url", "host", "port", "db", "unix_socket_path", "ssl"):
         params.pop(name, None)
-    with suppress(ValueError):  # settings that are not valid, and do not count here
+    with suppress(ValueError):  # a URL in the settings that is not valid has no login to add
         url = with_login_of(url, own or scrapy_redis_url(settings)[0])
     return url, params
 

@@ -1,16 +1,11 @@
 """The figures that a report is made of: what a filter will hold, and how its bits are spread."""
 
-from contextlib import closing
-from pathlib import Path
-
 import pytest
 
-from scrapy_bloom.analysis.report import after, count_bits, course, grown
+from scrapy_bloom.analysis.report import after, course, grown
 from scrapy_bloom.files.backend import LocalBackend
-from scrapy_bloom.files.directory import FilterReader
-from scrapy_bloom.generations.backend import FilterStatus, any_errs
 from scrapy_bloom.generations.policy import Generation, Policy
-from tests.support.reports import made, make
+from tests.support.reports import make
 
 
 def figures(backend: LocalBackend) -> list[tuple[object, ...]]:
@@ -88,21 +83,3 @@ class TestForecast:
         policy = Policy(expected=1000, error_rate=1e-4)
         later = grown(generations(make(None, 10, capacity=1000, error_rate=1e-4)), policy, 10**6)
         assert 5e-5 < after(later, 10**6).error_rate <= 1e-4
-
-
-def test_rates_add_up_as_a_status_says() -> None:
-    status = make(None, 3000, on_full="warn", capacity=100, error_rate=0.1).status()
-    again = FilterStatus(location="", generations=[], error_rate=0.1)
-    assert any_errs([]) == again.error_rate_now == 0
-    assert any_errs([status.error_rate_now]) == pytest.approx(status.error_rate_now)
-    assert any_errs([1.0, 0.5]) == pytest.approx(1)
-
-
-def test_a_generation_is_measured_as_the_filter_measures_itself(tmp_path: Path) -> None:
-    made(tmp_path, 15_000)
-    with closing(FilterReader(tmp_path)) as reader:
-        (file,) = reader.files
-        ((_, contents),) = count_bits(reader.generations, reader.block_fills(), lambda _: None)
-        assert contents.fill_ratio == file.filter.fill_ratio
-        assert contents.error_rate == file.filter.estimated_error_rate
-        assert contents.requests == file.filter.approximate_count

@@ -101,6 +101,18 @@ def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -
     assert added(wide) == paths(-5, 7)
 
 
+def test_more_than_a_host_may_have(wide: Site, tmp_path: Path) -> None:
+    crawl = SharedCrawl(wide, tmp_path, BLOOM_MAX_PAGES_PER_SLOT=30)
+    crawl.finish(crawl.start())
+    options = ["-sBLOOM_MAX_PAGES_PER_SLOT=30", f"-sSCHEDULER={SAFE['SCHEDULER']}"]
+    _, known = crawled(wide)
+    arguments = ("add", *place(crawl), *options, known, *urls(wide, 1, 2), "http://a.example")
+    ran = bloom(*arguments, "--json", cwd=tmp_path).json
+    assert (ran["read"], ran["new"], ran["duplicate"], ran["dropped"]) == (4, 1, 1, 2)
+    ran = bloom(*arguments, cwd=tmp_path).out
+    assert "Over the limit of their host (BLOOM_MAX_PAGES_PER_SLOT), left out: 2" in ran
+
+
 def test_during_an_outage_of_the_server(wide: Site, tmp_path: Path) -> None:
     server = servers.Server("valkey", "--appendonly", "yes", "--appendfsync", "always")
     try:
@@ -198,7 +210,7 @@ def test_a_callback_that_the_spider_lacks(tree: Site, tmp_path: Path) -> None:
     bloom("add", "job", *urls(tree, 1), "--callback", "gone", cwd=tmp_path)
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
-    assert "A request of the job cannot be deserialized, and is left in " in error
+    assert "A request of the job cannot be deserialized, and stays in " in error
     code = "\nLinkSpider.gone = LinkSpider.parse\n"
     spider = spider_with(tmp_path, code)
     Crawl.finished(tree.url, tmp_path, settings, spider=spider)
@@ -213,7 +225,7 @@ def test_a_file_that_is_damaged(tree: Site, tmp_path: Path) -> None:
     file.write_bytes(pickle.dumps({"requests": [Request("https://a.example")]}))
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (error,) = crawl.told("ERROR")
-    assert "cannot be read, and are not crawled. It was renamed to " in error
+    assert "cannot be read, and are not crawled. The file was renamed to " in error
 
 
 def test_the_callback_is_one_of_the_spider(tmp_path: Path) -> None:

@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from scrapy_bloom.queues.batch import serialized
-from scrapy_bloom.queues.shared import Member
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.cli import bloom
-from tests.support.request_queues import NAMES, InRedis, push
+from tests.support.request_queues import NAMES
 from tests.support.workspace import fingerprints, make_queue, shared_filter, urls
 
 
@@ -69,25 +67,3 @@ def test_nothing_stays_of_a_filter_that_was_reset(
     assert bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).status == 0
     assert not server.client.keys(f"*{key}*")
     assert "has no filter" in bloom("reset", server.url, "--key", key, "--yes", cwd=tmp_path).error
-
-
-def test_dead_requests_are_shown_and_crawled_again(
-    key: str, server: servers.Server, tmp_path: Path
-) -> None:
-    shared = InRedis("valkey", key)
-    push(shared.open(), "a")
-    (member,) = server.client.zrange(shared.keys["pending"], 0, -1)
-    data = Member.parsed(member).data
-    new = member.removesuffix(data) + serialized({"url": "https://shop.example/dead"})
-    server.client.zrem(shared.keys["pending"], member)
-    server.client.zadd(shared.keys["dead"], {new: 0})
-    place = (server.url, "--key", key)
-    queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
-    assert (queue["pending"], queue["dead"]) == (0, ["https://shop.example/dead"])
-    assert "1 dead: https://shop.example/dead" in bloom("info", *place, cwd=tmp_path).out
-    assert "Nobody can be asked" in bloom("queue", *place, "--requeue", cwd=tmp_path).error
-    ran = bloom("queue", *place, "--requeue", "--yes", cwd=tmp_path)
-    assert "1 dead letter of " in ran.out
-    assert (shared.state().dead, shared.state().pending) == (0, 1)
-    assert bloom("queue", *place, "--dead", "--requeue", cwd=tmp_path).status == 2
-    shared.end()

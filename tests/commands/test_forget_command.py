@@ -122,36 +122,3 @@ def test_a_page_that_is_gone_has_not_failed(
     site.answers["/3"] = [404]
     none = {**settings, "BLOOM_DONE_STATUSES": ""}
     assert [set(crawled(site, tmp_path, none)) for _ in range(2)] == [{"/3"}, {"/3"}]
-
-
-def test_a_run_that_is_killed_leaves_it_forgotten(site: ScriptedSite, tmp_path: Path) -> None:
-    """With BLOOM_RECORD_ON = "crawled", it is recorded once it was crawled."""
-    settings = {"BLOOM_DIR": "filter", "BLOOM_RECORD_ON": "crawled"}
-    crawled(site, tmp_path, settings)
-    bloom("forget", "filter", f"{site.url}0", f"{site.url}1", cwd=tmp_path)
-    site.forget()
-    run = Crawl.held(site, 1, tmp_path, {**OPTIONS, **settings}, spider=FAILING_SPIDER)
-    run.wait_until(lambda: site.under_way == 2)  # "/0" and "/1"
-    run.kill()
-    assert crawled(site, tmp_path, settings) == {"/0": 1, "/1": 1}
-    assert crawled(site, tmp_path, settings) == {}
-
-
-def test_redirects_share_the_fate_of_their_target_across_a_pause(tmp_path: Path) -> None:
-    """One was queued before the pause; of the other, the target was."""
-    site = ScriptedSite({"/": [("/0", "/moved", "/dead")], "/0": [("/late", "/1")]})
-    site.answers |= {"/moved": ["/target"], "/target": [500], "/late": ["/dead"], "/dead": [500]}
-    settings = {**OPTIONS, "JOBDIR": "job", "BLOOM_FORGET_FAILED": True, "CONCURRENT_REQUESTS": 1}
-    try:
-        run = Crawl.held(site, 1, tmp_path, settings, spider=FAILING_SPIDER)
-        run.interrupt()
-        assert not {"/moved", "/dead"} <= set(site.hits), run.output
-        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
-        assert run.finish() == 0, run.output
-        site.forget()
-        site.answers = {"/": [("/0", "/moved", "/dead", "/late", "/target")]}
-        run = Crawl(site.url, tmp_path, settings, spider=FAILING_SPIDER)
-        assert run.finish() == 0, run.output
-        assert set(site.hits) == {"/", "/moved", "/target", "/late", "/dead"}
-    finally:
-        site.end()

@@ -9,17 +9,15 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.redis.connection.server import RedisServer
 from tests.support import servers
 from tests.support.backends import redis_backend
-from tests.support.cli import bloom, scrapy
+from tests.support.cli import bloom
 from tests.support.request_queues import begun
 from tests.support.workspace import (
     FINGERPRINTER,
     SALT,
     fingerprints,
-    in_redis,
     make_filter,
     make_queue,
     urls,
-    write_urls,
 )
 
 DAY = 24 * 3600.0
@@ -121,61 +119,3 @@ def test_one_shape_of_the_json(tmp_path: Path) -> None:
         else:
             assert figures["queue"] is None
     assert len({frozenset(each) for each in shapes}) == len(of_queues) == len(of_generations) == 1
-
-
-def test_where_a_filter_went(tmp_path: Path) -> None:
-    """Each command says its directory."""
-    write_urls(tmp_path / "urls.txt", urls(range(5)))
-    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
-    for command in (
-        ("import", "urls.txt", "one"),
-        ("import", "urls.txt", "one"),
-        ("import", "one", "two"),
-        ("merge", "one", "-o", "three", "one"),
-    ):
-        target = command[-1] if command[0] == "import" else "three"
-        assert bloom(*command, "--json", cwd=tmp_path).json["destination"] == target
-    assert bloom("push", "one", url, "--key", key, cwd=tmp_path).status == 0
-    pulled = bloom("pull", url, "four", "--key", key, "--json", cwd=tmp_path).json
-    assert (pulled["destination"], pulled["queue"]) == ("four", None)
-
-
-SPIDER = """
-import scrapy
-
-class Spider(scrapy.Spider):
-    name = "own"
-    custom_settings = {settings}
-    start_urls = ["data:,"]
-
-    def parse(self, response):
-        pass
-"""
-
-
-@pytest.mark.parametrize("on_full", ["grow", "warn", "close"])
-@pytest.mark.parametrize("place", ["files", "redis"])
-def test_the_error_rate_that_a_spider_asked_for(place: str, on_full: str, tmp_path: Path) -> None:
-    """Though `info` and `report` know nothing of its settings, and the filter was copied."""
-    url, key = servers.shared("valkey").url, f"{tmp_path.name}:bloom"
-    settings = {
-        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
-        "BLOOM_EXPECTED_REQUESTS": 1000,
-        "BLOOM_ERROR_RATE": 3e-5,
-        "BLOOM_ON_FULL": on_full,
-        **({"BLOOM_DIR": "filter"} if place == "files" else in_redis(key)),
-    }
-    (tmp_path / "own.py").write_text(SPIDER.format(settings=settings))
-    crawl = scrapy("runspider", "own.py", cwd=tmp_path)
-    assert crawl.status == 0, crawl
-    if place == "files":
-        places = [["filter"], [url, "--key", key], ["copy"]]
-        assert bloom("push", "filter", url, "--key", key, cwd=tmp_path).status == 0
-        assert bloom("pull", url, "copy", "--key", key, cwd=tmp_path).status == 0
-    else:
-        places = [[url, "--key", key]]
-    for where in places:
-        figures = bloom("info", *where, "--json", cwd=tmp_path).json
-        assert figures["error_rate_asked"] == 3e-5, where
-        assert bloom("report", *where, "-o", "page.html", "--overwrite", cwd=tmp_path).status == 0
-        assert "asked for: 3e-5" in (tmp_path / "page.html").read_text()

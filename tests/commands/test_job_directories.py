@@ -7,7 +7,7 @@ import pytest
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
 from tests.support.sites import Site
-from tests.support.workspace import fingerprints, make_filter, urls, write_urls
+from tests.support.workspace import write_urls
 
 SAFE = "scrapy_bloom.CrashSafeScheduler"
 SCRAPYS = "scrapy.core.scheduler.Scheduler"
@@ -35,14 +35,3 @@ def test_import_into_a_job_that_was_reset(scheduler: str, tree: Site, tmp_path: 
     assert set(tree.hits) == {"/p/0"}  # the start page, which is not filtered
     for command in (("info", "job"), ("check", "job", "urls.txt"), ("reset", "job", "--yes")):
         assert bloom(*command, cwd=tmp_path).status == 0, command
-
-
-def test_merge_into_a_job_that_was_reset(tree: Site, tmp_path: Path) -> None:
-    settings = reset_job(tree, tmp_path, SAFE)
-    for name in ("a", "b"):
-        make_filter(tmp_path / name, fingerprints(urls(range(10))), salt=bytes(16))
-    ran = bloom("merge", "a", "b", "-o", "job", cwd=tmp_path)
-    assert ran.status == 0, ran
-    assert not list((tmp_path / "job").glob("*.bloom"))
-    assert Crawl(tree.url, tmp_path, settings).finish() == 0
-    assert bloom("info", "job", "--json", cwd=tmp_path).json["recorded"] > 10

@@ -53,14 +53,3 @@ def test_after_a_pause_also_where_nothing_may_be_written(tree: Site, tmp_path: P
     finally:
         for path in (job, *job.rglob("*")):
             path.chmod(0o755)
-
-
-def test_while_a_crawl_runs(tree: Site, tmp_path: Path) -> None:
-    crawl = crawled_for_a_while(tree, tmp_path)
-    assert waiting(tmp_path) > 0
-    assert crawl.running()
-    tree.release()
-    assert crawl.finish() == 0
-    assert len(tree.hits) == 150
-    assert waiting(tmp_path) == 0
-    assert not list((tmp_path / "job").glob("requests.sqlite-*"))

@@ -52,7 +52,7 @@ def test_who_has_taken_how_much(
     assert [each["is_alive"] for each in queue["workers"]] == [True]
     assert queue["workers"][0]["name"].endswith(f":{crawl.pid}")
     assert queue["done_per_second"] >= 0
-    assert "a second" in bloom("info", *place, cwd=tmp_path).out
+    assert "per second" in bloom("info", *place, cwd=tmp_path).out
     tree.release()
     assert crawl.finish() == 0
     queue = bloom("info", *place, "--json", cwd=tmp_path).json["queue"]
@@ -95,7 +95,7 @@ def test_reset_of_the_queue_keeps_the_filter(
     before = bloom("info", *place, "--json", cwd=tmp_path).json
     late = Crawl(tree.url, tmp_path, settings(key))
     assert late.finish() == 0
-    assert "nothing is left of it" in late.output
+    assert "this worker has nothing to do" in late.output
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
     after = bloom("info", *place, "--json", cwd=tmp_path).json

@@ -5,19 +5,16 @@ import gzip
 import json
 import os
 import select
-import signal
 import subprocess
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 from test_import_trouble import peak_bytes
 
-from scrapy_bloom.commands.shared.lists import UrlList, _elements
+from scrapy_bloom.commands.shared.lists import _elements
 from scrapy_bloom.exceptions import StorageError
-from tests.support import servers
-from tests.support.cli import SCRAPY, UNMEASURED, bloom
+from tests.support.cli import SCRAPY, bloom
 from tests.support.workspace import fingerprints, make_filter, urls, write_urls
 
 FEED_SPIDER = """
@@ -132,26 +129,6 @@ def test_a_record_over_many_lines_takes_little_memory(
     assert peak < 400_000_000
 
 
-def test_a_list_that_begins_with_a_comment(tmp_path: Path) -> None:
-    for number, begin in enumerate(("# my list\n", "\n  # my list\n#\n", f"#{20_000 * 'x'}\n")):
-        (tmp_path / "list").write_text(f"{begin}https://shop.example/1\n")
-        ran = bloom("import", "list", f"new{number}", "--json", cwd=tmp_path)
-        assert (ran.status, ran.json["read"]) == (0, 1)
-    (tmp_path / "script").write_text("#!/bin/sh\nset -eu\n")
-    assert "script, line 2: Missing scheme" in bloom("import", "script", "x", cwd=tmp_path).error
-
-
-def test_a_byte_order_mark_before_json_lines(tmp_path: Path) -> None:
-    line = '{"url": "https://shop.example/1"}\n'
-    (tmp_path / "lines").write_text(line, "utf-8-sig")
-    (tmp_path / "array").write_text(f"[{line}]", "utf-8-sig")
-    for name in ("lines", "array"):
-        ran = bloom("import", name, f"from-{name}", "--json", cwd=tmp_path)
-        assert (ran.status, ran.json["read"]) == (0, 1)
-        text = (tmp_path / name).read_text()
-        assert bloom("check", f"from-{name}", "-", cwd=tmp_path, stdin=text).status == 0
-
-
 def test_a_table_with_long_cells(tmp_path: Path) -> None:
     with (tmp_path / "pages.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -159,56 +136,6 @@ def test_a_table_with_long_cells(tmp_path: Path) -> None:
         writer.writerows([300_000 * "x\n", url] for url in urls(range(5)))
     ran = bloom("import", "pages.csv", "new", "--json", cwd=tmp_path)
     assert (ran.status, ran.json["read"], ran.err) == (0, 5, "")
-
-
-@pytest.mark.parametrize("name", ["x.txt", "x.jl", "x.csv", "x.json"])
-def test_what_is_handed_on_at_once_is_little(name: str, tmp_path: Path) -> None:
-    """Wherever blocks end, within a record too."""
-    objects = [json.dumps({"page": "x\n" * 9, "url": url}) for url in urls(range(100_000))]
-    text = {
-        "x.txt": "\n".join(urls(range(100_000))),
-        "x.jl": "\n".join(objects),
-        "x.csv": "page,url\n" + "\n".join(f'"x\n\n",{url}' for url in urls(range(100_000))),
-        "x.json": "[" + ",".join(objects) + "]",
-    }[name]
-    (tmp_path / name).write_text(text)
-    sizes = [len(batch) for batch in UrlList(tmp_path / name, str.encode).batches()]
-    assert sum(sizes) == 100_000
-    assert max(sizes) <= 1000
-
-
-DATA_SPIDER = """
-import scrapy
-class Data(scrapy.Spider):
-    name = "data"
-    start_urls = ["data:,x"]
-    custom_settings = {
-        "DUPEFILTER_CLASS": "scrapy_bloom.BloomDupeFilter",
-        "BLOOM_DIR": "kept",
-        "LOG_ENABLED": False,
-    }
-    def parse(self, response):
-        for url in ("data:text/html,one", "data:text/html,two"):
-            yield scrapy.Request(url, self.note)
-    def note(self, response):
-        print(response.url)
-"""
-
-
-def test_data_urls(tmp_path: Path) -> None:
-    """Scrapy crawls them."""
-    (tmp_path / "data.py").write_text(DATA_SPIDER)
-    (tmp_path / "urls.txt").write_text("data:text/html,one\n")
-    ran = bloom("import", "urls.txt", "kept", "--json", cwd=tmp_path)
-    assert (ran.status, ran.json["read"]) == (0, 1)
-    command = [SCRAPY, "runspider", "data.py"]
-    crawl = subprocess.run(command, cwd=tmp_path, check=True, timeout=60, capture_output=True)
-    assert crawl.stdout == b"data:text/html,two\n"
-    three = "data:text/html,one\ndata:text/html,two\ndata:text/html,three\n"
-    ran = bloom("check", "kept", "-", cwd=tmp_path, stdin=three)
-    assert ran.out.split() == ["data:text/html,three"]
-    ran = bloom("forget", "kept", "data:text/html,two", "--json", cwd=tmp_path)
-    assert ran.json["forgotten"] == 1
 
 
 FORMS: dict[str, tuple[str, Callable[[str], str]]] = {
@@ -278,35 +205,6 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path) -> None:
             assert sorted(tmp_path.rglob("*")) == before
 
 
-def importing(source: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [SCRAPY, "bloom", "import", source, "new"],
-        cwd=cwd,
-        env=UNMEASURED,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell that starts us in the background lets us ignore it, and so would it.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
-    )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    servers.wait_for(condition, lambda: "it does not happen")
-
-
-def test_an_interrupted_import_leaves_nothing_before_it_has_recorded(tmp_path: Path) -> None:
-    """Its pipe gives one URL, and no batch ends."""
-    os.mkfifo(tmp_path / "fifo")
-    with importing("fifo", tmp_path) as process, (tmp_path / "fifo").open("w") as file:
-        file.write("https://shop.example/1\n")
-        file.flush()
-        until(lambda: any((tmp_path / "new").glob("*.bloom")))
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert "interrupted" in err
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
     """Repeated, a command goes on; what it cannot do any more is an error."""
     write_urls(tmp_path / "urls.txt", urls(range(10)))
@@ -324,21 +222,6 @@ def test_a_size_for_a_filter_that_is_there(tmp_path: Path) -> None:
             assert ran.status == 2, ran
             assert told in ran.err
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
-
-
-def test_the_key_of_a_source_that_is_a_file(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", urls(range(10)))
-    ran = bloom("import", "urls.txt", "new", "--source-key", "shop:dupefilter", cwd=tmp_path)
-    assert ran.status == 2
-    assert "--source-key names a set in Redis" in ran.err
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_long_url_is_not_repeated_in_the_error(tmp_path: Path) -> None:
-    write_urls(tmp_path / "urls.txt", [*urls([1]), f"https://\u2100{100_000 * 'x'}/"])
-    ran = bloom("import", "urls.txt", "new", cwd=tmp_path)
-    assert "the first: line 2: " in ran.error
-    assert len(ran.error) < 500
 
 
 # Pipes.
@@ -376,14 +259,6 @@ def test_a_pipe_among_the_files_of_a_job(command: str, name: str, tmp_path: Path
     else:
         assert name not in {"bloom/generation-0001.bloom", "bloom/forgotten.sqlite"}
     assert pipe.is_fifo()
-
-
-def test_a_job_whose_requests_seen_is_a_pipe(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    os.mkfifo(tmp_path / "job/requests.seen")
-    ran = bloom("import", "job", "new", cwd=tmp_path, limit=30)
-    assert "job/requests.seen is a pipe" in ran.error
-    assert not (tmp_path / "new").exists()
 
 
 def test_blocks_of_an_array() -> None:

@@ -152,12 +152,3 @@ def test_a_job_without_a_readable_queue_is_refused(
     assert database.read_bytes() == before
     database.rename(tmp_path / "away")
     assert bloom("push", "job", server.url, "--key", key, cwd=tmp_path).status == 0
-
-
-def test_a_pull_is_refused_while_workers_use_the_queue(
-    key: str, server: servers.Server, tree: Site, tmp_path: Path
-) -> None:
-    crawl = Crawl.held(tree, 30, tmp_path, shared(key))
-    ran = bloom("pull", server.url, "job/bloom", "--key", key, cwd=tmp_path)
-    assert "workers use the queue" in ran.error
-    crawl.interrupt()

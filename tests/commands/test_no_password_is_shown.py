@@ -39,7 +39,7 @@ def test_in_a_wrong_setting(name: str, url: str, tree: Site, tmp_path: Path) -> 
     crawl = Crawl(tree.url, tmp_path, settings)
     assert crawl.finish() != 0
     (line,) = crawl.told("ERROR")
-    assert f"{name} is a URL (it is kept out of the log)" in line
+    assert f"{name} is a URL (it is not logged)" in line
     assert SECRET not in crawl.output
     assert not tree.hits
     assert SECRET not in "".join(str(each) for each in tmp_path.rglob("*"))

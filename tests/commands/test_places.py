@@ -129,30 +129,6 @@ def test_a_password_among_the_options_of_a_url_is_never_printed(
     assert bloom(*commands[0], cwd=tmp_path).json["source"] == f"{locked.url}?***"
 
 
-def test_the_commands_use_what_redis_params_say(locked: servers.Server, tmp_path: Path) -> None:
-    """As a crawl does: for what the URL does not say, unless BLOOM_REDIS_URL counts alone."""
-    make_filter(tmp_path / "filter", fingerprints(urls(range(9))))
-    write_urls(tmp_path / "urls.txt", urls(range(5)))
-    project = start_project(tmp_path / "work")
-    with (project / "shopping/settings.py").open("a") as file:
-        file.write(f"\nREDIS_PARAMS = {{'password': '{SECRET}', 'db': 7, 'host': 'nowhere'}}\n")
-    key = ("--key", "told:bloom")
-    for command in (
-        ("push", tmp_path / "filter", locked.url, *key),
-        ("info", locked.url, *key),
-        ("check", locked.url, tmp_path / "urls.txt", *key),
-        ("import", tmp_path / "urls.txt", locked.url, *key),
-        ("pull", locked.url, "pulled", *key),
-        ("reset", locked.url, *key, "--yes"),
-    ):
-        ran = bloom(*command, cwd=project)
-        assert ran.status == 0, (command, ran)
-    said = locked.url.replace("//", "//:wrong@")
-    assert "invalid username-password pair" in bloom("info", said, *key, cwd=project).error
-    alone = ("-s", f"BLOOM_REDIS_URL={locked.url}")
-    assert "Authentication required" in bloom("info", locked.url, *key, *alone, cwd=project).error
-
-
 EACH_COMMAND = [
     ("push", "filter", "URL"),
     ("info", "URL"),

@@ -10,7 +10,7 @@ import pytest
 from scrapy_bloom.job.paths import DATABASE
 from scrapy_bloom.queues.batch import Found, serialized
 from tests.support.cli import bloom
-from tests.support.request_queues import InFile, InRedis, find, take
+from tests.support.request_queues import InFile, InRedis, find, leave_dead_letter, take
 
 HOSTILE = "a.example\x1b[2J"
 
@@ -70,7 +70,7 @@ def test_what_is_pending_and_what_comes_next(place: tuple[str, ...], tmp_path: P
 def test_the_output_for_people(place: tuple[str, ...], tmp_path: Path) -> None:
     ran = bloom("queue", *place, cwd=tmp_path)
     assert ran.status == 0
-    assert "24 pending, 0 in flight, 0 dead" in ran.out
+    assert "24 pending, 0 in flight" in ran.out
     assert r"a.example\x1b[2J" in ran.out
     assert "\x1b" not in ran.out
     assert ran.out.count("https://b.example/") == 10 - 3 - 1
@@ -109,18 +109,13 @@ def test_a_host_is_dropped(place: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["a job", "redis"])
 def test_dead_letters_are_shown_and_dropped(kind: str, tmp_path: Path) -> None:
     there = InFile(tmp_path) if kind == "a job" else InRedis("valkey", str(tmp_path))
-    store = there.open()
-    find(store, found("deadly.example", 1))
-    for _ in range(4):
-        assert take(store) or store.take_suspect()
-        there.die(store)
-        store = there.open()
-    assert take(store) is None
-    there.leave(store)
+    leave_dead_letter(there, found("deadly.example", 1))
     arguments = (str(tmp_path / "queue"),) if kind == "a job" else (there.url, "--key", there.key)
     for each in ("--requeue", "--drop"):
         ran = bloom("queue", *arguments, each, "--json", cwd=tmp_path)
         assert "they show nothing: leave --dead and --json out" in ran.err
+    assert "1 dead: https://deadly.example/1" in bloom("info", *arguments, cwd=tmp_path).out
+    assert "Nobody can be asked" in bloom("queue", *arguments, "--requeue", cwd=tmp_path).error
     dead = bloom("queue", *arguments, "--dead", "--json", cwd=tmp_path).json["dead"]
     assert [each["reason"] for each in dead] == [
         "was in flight in four processes that died, the last time alone"

@@ -15,7 +15,6 @@ from tests.support.workspace import (
     fingerprints,
     make_filter,
     shared_filter,
-    start_project,
     urls,
 )
 
@@ -80,16 +79,3 @@ def test_reset_in_redis(server: servers.Server, tmp_path: Path) -> None:
     other.close()
     error = bloom("reset", server.url, "--key", "nothing", "--yes", cwd=tmp_path).error
     assert "has no filter" in error
-
-
-def test_the_spiders_own_key(server: servers.Server, tmp_path: Path) -> None:
-    project = start_project(tmp_path / "work")
-    (project / "shopping/spiders/shop.py").write_text(
-        "import scrapy\n"
-        "class Shop(scrapy.Spider):\n"
-        f"    name = {tmp_path.name!r}\n"
-        "    custom_settings = {'BLOOM_REDIS_KEY': 'mine:%(spider)s'}\n"
-    )
-    shared_filter(server, f"mine:{tmp_path.name}", fingerprints(urls(range(10))))
-    ran = bloom("info", server.url, "--spider", tmp_path.name, "--json", cwd=project)
-    assert ran.json["recorded"] == 10

@@ -133,7 +133,7 @@ def test_no_room_for_the_filter(site: Site, tmp_path: Path) -> None:
     limit = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh"]  # blocks of 512 bytes
     (tmp_path / "job").mkdir()
     line = refused(site, tmp_path, {"BLOOM_EXPECTED_REQUESTS": 10_000_000}, prefix=limit)
-    assert "the filter takes 56,111,104 bytes: make room" in line
+    assert "the file takes 56,111,104 bytes: free some space" in line
     assert "lower BLOOM_EXPECTED_REQUESTS" in line
     assert not [path for path in (tmp_path / "job/bloom").iterdir() if path.name != "lock"]
 

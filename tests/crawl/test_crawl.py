@@ -202,7 +202,7 @@ def test_keep_ends_although_the_queue_is_broken(tree: Site, tmp_path: Path) -> N
     settings = {**JOB, "BLOOM_ON_UNCLEAN_SHUTDOWN": "keep"}
     crawl = Crawl.finished(tree.url, tmp_path, settings)
     (warning,) = crawl.told("WARNING")
-    assert "Scrapy's queue would fail now; it was set aside" in warning
+    assert "Scrapy's queue is unusable; it was set aside" in warning
     assert not crawl.lines("ERROR")
 
 
@@ -232,7 +232,7 @@ def test_bloom_dir_without_jobdir_is_kept_after_a_kill(tree: Site, tmp_path: Pat
     crawl = Crawl.finished(tree.url, tmp_path, {"BLOOM_DIR": "kept"})
     assert set(tree.hits) == {"/p/0"}
     (warning,) = crawl.lines("WARNING")
-    assert "What was recorded is kept" in warning
+    assert "The filter keeps the recorded requests" in warning
 
 
 def test_a_crawl_without_directory_keeps_the_filter_in_memory(tree: Site, tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     (later / "sitecustomize.py").write_text(LATER)
     crawl = Crawl.finished(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={later}"))
     assert len(tree.hits) == PAGES
-    assert "are forgotten: generation" in crawl.output
+    assert "have expired, with generation" in crawl.output
     expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
     assert expired
     assert int(expired[1]) >= PAGES - 1

@@ -130,7 +130,7 @@ def test_a_run_that_was_killed_leaves_the_rest_to_the_next_one(shop: Shop, tmp_p
     second = run(shop, tmp_path, settings)
     assert shop.count(DETAILS) == dict.fromkeys(DETAILS - crawled, 1)
     (warning,) = second.told("WARNING")
-    assert "What it had crawled is kept" in warning
+    assert "The filter keeps the requests that were crawled" in warning
 
 
 def lines(path: Path) -> list[str]:

@@ -255,6 +255,6 @@ def test_after_a_failure_it_goes_on(endless: Site, tmp_path: Path) -> None:
     crawl.wait_until(lambda: bool(figures(crawl.output)))
     assert crawl.interrupt() == 0
     (error,) = crawl.lines("ERROR")
-    assert "The Bloom filter failed on its figures: they are left out of the log" in error
+    assert "The Bloom filter failed on its figures: the log lacks them" in error
     assert "OSError: no room" in crawl.output
     assert checked(crawl.output)[0].recorded >= 100

@@ -23,7 +23,7 @@ from scrapy_bloom.queues.sqlite import RequestDatabase
 from tests.support.backends import local_backend
 
 SEED = 2026
-NEXT_STEPS = "it was left as it is: restore it from a backup, or move it away"
+NEXT_STEPS = "it was left as it is: restore it from a backup, or move "
 RECORDED = [b"page %d" % number for number in range(90)]
 ABSENT = [b"other %d" % number for number in range(200)]
 
@@ -150,12 +150,12 @@ def test_truncated_files_are_refused(directory: Path, options: dict[str, object]
             os.truncate(path, length)
             what = f"seed {SEED}, cut off after {length}"
             message = check_refused(lambda: make(directory, **options), path, what)
-            assert "is cut off" in message or "promises" in message
+            assert "is cut off" in message or "its header says" in message
             assert (f"{length:,}" in message) or (f"{length}" in message) or length == 0, message
         for more in (b"\0", good[:1], good[HEADER_BYTES:], bytes(1 << 20)):
             path.write_bytes(good + more)
             what = f"longer by {len(more)}"
-            assert "promises" in check_refused(lambda: make(directory, **options), path, what)
+            assert "header says" in check_refused(lambda: make(directory, **options), path, what)
         path.write_bytes(good)
     assert contents(directory) == before
     backend = make(directory, **options)
@@ -173,7 +173,7 @@ def test_mixed_up_files_are_refused(tmp_path: Path) -> None:
     for header, bits in (("plain", "other"), ("other", "plain")):
         mixed.write_bytes(first[header][:HEADER_BYTES] + first[bits][HEADER_BYTES:])
         message = check_refused(lambda: make(mixed.parent), mixed, f"{header} and {bits}")
-        assert "where its header promises" in message
+        assert "but its header says" in message
     # One of two files taken from another filter.
     mixed.write_bytes(first["grown"])
     other = (tmp_path / "grown too/generation-0002.bloom").read_bytes()

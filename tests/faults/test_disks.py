@@ -45,7 +45,7 @@ def test_a_disk_that_fills_up_in_mid_crawl_costs_no_page(
     (error,) = crawl.lines("ERROR")
     assert "No room for a new generation" in error
     assert "No space left on device" in error
-    assert "make room" in error
+    assert "free some space" in error
     assert "'finish_reason': 'finished'" in crawl.output
     assert [path.name for path in kept.glob("*.bloom*")] == ["generation-0001.bloom"]
     assert not FileGeneration.at(kept / "generation-0001.bloom").in_use
@@ -71,7 +71,7 @@ def test_a_queue_on_a_disk_that_fills_up_goes_on_when_there_is_room(
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     (error,) = crawl.told("ERROR")
     assert f"The queue in {disk.path}/kept/requests.sqlite, or its filter, cannot be" in error
-    assert "make room, or repair the disk, and start the crawl again" in error
+    assert "free some space or repair the disk, and start the crawl again" in error
     assert len(tree.hits) < PAGES
     disk.free()
     crawl = Crawl(tree.url, tmp_path, settings)
@@ -135,8 +135,8 @@ def test_the_next_run_refuses_a_file_that_was_truncated_under_a_crawl(
     assert crawl.finish() != 0
     assert not tree.hits
     (error,) = crawl.told("ERROR")
-    assert re.search(FILTER + " (is cut off|has 4,096 bytes where its header)", error)
-    assert "move it away" in error
+    assert re.search(FILTER + " (is cut off|has 4,096 bytes, but its header)", error)
+    assert "move all generation-" in error
     assert (tmp_path / FILTER).read_bytes() == before
 
 
@@ -151,7 +151,7 @@ def test_a_file_replaced_under_a_crawl_is_not_overwritten(tree: Site, tmp_path: 
     assert all_pages(tree)
     (error,) = crawl.lines("ERROR")
     assert "kept/generation-0001.bloom was removed, or replaced by another file" in error
-    assert "is lost to the next run, which crawls it again" in error
+    assert "the next run lacks the requests that this run recorded" in error
     assert (tmp_path / FILTER).read_bytes() == b"a backup"
 
 

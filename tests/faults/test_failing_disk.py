@@ -52,7 +52,7 @@ def test_a_crawl_ends_and_loses_no_page(
     tree.release()
     assert crawl.finish() == 0, crawl.output
     (line,) = crawl.told("ERROR")
-    assert "make room, or repair the disk, and start the crawl again" in line
+    assert "free some space or repair the disk, and start the crawl again" in line
     assert "'finish_reason': 'bloom_queue_failed'" in crawl.output
     assert len(tree.hits) < PAGES
     tree.delay = 0

@@ -106,7 +106,7 @@ def test_a_crawl_and_each_subcommand_are_refused_in_one_line(job: Path, tree: Si
     offset, kind, _ = FIGURES["error_rate"]
     path.write_bytes(raw := with_figure(path.read_bytes(), offset, kind, math.nan))
     line = Crawl(tree.url, job.parent, {"JOBDIR": "job"}).refusal()
-    assert f"{NAME} has figures in its header that cannot be (" in line
+    assert f"{NAME} has impossible figures in its header (" in line
     assert not tree.hits
     write_urls(job / "urls.txt", urls(range(10)))
     for command in (
@@ -118,5 +118,5 @@ def test_a_crawl_and_each_subcommand_are_refused_in_one_line(job: Path, tree: Si
         ("report", "bloom", "-o", "report.html"),
     ):
         ran = bloom(*command, cwd=job)
-        assert f"{NAME} has figures in its header that cannot be (" in ran.error, command
+        assert f"{NAME} has impossible figures in its header (" in ran.error, command
         assert path.read_bytes() == raw, command

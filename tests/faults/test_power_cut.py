@@ -117,7 +117,10 @@ def test_a_sync_that_fails_before_the_cut(disk: Disk, tree: Site, tmp_path: Path
     [
         ({"JOBDIR": "{}/job"}, "The crawl starts over with an empty filter"),
         ({"BLOOM_DIR": "{}/kept"}, "as duplicates, and they are never crawled"),
-        ({"BLOOM_DIR": "{}/kept", "BLOOM_RECORD_ON": "crawled"}, "What it had crawled is kept"),
+        (
+            {"BLOOM_DIR": "{}/kept", "BLOOM_RECORD_ON": "crawled"},
+            "The filter keeps the requests that were crawled",
+        ),
     ],
     ids=["a job", "a filter alone", "a filter of what was crawled"],
 )

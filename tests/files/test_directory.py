@@ -53,7 +53,7 @@ def test_a_killed_job_without_a_filter_has_no_number_of_requests(
     with lock_job(tmp_path):
         make(tmp_path / "bloom", job=Job(tmp_path, "keep")).close()
     (told,) = caplog.messages
-    assert "What was recorded is kept, so the filter reports" in told
+    assert "The filter keeps the recorded requests, so it reports" in told
 
 
 def test_one_beside_a_queue_that_scrapy_has_not_closed(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_is_kept_is_told_if_the_settings_ask_for_more(
         ({"salt": None}, None),
         ({"salt": bytes(16)}, "keeps the salt"),
         ({"capacity": 99}, None),
-        ({"capacity": 101}, "made for 100 requests .* BLOOM_EXPECTED_REQUESTS = 101 counts"),
+        ({"capacity": 101}, "created for 100 requests .* BLOOM_EXPECTED_REQUESTS = 101 is used"),
         ({"capacity": 101, "window_secs": WINDOW}, None),
         ({"error_rate": 1e-4}, "the error rate .* 0.0005; BLOOM_ERROR_RATE = 0.0001 is"),
     ):

@@ -123,7 +123,7 @@ def test_names_that_are_no_utf_8_are_read_as_well_as_may_be(path: Path) -> None:
 
 def test_an_existing_file_is_never_replaced(path: Path) -> None:
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="exists already; it is not replaced"):
+    with pytest.raises(StorageError, match="exists already, and was not replaced"):
         FilterFile.create(at(path))
     assert path.read_bytes() == before
 
@@ -162,7 +162,9 @@ def test_what_cannot_be_mapped_is_told(path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr("mmap.mmap", refuses)
-    with pytest.raises(StorageError, match="opened for writing: Cannot allocate memory; the crawl"):
+    with pytest.raises(
+        StorageError, match="opened for writing: Cannot allocate memory; give the crawl"
+    ):
         FilterFile.open(path)
     with pytest.raises(StorageError, match="cannot be read: Cannot allocate memory$"):
         FilterFile.open(path, readonly=True)

@@ -66,7 +66,7 @@ class TestImport:
         (job / "requests.queue/active.json").unlink()
         backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
         assert backend.status().count == 500
-        assert "What was recorded is kept" in caplog.text
+        assert "The filter keeps the recorded requests" in caplog.text
         backend.close()
 
     def test_progress_is_logged(
@@ -77,7 +77,7 @@ class TestImport:
         many = [number.to_bytes(20, "big") for number in range(25_000)]
         (job / "requests.seen").write_bytes(binary(many))
         make(job / "bloom", job_dir=job).close()
-        lines = [r.getMessage() for r in caplog.records if "a second" in r.getMessage()]
+        lines = [r.getMessage() for r in caplog.records if "per second" in r.getMessage()]
         assert len(lines) == 2
         assert "requests.seen: 40 %, 10,000 requests" in lines[0]
 

@@ -116,7 +116,7 @@ def test_a_failing_disk_is_told_once_and_counted(
         with pytest.raises(StorageError, match="could not be written to the disk: Input/output"):
             backend.close()
     (record,) = caplog.records
-    assert "The crawl goes on" in record.getMessage()
+    assert "The crawl continues" in record.getMessage()
     # It stays marked as not closed, and the directory is free again.
     assert FileGeneration.at(tmp_path / FILTER_NAME).in_use
     make(tmp_path).close()

@@ -17,7 +17,10 @@ from tests.support.local_filters import fps
 from tests.support.logged_filters import LoggedFilter
 
 OLDER, NEWER = "is older than the filter", "the filter is older than"
-LACKS, OTHER = "the filter lacks what", "is not the queue that the filter was used with"
+LACKS, OTHER = (
+    "the filter lacks requests that",
+    "is not the queue that the filter was last used with",
+)
 COPY = f"(was copied or moved while a crawl used it, or after it was killed|{OLDER})"
 
 
@@ -143,7 +146,7 @@ def test_a_misfit(name: str, unclean: str, job: Job, caplog: pytest.LogCaptureFi
     if is_aside:
         assert seen == queued & set(fps(80))
     elif is_log_older:
-        assert "are not crawled, since the filter reports them as duplicates" in text
+        assert "are not crawled, because the filter reports them as duplicates" in text
         assert 'set BLOOM_ON_UNCLEAN_SHUTDOWN = "reset"' in text
     else:
         assert "No page is lost" in text
@@ -256,6 +259,22 @@ def test_several_jobs_on_one_directory(tmp_path: Path, caplog: pytest.LogCapture
     records = LogRecords.read(kept)
     assert list(records.logs) == list(crawls.values())
     assert records.open == ""
+
+
+def test_a_crawl_without_a_log_that_was_killed_sets_no_shared_directory_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = tmp_path / "kept"
+    LoggedFilter(tmp_path / "job", kept).close()
+    other = make(kept)
+    add(other, b"page")
+    abandon(other)
+    crawl = LoggedFilter(tmp_path / "job", kept)
+    (told,) = caplog.messages
+    assert "requests that the queue lacks are not crawled" in told
+    assert b"page" in crawl.backend
+    assert not list(kept.glob("*.set-aside-*"))
+    crawl.close()
 
 
 def test_only_the_last_logs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,13 +331,13 @@ def test_unserializable_requests_are_recorded_when_they_are_let_go(tmp_path: Pat
     crawl.find(first)
     number = crawl.overlay.number
     assert crawl.backend.add(held)
-    taken_out = crawl.overlay.hold(number)
+    taken_out = crawl.overlay.postpone(number)
     crawl.find(last)
     assert held in crawl.backend
     crawl.store()
     crawl.checkpoint()
     assert in_files(tmp_path / "bloom", first, held, last) == [True, False, True]
-    crawl.overlay.release(taken_out)
+    crawl.overlay.collect(taken_out)
     crawl.store()
     crawl.checkpoint()
     assert in_files(tmp_path / "bloom", held) == [True]

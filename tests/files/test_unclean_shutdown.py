@@ -1,6 +1,7 @@
 """A filter that was not closed: set aside, kept or refused, as the settings say."""
 
 import errno
+import logging
 import os
 from pathlib import Path
 
@@ -14,6 +15,53 @@ from tests.support.crashing_filters import FILTER_NAME, abandon, add, make
 
 
 class TestUncleanShutdown:
+    def test_auto_sets_filter_and_queue_aside(
+        self, job: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        content = (job / "bloom" / FILTER_NAME).read_bytes()
+        backend = make(job / "bloom", job_dir=job)
+        assert b"page" not in backend
+        (record,) = caplog.records
+        assert record.levelno == logging.WARNING
+        (old,) = (job / "bloom").glob("*.set-aside-*")
+        assert old.read_bytes() == content
+        (queue,) = job.glob("requests.queue.set-aside-*")
+        assert (queue / "active.json").read_text() == "[0]"
+        assert not (job / "requests.queue").exists()
+        assert str(old) in record.getMessage()
+        assert str(queue) in record.getMessage()
+        backend.close()
+
+    def test_auto_keeps_a_filter_without_job(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        backend = make(tmp_path)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(tmp_path)
+        assert b"page" in backend
+        (record,) = caplog.records
+        assert "The filter keeps the recorded requests (at least 1 request)" in record.getMessage()
+        assert backend.add(b"other")
+        backend.close()
+        caplog.clear()
+        make(tmp_path).close()
+        assert not caplog.records
+
+    def test_keep(self, job: Path) -> None:
+        backend = make(job / "bloom", job_dir=job)
+        add(backend, b"page")
+        abandon(backend)
+        backend = make(job / "bloom", job_dir=job, on_unclean_shutdown="keep")
+        assert b"page" in backend
+        # Scrapy's queue would fail on every pop, and the crawl never end.
+        assert not (job / "requests.queue").exists()
+        assert len(list(job.glob("requests.queue.set-aside-*"))) == 1
+        backend.close()
+
     def test_reset_without_job(self, tmp_path: Path) -> None:
         backend = make(tmp_path)
         add(backend, b"page")

@@ -19,11 +19,11 @@ def text(fingerprints: list[bytes]) -> bytes:
     return b"".join(fp.hex().encode() + b"\n" for fp in fingerprints)
 
 
-def read(path: Path) -> tuple[list[bytes], int]:
+def read(path: Path) -> tuple[list[bytes], bool]:
     seen = SeenFile(path)
     found = list(seen)
     assert seen.position == seen.size == path.stat().st_size
-    return found, seen.truncated
+    return found, seen.is_truncated
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ FINGERPRINTS = [random.Random(n).randbytes(20) for n in range(100)]
 @pytest.mark.parametrize("write", [binary, text])
 def test_both_formats(path: Path, write) -> None:
     path.write_bytes(write(FINGERPRINTS))
-    assert read(path) == (FINGERPRINTS, 0)
+    assert read(path) == (FINGERPRINTS, False)
     assert SeenFile(path).count() == 100
 
 
@@ -46,7 +46,7 @@ def test_records_across_chunks(path: Path, write, monkeypatch: pytest.MonkeyPatc
     for size in (1, 2, 7, 41, 1000):
         monkeypatch.setattr("scrapy_bloom.job.requests_seen._CHUNK_BYTES", size)
         path.write_bytes(write(FINGERPRINTS))
-        assert read(path) == (FINGERPRINTS, 0)
+        assert read(path) == (FINGERPRINTS, False)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=255), max_size=20), st.booleans())
@@ -54,12 +54,12 @@ def test_records_across_chunks(path: Path, write, monkeypatch: pytest.MonkeyPatc
 def test_any_fingerprints(tmp_path_factory, fingerprints: list[bytes], as_text: bool) -> None:
     path = tmp_path_factory.mktemp("seen") / "requests.seen"
     path.write_bytes((text if as_text else binary)(fingerprints))
-    assert read(path) == (fingerprints, 0)
+    assert read(path) == (fingerprints, False)
 
 
 def test_an_empty_file_holds_nothing(path: Path) -> None:
     path.write_bytes(b"")
-    assert read(path) == ([], 0)
+    assert read(path) == ([], False)
     assert SeenFile(path).count() == 0
 
 
@@ -70,19 +70,19 @@ def test_a_cut_off_last_record_is_ignored_and_counted(path: Path, write, cut: in
     path.write_bytes(content[:-cut])
     found, truncated = read(path)
     if write is text and cut == 1:  # all its digits are there
-        assert (found, truncated) == (FINGERPRINTS, 0)
+        assert (found, truncated) == (FINGERPRINTS, False)
     else:
-        assert (found, truncated) == (FINGERPRINTS[:-1], 1)
+        assert (found, truncated) == (FINGERPRINTS[:-1], True)
 
 
 def test_a_single_cut_off_record(path: Path) -> None:
     path.write_bytes(b"\x00\x14abc")
-    assert read(path) == ([], 1)
+    assert read(path) == ([], True)
 
 
 def test_lines_of_windows(path: Path) -> None:
     path.write_bytes(text(FINGERPRINTS).replace(b"\n", b"\r\n"))
-    assert read(path) == (FINGERPRINTS, 0)
+    assert read(path) == (FINGERPRINTS, False)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
-from scrapy_bloom.job.disk import beside
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues import sqlite
 from scrapy_bloom.queues.batch import Batch, Found
 from scrapy_bloom.queues.sqlite import RequestDatabase
@@ -75,7 +75,7 @@ def test_a_kill_at_each_operation_of_a_file(tmp_path: Path) -> None:
         database.close()
 
         path = without_log / path.name
-        if (log := beside(path)[0]).exists():
+        if (log := log_and_index(path)[0]).exists():
             log.unlink() if len(seqs) % 2 else os.truncate(log, 0)
         try:
             database = RequestDatabase(path, by_slot=False)
@@ -173,7 +173,7 @@ class TestFullDisk:
         before = snapshot(path)
         found = [Found(bytes(10_000), b"page %d" % number) for number in range(50)]
         batch = Batch(found, [Change(False, each.fingerprint or b"") for each in found], [taken.id])
-        with largest_file(beside(path)[0].stat().st_size + 50_000):
+        with largest_file(log_and_index(path)[0].stat().st_size + 50_000):
             for store in (database.apply, database.take):
                 for _ in range(2):
                     with pytest.raises(sqlite3.Error):
@@ -204,7 +204,7 @@ class TestFullDisk:
         assert (database.seq, database.pending) == (3, 120)
         assert path.stat().st_size == size
         database.apply(Batch(found[:10]))
-        assert beside(path)[0].stat().st_size == 0
+        assert log_and_index(path)[0].stat().st_size == 0
         assert path.stat().st_size > size
         database.close()
 
@@ -245,7 +245,7 @@ class TestLengthOfTheLog:
                 batches += 1
                 found = [Found(bytes(1000), b"page") for _ in range(100)]
                 database.apply(Batch(found, [Change(False, b"%d" % batches)]))
-                size, before = beside(path)[0].stat().st_size, size
+                size, before = log_and_index(path)[0].stat().st_size, size
                 truncations += size < before
         finally:
             is_over.set()
@@ -264,7 +264,7 @@ class TestLengthOfTheLog:
         database = begun(path)
         for _ in range(100):
             database.apply(Batch([Found(bytes(1000)) for _ in range(100)]))
-            assert beside(path)[0].stat().st_size < 2 << 20
+            assert log_and_index(path)[0].stat().st_size < 2 << 20
         database.close()
 
     def test_somebody_who_reads_does_not_block_it(
@@ -282,7 +282,7 @@ class TestLengthOfTheLog:
         assert reader.execute("SELECT count(*) FROM requests").fetchone() == (1,)
         reader.close()
         push(database, "b")
-        assert beside(path)[0].stat().st_size == 0
+        assert log_and_index(path)[0].stat().st_size == 0
         assert database.pending == 3002
         database.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.files.log import Change
-from scrapy_bloom.job.disk import beside
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, deserialized
 from scrapy_bloom.queues.sqlite import RequestDatabase, read_counts, read_dead
 from tests.support.request_queues import begun, done, killed, name_of, names, push, take
@@ -118,11 +118,11 @@ class TestCopies:
         push(database, "last")
         killed(database)
         path.write_bytes(backup)
-        log = beside(path)[0].read_bytes()
+        log = log_and_index(path)[0].read_bytes()
         with pytest.raises(StorageError, match="cannot be used"):
             RequestDatabase(path, by_slot=False)
         assert path.read_bytes() == backup  # the log is not written into it
-        assert beside(path)[0].read_bytes() == log
+        assert log_and_index(path)[0].read_bytes() == log
 
     def test_made_with_the_means_of_sqlite(self, path: Path, tmp_path: Path) -> None:
         """Such a backup has no write-ahead log of its own."""
@@ -154,7 +154,7 @@ class TestLinks:
             push(database, "a")
             assert database._log
             synced = os.fstat(database._log.fileno())
-            assert os.path.samestat(synced, beside(target / path.name)[0].stat())
+            assert os.path.samestat(synced, log_and_index(target / path.name)[0].stat())
             assert synced.st_size > 0
             database.sync()
             database.checkpointed(number)

@@ -141,7 +141,7 @@ def test_what_goes_together() -> None:
                 "SCHEDULER": "scrapy_bloom.CrashSafeScheduler",
                 "BLOOM_REDIS_ON_OUTAGE": "pass",
             },
-            'BLOOM_REDIS_ON_OUTAGE is "pass", and CrashSafeScheduler .* set it to "close"',
+            'BLOOM_REDIS_ON_OUTAGE is "pass", but CrashSafeScheduler .* set it to "close"',
         ),
         (
             {"BLOOM_REDIS_SHARDS": 4, "BLOOM_BACKEND": "redis"},

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scrapy_bloom.generations.policy import Origin, Policy
-from scrapy_bloom.job.disk import beside
+from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Batch, Found, Taken, deserialized, serialized
 from scrapy_bloom.queues.shared import SharedBatch, SharedStore
 from scrapy_bloom.queues.shared_state import QueueState, read_state
@@ -40,6 +40,18 @@ def take(store: Store, downloads: Mapping[str, int] = MappingProxyType({})) -> T
     if isinstance(store, SharedStore):
         return next(iter(store.apply(SharedBatch(want=1, downloads=downloads)).taken), None)
     return store.take(Batch(), lambda slot: downloads.get(slot, 0))
+
+
+def leave_dead_letter(there: "InFile | InRedis", request: Found) -> None:
+    """Let a request become a dead letter: four processes die that have it in flight."""
+    store = there.open()
+    find(store, request)
+    for _ in range(4):
+        assert take(store) or store.take_suspect()
+        there.die(store)
+        store = there.open()
+    assert take(store) is None
+    there.leave(store)
 
 
 def done(store: Store, *requests: Taken) -> None:
@@ -87,7 +99,7 @@ def fill(path: Path, *requests: bytes) -> None:
 def killed(database: RequestDatabase) -> None:
     """Close a database, and leave its files as a kill does at this instant."""
     path = Path(database.path)
-    parts = {part: part.read_bytes() for part in (path, beside(path)[0])}
+    parts = {part: part.read_bytes() for part in (path, log_and_index(path)[0])}
     database.close()
     for part, data in parts.items():
         part.write_bytes(data)  # the file is still the same one

@@ -1,7 +1,7 @@
-"""Arguments of several subcommands: their options, and what their values may be.
+"""Add and convert the arguments that several subcommands have.
 
-What converts a value raises argparse.ArgumentTypeError if it is not valid. A password in it is
-masked where the error is told.
+A converter raises argparse.ArgumentTypeError if a value is not valid. The parser masks passwords in
+its message.
 """
 
 import argparse
@@ -22,6 +22,10 @@ PROJECTS_SERVER = "redis"  # in place of a URL
 _REDIS = (
     "a URL as in BLOOM_REDIS_URL, or the word redis: the server of the project's settings. A URL "
     "without a password gets that of the same server in the settings, or REDISCLI_AUTH"
+)
+_OF_PROJECT = (
+    " (default: the server, BLOOM_DIR or JOBDIR of the project's settings, with --spider those of "
+    "the spider)"
 )
 
 
@@ -56,7 +60,7 @@ def error_rate(text: str) -> float:
 
 
 def requests_or_rate(text: str) -> int | float:
-    """Return either, told apart by its size: an int is a number of requests, a float a rate."""
+    """Return a number of requests (an int, at least 1) or an error rate (a float below 1)."""
     if text.endswith("%") or parsed_number(text) < 1:
         return error_rate(text)
     return requests(text)
@@ -70,9 +74,10 @@ def path(text: str) -> Path:
 
 
 def is_redis(place: str) -> bool:
-    """Return whether a place is the URL of a server, or that of the project, and no path.
+    """Return whether a place is a Redis server: its URL, or the word for that of the project.
 
-    Raises BloomError if it is another URL: a directory of that name would bear its password.
+    Raises a BloomError if it is another URL, because a directory with its name would show the
+    password.
     """
     if _is_server(place):
         return True
@@ -98,24 +103,38 @@ def server_url(text: str) -> str:
     return text
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
-    """Add what says where a filter is, in files or in Redis."""
-    parser.add_argument("place", metavar="PATH|REDIS-URL", help=f"where the filter is; {_REDIS}")
+def add_place(parser: argparse.ArgumentParser, *, is_optional: bool = False) -> None:
+    """Add the place of a filter, in files or in Redis.
+
+    If it is optional and missing, `BloomCommand.run` sets it to that of the project's crawl.
+    """
+    parser.add_argument(
+        "place",
+        metavar="PATH|REDIS-URL",
+        nargs="?" if is_optional else None,
+        help=f"where the filter is{_OF_PROJECT if is_optional else ''}; {_REDIS}",
+    )
     add_filter_name(parser)
 
 
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the URL of a Redis server."""
-    parser.add_argument("url", type=server_url, metavar="REDIS-URL", help=_REDIS)
+def add_server(parser: argparse.ArgumentParser, name: str = "url") -> None:
+    """Add the URL of a Redis server; optional if it is the place of a subcommand."""
+    parser.add_argument(
+        name,
+        type=server_url,
+        metavar="REDIS-URL",
+        nargs="?" if name == "place" else None,
+        help=_REDIS,
+    )
 
 
 def add_filter_name(parser: argparse.ArgumentParser) -> None:
-    """Add the options of each subcommand that takes the URL of a Redis server."""
+    """Add the options that name a filter in Redis."""
     parser.add_argument(
         "--key",
         metavar="NAME",
         help="the filter's name in Redis, for example shop:bloom (default: BLOOM_REDIS_KEY with "
-        "the name that --spider says)",
+        "the name of the spider that --spider names)",
     )
     parser.add_argument(
         "--spider",
@@ -123,15 +142,17 @@ def add_filter_name(parser: argparse.ArgumentParser) -> None:
         help="the spider that the filter is for: its custom_settings count, and its name in "
         "BLOOM_REDIS_KEY",
     )
+    parser.set_defaults(is_place_of_project=False)
 
 
 def check_filter_name(
     options: argparse.Namespace, place: str, *, spider_counts: bool = False
 ) -> None:
-    """Check that no option that says which filter in Redis is meant comes with a path.
+    """Check that no option names a filter in Redis if the place is a path.
 
     --spider is allowed if the spider's settings count, too.
     """
+    spider_counts = spider_counts or options.is_place_of_project
     if is_redis(place):
         return
     for name, value in (("--key", options.key), ("--spider", options.spider)):
@@ -143,11 +164,11 @@ def check_filter_name(
 
 
 def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
-    """Add the options of each subcommand that reads a list of URLs, or of `others`."""
+    """Add the options of subcommands that read a list of URLs, or one of `others`."""
     parser.add_argument(
         "--format",
         choices=[*others, *FORMATS],
-        help="what the list is: a URL per line, JSON lines, a JSON array or CSV (default: by the "
+        help="format of the list: a URL per line, JSON lines, a JSON array or CSV (default: by the "
         "ending of its name, or its first character)",
     )
     parser.add_argument(
@@ -159,11 +180,11 @@ def add_list(parser: argparse.ArgumentParser, *others: str) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option of each subcommand that prints figures."""
+    """Add the option of subcommands that print figures."""
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def add_output(parser: argparse.ArgumentParser, *flags: str, what: str, **more: Any) -> None:
-    """Add the options of a file to write: its path, and whether one there may be replaced."""
+    """Add the options of an output file: its path, and whether to replace an existing file."""
     parser.add_argument(*flags, type=Path, metavar="FILE", help=f"where to write {what}", **more)
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")

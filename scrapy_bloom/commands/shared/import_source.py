@@ -1,4 +1,4 @@
-"""The sources of `scrapy bloom import`: a requests.seen, URLs, or the set of scrapy-redis."""
+"""Open the sources of `scrapy bloom import`: a requests.seen, URLs, or a set of scrapy-redis."""
 
 import argparse
 import codecs
@@ -28,17 +28,17 @@ from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.conflicts import has_waiting
+from scrapy_bloom.queues.conflicts import has_pending
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
-_SCAN_COUNT = 1000  # members asked for at once
+_SCAN_COUNT = 1000  # members per request
 _SCRAPY_REDIS = "scrapy_bloom.ScrapyRedisFingerprinter"
 
 
 @dataclass(frozen=True)
 class RedisSet:
-    """The fingerprints in a set in Redis, as scrapy-redis keeps them: in hexadecimal digits."""
+    """The fingerprints in a set of scrapy-redis, in hexadecimal digits."""
 
     server: RedisServer
     key: str
@@ -60,7 +60,7 @@ class RedisSet:
         return int(self.server.call(lambda client: client.scard(self.key)))
 
     def __iter__(self) -> Generator[bytes, None, None]:
-        """Yield each fingerprint at least once, also while others are added."""
+        """Yield each fingerprint at least once, also while crawlers add fingerprints."""
         cursor = None
         while cursor != 0:
             cursor, members = self._scan(cursor or 0)
@@ -114,7 +114,7 @@ def open_source(options: argparse.Namespace, project: Project, stack: ExitStack)
 
 
 def _is_list(path: Path) -> bool:
-    """Tell a list of URLs from a requests.seen, by the name of the file or its first line."""
+    """Return whether a file is a list of URLs, by its name or first line; not a requests.seen."""
     try:
         with opened(path) as file:
             is_table = format_of(path, file) != "urls"
@@ -137,19 +137,19 @@ def _is_list(path: Path) -> bool:
 
 
 def _check_queue(job_dir: Path, dest: str) -> None:
-    """Check that nothing in a job's requests.seen is still to be crawled."""
+    """Check that no request in a job's requests.seen is still pending."""
     if not is_redis(dest):
         place = Path(dest).resolve()
         if job_dir.resolve() in {place, place.parent} and jobdir.was_closed_by_scrapy(job_dir):
-            return  # the crawl goes on with both
+            return  # the crawl continues with both
     way_out = "to import it all the same, copy the file to another directory"
     if not jobdir.was_closed_by_scrapy(job_dir):
         raise BloomError(
             f"the crawl with the job directory {job_dir} was killed: the requests it had queued "
             "are recorded in requests.seen too, and would be skipped as duplicates. Start it once "
-            f"more, with BloomDupeFilter, which says what becomes of it; {way_out}"
+            f"more, with BloomDupeFilter, which logs how it handles them; {way_out}"
         )
-    if has_waiting(job_dir):
+    if has_pending(job_dir):
         raise BloomError(
             f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
             "and would be skipped as duplicates. Let that job finish first, or go on with it (a "
@@ -161,7 +161,7 @@ def _set_in_redis(options: argparse.Namespace, project: Project, stack: ExitStac
     key = options.source_key
     if key is None:
         if not options.spider:
-            raise UsageError("which set? Say it with --source-key, for example shop:dupefilter")
+            raise UsageError("which set? Give --source-key, for example shop:dupefilter")
         key = f"{options.spider}:dupefilter"
     if not project.is_chosen:
         raise BloomError(
@@ -177,10 +177,10 @@ def _set_in_redis(options: argparse.Namespace, project: Project, stack: ExitStac
 
 
 def report_left_out(source: Source) -> None:
-    """Say which lines or requests of a source could not be read; lines raise a BloomError."""
+    """Report lines or requests of a source that could not be read; lines raise a BloomError."""
     if isinstance(source, UrlList):
         source.check_skipped()
-    if isinstance(source, SeenFile) and source.truncated:
+    if isinstance(source, SeenFile) and source.is_truncated:
         note(
             f"scrapy bloom: warning: the last request in {source.path} is incomplete and was left "
             "out: its crawl was killed, and the requests that were queued will be skipped as "

@@ -1,6 +1,6 @@
-"""Lists of URLs and their fingerprints: plain text, JSON lines, a JSON array, CSV; also gzipped.
+"""Read lists of URLs: plain text, JSON lines, a JSON array or CSV, also compressed with gzip.
 
-A list is read in constant memory, and what a pipe has given so far is handed on at once.
+A list is read in constant memory, and URLs from a pipe are yielded as soon as they arrive.
 """
 
 import codecs
@@ -24,21 +24,21 @@ from scrapy_bloom.exceptions import BloomError, StorageError
 from scrapy_bloom.text import counted
 
 FORMATS = ("urls", "jl", "json", "csv")
-UNREADABLE = (OSError, EOFError, zlib.error)  # what is raised where a file ends or is damaged
+UNREADABLE = (OSError, EOFError, zlib.error)  # raised for files that are damaged or cut off
 
 _PART_BYTES = 1 << 18
-_MAX_LINE_BYTES = 1 << 24  # what is longer is no list, and would fill the memory
+_MAX_LINE_BYTES = 1 << 24  # a longer line is not part of a list, and would fill the memory
 _BATCH = 1000
 _GZIP = b"\x1f\x8b"
 _ENDINGS = {".jl": "jl", ".jsonl": "jl", ".ndjson": "jl", ".csv": "csv"}
 _BEGINNINGS = {b"{": "jl", b"[": "json"}
-_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # what Scrapy takes for absolute
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://|data:")  # as Scrapy recognizes absolute URLs
 _WHAT_IS_READ = (
     "a list has a URL on each line, or is JSON lines (.jl), a JSON array (.json) or a table (.csv) "
     "with one in the field that --field names; --format says which"
 )
 
-# A line or record behind its number; or None: all that has been read so far was handed out.
+# The number of a line or record, and its contents; None after all complete lines so far.
 _Entries = Iterator[tuple[int, Any] | None]
 
 
@@ -50,7 +50,7 @@ def begins_with_scheme(text: str) -> bool:
 def checked_urls(
     urls: Iterable[str], fingerprint: Callable[[str], bytes]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield URLs of the command line and their fingerprints; raises a BloomError if one is none."""
+    """Yield URLs of the command line with their fingerprints; raise a BloomError for others."""
     for url in urls:
         if not begins_with_scheme(url):
             raise BloomError(f"{url!r} is not a URL; give it in full, for example https://{url}")
@@ -64,16 +64,16 @@ def checked_urls(
 class UrlList:
     """The URLs in a list, and their fingerprints.
 
-    A URL begins with a scheme and "://", or with "data:". Other lines are left out and counted; if
-    the first line is one of them, this is no list of URLs. White space around a URL does not count.
+    A URL begins with a scheme and "://", or with "data:". Other lines are left out and counted, but
+    if the first line is not a URL, the file is refused. White space around a URL does not count.
     """
 
     path: Path | None  # None: the standard input
-    fingerprint: Callable[[str], bytes]  # of a URL; a ValueError says that it is none
-    form: str | None = None  # one of FORMATS; None: what the file looks like
-    field: str = "url"  # which field of a JSON object, or column of a table, has the URL
-    skipped: int = 0  # lines so far that were no URL
-    first_skipped: str = ""  # the first of them, for people: its number, and why
+    fingerprint: Callable[[str], bytes]  # of a URL; raises a ValueError if it is not valid
+    form: str | None = None  # one of FORMATS; None: by the name and the beginning of the file
+    field: str = "url"  # field of a JSON object, or column of a table, with the URL
+    skipped: int = 0  # lines so far that were not URLs
+    first_skipped: str = ""  # number of the first such line, and the reason
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class UrlList:
         return str(self.path or "the standard input")
 
     def count(self) -> int | None:
-        """Count the lines or records, which reads all of the file; None if nobody knows before."""
+        """Count the lines or records, which reads the whole file; None for a pipe."""
         if self.path is None or (self.path.exists() and not self.path.is_file()):
             return None  # a pipe can be read once only
         with self._opened() as (entries, _):
@@ -111,7 +111,7 @@ class UrlList:
                     url = url_of(found).strip()
                     _check_url(url)
                     batch.append((url.encode(), self._fingerprint_of(url, number)))
-                except ValueError as why:  # half a character from JSON cannot be encoded, either
+                except ValueError as why:  # also half of a surrogate pair, which cannot be encoded
                     # Some of Python's messages repeat the whole URL.
                     reason = f"line {number:,}: {str(why)[:200]}"
                     if is_first:
@@ -124,7 +124,7 @@ class UrlList:
                 is_first = False
 
     def check_skipped(self) -> None:
-        """Raise a BloomError if lines were left out, since they are not URLs."""
+        """Raise a BloomError if lines were left out because they are not URLs."""
         if self.skipped:
             lines = counted(
                 self.skipped, "line is not a URL and was", "lines are not URLs and were"
@@ -133,9 +133,9 @@ class UrlList:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[_Entries, Callable[[Any], str]]]:
-        """Open the list; return its entries, and what takes the URL out of one.
+        """Open the list; return its entries, and a function that returns the URL of an entry.
 
-        That raises ValueError if there is none. Raises StorageError (while reading, too).
+        The function raises a ValueError without a URL. Opening and reading raise a StorageError.
         """
         try:
             with opened(self.path) as file:
@@ -171,9 +171,9 @@ class UrlList:
 
 @contextmanager
 def opened(path: Path | None) -> Iterator[io.BufferedReader]:
-    """Open a file, or the standard input (None), and unpack what begins as gzip packs it.
+    """Open a file, or the standard input (None); decompress it if it begins as a gzip file.
 
-    Raises one of `UNREADABLE` if it cannot be read (while reading, too).
+    Opening and reading raise one of `UNREADABLE`.
     """
     with ExitStack() as stack:
         file: Any = sys.stdin.buffer if path is None else stack.enter_context(path.open("rb"))
@@ -191,7 +191,7 @@ def format_of(path: Path | None, file: io.BufferedReader) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what one of `UNREADABLE` says, without the path."""
+    """Return the message of one of `UNREADABLE`, without the path."""
     return str(getattr(error, "strerror", None) or error)
 
 
@@ -207,14 +207,14 @@ def _decoded(line: bytes) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
 
 
 def _url_in_object(field: str, line: bytes) -> str:
     try:
         return _url_in(field, json.loads(_decoded(line)))
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg}") from None
+        raise ValueError(f"it is not valid JSON: {error.msg}") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
 
@@ -242,7 +242,7 @@ def _too_long(name: str, number: int) -> StorageError:
 
 
 def _blocks(name: str, parts: Iterable[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the lines that each part ends, behind their numbers."""
+    """Yield the lines that are complete after each part, with their numbers."""
     number, rest = 1, b""
     for index, part in enumerate(parts):
         *lines, rest = (rest + (part if index else part.removeprefix(codecs.BOM_UTF8))).split(b"\n")
@@ -265,7 +265,7 @@ def _lines(name: str, parts: Iterable[bytes]) -> _Entries:
 
 
 def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
-    """Yield the cell with the URL of each row of a table, in a list that is empty without one."""
+    """Yield the cell with the URL of each row of a table, as a list; it is empty without a URL."""
     waiting: deque[tuple[int, bytes]] = deque()  # lines of the part that was read last
     record_bytes = 0  # of the lines since the last whole row
 
@@ -290,7 +290,7 @@ def _rows(name: str, field: str, parts: Iterable[bytes]) -> _Entries:
         column = names.index(field)
         for row in reader:
             record_bytes = 0
-            if row and row != names:  # Scrapy appends a table to a table, with its names
+            if row and row != names:  # Scrapy appends tables with their header
                 yield reader.line_num, row[column : column + 1]
             if not waiting:
                 yield None
@@ -311,16 +311,16 @@ _BETWEEN = re.compile(r"[ \t\r\n,\[\]]*")
 def _elements(name: str, parts: Iterable[bytes]) -> _Entries:
     """Yield the elements of an array in JSON, or of several: Scrapy appends one to another.
 
-    Only whole elements and the last "]" are checked, and not the commas: no URL can be lost there.
+    Only the elements and the last "]" are checked, not the commas, which contain no URL.
     """
     decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
-    # As integers, numbers may have too many digits.
+    # int() refuses numbers of too many digits.
     element_at = json.JSONDecoder(parse_int=float).raw_decode
     text, line, enough, last_mark = "", 1, 0, ""
 
     for part in chain(parts, [b""]):
         text += decode(part, not part)
-        # What is long is not tried again with each part of it.
+        # A long element is not parsed again after each part, which would take quadratic time.
         if part and len(text) < enough:
             continue
         at = 0

@@ -1,6 +1,6 @@
-"""The output of the subcommands: tables and progress bars for people, JSON for programs.
+"""Print the results of subcommands: tables and progress bars for people, JSON for programs.
 
-Figures go to the standard output, all else to the error output.
+Figures go to the standard output, everything else to the error output.
 """
 
 import argparse
@@ -17,15 +17,15 @@ from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.queues.conflicts import has_waiting
+from scrapy_bloom.queues.conflicts import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
-_ADVANCE_SECS = 0.1  # a bar moves no more often than that: it costs more than a fingerprint
+_ADVANCE_SECS = 0.1  # between two updates of a progress bar, which cost more than a fingerprint
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:
-    """Check that a file may be written, before the work for it is done."""
+    """Check that a file may be written, before the work for it begins."""
     if path.is_dir() or not path.parent.is_dir():
         raise BloomError(f"{path} can't be written: give a file in a directory that exists")
     if path.exists() and not overwrite:
@@ -43,12 +43,12 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line about the result, beside it."""
+    """Print a line about the result on the error output."""
     sys.stderr.write(f"{escaped(masked(text))}\n")
 
 
 def confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delete it") -> None:
-    """Ask a question, unless `yes`; raises a BloomError if the answer is no, or nobody is there."""
+    """Ask a question, unless `yes`; raise a BloomError after a no, or without a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -59,25 +59,37 @@ def confirm(question: str, *, yes: bool, done: str = "deleted", do: str = "delet
         raise BloomError(f"nothing was {done}")
 
 
-def print_table(
-    columns: Sequence[tuple[str, str, Callable[[Any], str]]],
-    rows: Sequence[Mapping[str, Any]],
-) -> None:
-    """Print figures in columns; nothing is cut off or broken where a terminal is narrower.
+Columns = Sequence[tuple[str, str, Callable[[Any], str]]]
+
+
+def table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return figures in columns, as a rich renderable.
 
     Args:
-        columns: the name, the key of its figures, and what makes a text of one. A name that ends
-            with ":" is that of words, to the left, any other that of figures.
+        columns: for each, its name, the key of its values, and the function that formats a value.
+            A column whose name ends with ":" has text, and is aligned to the left.
         rows: figures by their keys, as --json prints them.
     """
-    from rich.console import Console  # noqa: PLC0415 - only if it is used
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415 - only if it is used
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, _, _ in columns:
-        table.add_column(name.removesuffix(":"), justify="left" if name.endswith(":") else "right")
+        is_text = name.endswith(":")
+        found.add_column(
+            name.removesuffix(":"),
+            justify="left" if is_text else "right",
+            no_wrap=not is_text,
+            overflow="fold",
+        )
     for row in rows:
-        table.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+        found.add_row(*(escaped(text(row[key])) for _, key, text in columns))
+    return found
+
+
+def print_table(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a `table`, without cutting it off where the terminal is narrower."""
+    from rich.console import Console  # noqa: PLC0415 - only if it is used
+
     console = Console(
         file=sys.stdout,
         width=_WIDEST,
@@ -86,16 +98,16 @@ def print_table(
         emoji=False,
         highlight=False,
     )
-    console.print(table)
+    console.print(table(columns, rows))
 
 
 def is_lively(stream: TextIO) -> bool:
-    """Return whether a line on it can be written again and again."""
+    """Return whether a stream is a terminal that can rewrite a line."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def working(what: str) -> AbstractContextManager[Any]:
-    """Show that something of unknown length goes on, on the error output if it is a terminal."""
+    """Show that work of unknown length goes on, if the error output is a terminal."""
     if not is_lively(sys.stderr):
         return nullcontext()
     from rich.console import Console  # noqa: PLC0415 - only for people
@@ -113,11 +125,11 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar with rate and time left, on the error output if that is a terminal.
 
-    A function that counts the total is called only if the bar is shown; None: nobody knows it.
-    The block gets a function to be told how many are done.
+    A function that counts the total is called only if the bar is shown; None means unknown. The
+    block gets a function that takes the number of units done.
     """
     if not (shown and is_lively(sys.stderr)):
-        yield lambda done: None  # noqa: ARG005 - nobody looks
+        yield lambda done: None  # noqa: ARG005 - no bar is shown
         return
     if callable(total):
         total = total()
@@ -148,9 +160,9 @@ def progress(
 def print_changed(
     options: argparse.Namespace, status: FilterStatus, directory: Path | None, **more: Any
 ) -> None:
-    """Print what a filter is after a change, and how a crawl finds it in its directory, if any.
+    """Print the figures of a changed filter, and the setting with which a crawl uses it.
 
-    With --json, `more` are the figures that come before its own.
+    With --json, `more` are figures to print before those of the filter.
     """
     location = str(directory or status.location)
     if options.json:
@@ -176,7 +188,7 @@ def print_changed(
 
 
 def print_copied(options: argparse.Namespace, copied: Copied, destination: str) -> None:
-    """Print what was copied."""
+    """Print the figures of a copy."""
     if options.json:
         print_json(
             {
@@ -198,7 +210,7 @@ def print_copied(options: argparse.Namespace, copied: Copied, destination: str) 
 
 
 def note_setting(directory: Path) -> None:
-    """Say how a crawl finds a filter."""
+    """Print the setting with which a crawl uses a filter."""
     if directory.name != "bloom":
         note(
             f"Crawls use it with BLOOM_DIR = {str(directory)!r}. (A crawl with a JOBDIR and no "
@@ -207,10 +219,10 @@ def note_setting(directory: Path) -> None:
 
 
 def warn_of_queue(path: Path) -> None:
-    """Warn of pending requests that a filter has recorded, and whose queue was not copied."""
+    """Warn of recorded requests that are pending in a queue that was not copied."""
     directory = filter_directory(path)
     job_dir = directory.parent
-    if directory.name == "bloom" and has_waiting(job_dir):
+    if directory.name == "bloom" and has_pending(job_dir):
         note(
             f"scrapy bloom: warning: the queue of {job_dir} has pending requests that are recorded "
             f"in {directory}. A crawl with the copy skips them as duplicates: let that job finish "
@@ -219,7 +231,7 @@ def warn_of_queue(path: Path) -> None:
 
 
 def warn_of_overfull(status: FilterStatus) -> None:
-    """Say so if a generation holds more than it was made for."""
+    """Warn if a generation has more requests than its capacity."""
     if overfull := [
         generation for generation in status.generations if generation.count > generation.capacity
     ]:

@@ -1,4 +1,4 @@
-"""Project of a command line: its settings, its filter in files or Redis, a list of its URLs."""
+"""The project and the place of a command line: settings, spider, filter, queue, URLs."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scrapy import Request, Spider
 from scrapy.crawler import Crawler
@@ -15,14 +15,12 @@ from scrapy.settings import SETTINGS_PRIORITIES, Settings
 from scrapy.utils.misc import build_from_crawler, load_object
 from scrapy.utils.python import global_object_name
 
-from scrapy_bloom.analysis.report import Measured, count_bits
 from scrapy_bloom.commands.shared.arguments import (
     PROJECTS_SERVER,
     check_filter_name,
     is_redis,
 )
 from scrapy_bloom.commands.shared.lists import UrlList
-from scrapy_bloom.commands.shared.output import progress
 from scrapy_bloom.crawl.fingerprinting import (
     Fingerprint,
     fingerprint_function,
@@ -40,24 +38,24 @@ from scrapy_bloom.settings.settings import BloomSettings, url_with_login
 Reader = FilterReader | RedisReader | ShardedReader
 
 _DEADLINE = "BLOOM_REDIS_DEADLINE_SECS"
-_FIRST_ANSWER_SECS = 1.5  # somebody waits for it, and has perhaps mistyped the URL
+_FIRST_ANSWER_SECS = 1.5  # short, because the URL may be mistyped
 
 
 @dataclass(frozen=True)
 class Project:
-    """The settings and the fingerprinter of a crawl."""
+    """The settings and the fingerprinter of a crawl of the project."""
 
     settings: Settings  # as the command got them
     crawler: Crawler  # not started
     bloom: BloomSettings
     fingerprint: Fingerprint
-    fingerprinter: str  # import path of what makes it
-    is_chosen: bool  # whether somebody chose that fingerprinter; else it is Scrapy's default
-    spider: str  # its name; empty if none was said
-    is_scrapys: bool  # it makes those of Scrapy that are known here
+    fingerprinter: str  # its import path
+    is_chosen: bool  # the settings name that fingerprinter; it is not Scrapy's default
+    spider: str  # its name; empty without --spider
+    is_scrapys: bool  # `plain_fingerprint` makes the same fingerprints
 
     def url_fingerprint(self, url: str) -> bytes:
-        """Return the fingerprint of a plain request for a URL; raises ValueError if it is none."""
+        """Return the fingerprint of a GET request; raise a ValueError if the URL is not valid."""
         plain = plain_fingerprint(url) if self.is_scrapys else None
         return plain or self.fingerprint(Request(url))
 
@@ -70,8 +68,8 @@ def load_project(
     Args:
         settings: as the command got them.
         spider: the spider's name; in a project it must be one of its spiders.
-        place: of a filter; if it is the URL of a server, the crawl uses that one, with the login
-            that the settings, or REDISCLI_AUTH, have for it.
+        place: of a filter; if it is the URL of a server, the crawl uses that server, with the login
+            from the settings or REDISCLI_AUTH.
         more: settings that the command sets itself.
     """
     in_redis = is_redis(place)
@@ -79,17 +77,17 @@ def load_project(
         more["BLOOM_BACKEND"] = "redis"
     try:
         crawler = Crawler(_spider_class(settings, spider), settings)
-        # Some fingerprinters ask for them.
+        # Some fingerprinters use the stats.
         crawler.stats = load_object(crawler.settings["STATS_CLASS"])(crawler)
         params: Mapping[str, Any] | None = None
         if in_redis and place != PROJECTS_SERVER:
             more["BLOOM_REDIS_URL"], params = url_with_login(place, crawler.settings)
-        # No command schedules anything; what it fills may be for a crawl that does it otherwise.
+        # No command crawls anything, so it records at once.
         if only_crawled := crawler.settings.get("BLOOM_RECORD_ON") == "crawled":
             more["BLOOM_RECORD_ON"] = "scheduled"
         # Before the add-ons: ours checks the settings.
         crawler.settings.setdict(more, priority=max(SETTINGS_PRIORITIES.values()))
-        BloomSettings.from_settings(crawler.settings)  # our add-on would tell of an error, too
+        BloomSettings.from_settings(crawler.settings)  # reports errors before our add-on does
         crawler.addons.load_settings(crawler.settings)
         name = "REQUEST_FINGERPRINTER_CLASS"
         fingerprinter = build_from_crawler(load_object(crawler.settings[name]), crawler)
@@ -97,7 +95,7 @@ def load_project(
         raise
     except Exception as error:
         raise BloomError(
-            "the project's spider, add-ons or request fingerprinter cannot be made: "
+            "the project's spider, add-ons or request fingerprinter cannot be created: "
             f"{type(error).__name__}: {error}"
         ) from error
     fingerprint = fingerprint_function(fingerprinter)
@@ -106,7 +104,7 @@ def load_project(
         bloom = replace(bloom, redis_params=params)
     if in_redis and (password := os.environ.get("REDISCLI_AUTH")):
         bloom = replace(bloom, redis_params={"password": password, **bloom.redis_params})
-    if only_crawled:  # the other half of the rate is that of the filter in memory
+    if only_crawled:  # the filter in memory has the other half
         bloom = replace(bloom, error_rate=bloom.error_rate / 2)
     return Project(
         settings=settings,
@@ -148,9 +146,9 @@ def _spider_class(settings: Settings, spider: str | None) -> type[Spider]:
 
 
 def connect(options: argparse.Namespace, project: Project, *, made_for: str = "") -> SharedFilter:
-    """Return a filter in Redis, not joined, once the server has answered.
+    """Return a filter in Redis, without joining it, once the server has answered.
 
-    The project is loaded with its URL; `made_for` is the spider's name if --spider says none.
+    The project was loaded with its URL; `made_for` is the spider's name without --spider.
     """
     key, name = options.key, options.spider or made_for
     if key is not None and ("{" in key or "}" in key) and jobdir.SET_ASIDE not in key:
@@ -158,7 +156,7 @@ def connect(options: argparse.Namespace, project: Project, *, made_for: str = ""
     if key is None:
         if "%(spider)s" in project.bloom.redis_key and not name:
             raise UsageError(
-                f"which filter? Say it with --key, or the spider with --spider (BLOOM_REDIS_KEY is "
+                f"which filter? Give --key, or --spider with the spider's name (BLOOM_REDIS_KEY is "
                 f"{project.bloom.redis_key!r})"
             )
         key = project.bloom.redis_key % {"spider": name}
@@ -178,38 +176,81 @@ def answering_server(project: Project) -> RedisServer:
     return bloom.redis_server()
 
 
-@contextmanager
-def opened_filter(
-    options: argparse.Namespace, settings: Settings, project: Project | None = None
-) -> Iterator[Reader]:
-    """Open a filter in files or in Redis to read it.
+class SharedPlace(NamedTuple):
+    """A filter and its queue in Redis, whose server has answered."""
 
-    Args:
-        options: the command line, with the place.
-        settings: as the command got them.
-        project: that of the filter's crawls, loaded with the place, if the command needs it anyway.
+    server: RedisServer
+    key: str
+
+    @property
+    def name(self) -> str:
+        """Name of the place in messages."""
+        return f"{self.key} in {self.server.address}"
+
+
+def project_place(options: argparse.Namespace, settings: Settings) -> str:
+    """Return the place of the project's crawl: its server, its BLOOM_DIR or its JOBDIR.
+
+    Raises a UsageError if the project's settings name none of them.
     """
-    window = project.bloom.window_secs if project else 0.0
-    is_in_project = bool(project and project.settings.getlist("SPIDER_MODULES"))
+    project = load_project(settings, options.spider)
+    bloom, job_dir = project.bloom, project.crawler.settings.get("JOBDIR")
+    if bloom.backend == "redis":
+        return PROJECTS_SERVER
+    if bloom.dir is not None and not (job_dir and options.subcommand == "queue"):
+        if "%(spider)s" in bloom.dir and not options.spider:
+            raise UsageError(f"which spider? Give --spider: BLOOM_DIR is {bloom.dir!r}")
+        return str(bloom.directory(None, project.spider))
+    if job_dir:
+        return str(job_dir)
+    raise UsageError(
+        'which filter? Give its place, because the settings have neither BLOOM_BACKEND = "redis" '
+        "nor BLOOM_DIR nor JOBDIR"
+    )
+
+
+@contextmanager
+def opened_place(options: argparse.Namespace, settings: Settings) -> Iterator[Path | SharedPlace]:
+    """Open the place of a command line; no project is loaded for a path."""
+    if not is_redis(options.place):
+        check_filter_name(options, options.place)
+        yield Path(options.place)
+        return
+    project = load_project(settings, options.spider, options.place)
+    filter_ = connect(options, project)
+    with closing(filter_.server):
+        yield SharedPlace(filter_.server, filter_.key)
+
+
+def files_reader(path: Path, *, window: float = 0.0) -> FilterReader:
+    """Return a reader of a filter in files, and of the changes in the log of its job."""
+    # Read before the filter, so that a checkpoint between the two hides nothing.
+    recent = _recent_changes(path)
+    return FilterReader(path, window=window, recent=recent)
+
+
+@contextmanager
+def opened_filter(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
+    """Open the filter at the place of a command line, to read it as the project's crawls do."""
+    window = project.bloom.window_secs
+    is_in_project = bool(project.settings.getlist("SPIDER_MODULES"))
     check_filter_name(options, options.place, spider_counts=is_in_project)
     if not is_redis(options.place):
-        path = Path(options.place)
-        recent = _recent_changes(path)  # first: what is moved meanwhile is found there or here
-        with closing(FilterReader(path, window=window, recent=recent)) as reader:
+        with closing(files_reader(Path(options.place), window=window)) as reader:
             yield reader
         return
-    filter_ = connect(options, project or load_project(settings, options.spider, options.place))
+    filter_ = connect(options, project)
     with closing(filter_.server):
         yield opened_reader(filter_.server, filter_.key, window=window)
 
 
 @contextmanager
 def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[Reader]:
-    """Open a filter to read what a crawl of the project would find in it.
+    """Open a filter for lookups with the project's fingerprints.
 
-    Raises a FingerprinterMismatchError if that crawl makes other fingerprints.
+    Raises a FingerprinterMismatchError if the filter was recorded with another fingerprinter.
     """
-    with opened_filter(options, project.settings, project) as reader:
+    with opened_filter(options, project) as reader:
         if reader.fingerprinter != project.fingerprinter:
             raise FingerprinterMismatchError(
                 "the filter was recorded with REQUEST_FINGERPRINTER_CLASS = "
@@ -220,16 +261,9 @@ def opened_for_crawl(options: argparse.Namespace, project: Project) -> Iterator[
         yield reader
 
 
-def measured(reader: Reader) -> list[Measured]:
-    """Count the bits of a filter, generation by generation, with a bar."""
-    blocks = sum(each.geometry.num_blocks for each in reader.generations)
-    with progress("Counting bits", blocks, "blocks") as advance:
-        return count_bits(reader.generations, reader.block_fills(), advance)
-
-
 def job_database(path: Path) -> Path | None:
-    """Return CrashSafeScheduler's database of a job, or of the job of a filter; None if none."""
-    # A filter's directory may be in its job's. Any other path below a job says nothing about it.
+    """Return CrashSafeScheduler's database at a path, or None; the path may be that of a filter."""
+    # The parent of a filter's directory may be its job. No other path belongs to its parent.
     for job_dir in (path, path.parent) if jobdir.filter_files(path) else (path,):
         if jobdir.is_database(database := job_dir / jobdir.DATABASE):
             return database
@@ -237,7 +271,7 @@ def job_database(path: Path) -> Path | None:
 
 
 def _recent_changes(path: Path) -> dict[bytes, bool | None]:
-    """Return which fingerprints in the log of a job its filter lacks, and if they are forgotten."""
+    """Return the fingerprints in the log of a job that its filter lacks; True: forgotten."""
     database = None if path.is_file() else job_database(path)
     if database is None:
         return {}
@@ -245,7 +279,7 @@ def _recent_changes(path: Path) -> dict[bytes, bool | None]:
 
 
 def state_text(is_closed: bool | None, is_in_use: bool | None) -> str:  # noqa: FBT001 - as readers have it
-    """Return whether a crawl uses a filter, for people; one in Redis is neither closed nor not."""
+    """Describe whether a crawl uses a filter; a filter in Redis has no such state."""
     if is_in_use:
         return "in use by a running crawl"
     if is_closed is None:

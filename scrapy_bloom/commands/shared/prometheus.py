@@ -12,15 +12,18 @@ _FILTER = {
     "forgotten": ("forgotten_requests", "Recorded requests that are to be crawled again."),
 }
 _QUEUE = {
-    "pending": ("pending_requests", "Requests in the queue that no worker has."),
-    "in_flight": ("in_flight_requests", "Requests that workers have and did not finish."),
+    "pending": ("pending_requests", "Requests in the queue that are not in flight."),
+    "in_flight": ("in_flight_requests", "Requests that workers have taken and not finished."),
     "dead": ("dead_letters", "Requests that are not crawled because their workers died."),
     "set_aside": ("set_aside_requests", "Requests that no worker can deserialize."),
     "done": ("done_requests_total", "Requests finished since the queue began."),
 }
 _WORKER = {
     "is_alive": ("worker_up", "Whether the lease of the worker is valid."),
-    "in_flight": ("worker_in_flight_requests", "Requests that the worker did not finish yet."),
+    "in_flight": (
+        "worker_in_flight_requests",
+        "Requests that the worker has taken and not finished.",
+    ),
     "done": ("worker_done_requests_total", "Requests that the worker has finished."),
     "heartbeat_secs": ("worker_heartbeat_age_seconds", "Time since the worker's last heartbeat."),
 }

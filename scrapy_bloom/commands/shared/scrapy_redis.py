@@ -1,4 +1,4 @@
-"""What a crawl with scrapy-redis has left to be crawled: its queue, and its start URLs."""
+"""Read the pending requests of a crawl with scrapy-redis: its queue and its start URLs."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from scrapy_bloom.redis.connection.server import RedisServer
 
 _PAGE = 100  # members that are read at once
 
-# Of each type of key: what reads members, and what removes one.
+# The command that reads members of each type of key, and the command that removes a member.
 _READS = {b"list": "LRANGE", b"zset": "ZRANGE", b"set": "SSCAN"}
 _REMOVES = {b"list": ("LREM", 1), b"zset": ("ZREM",), b"set": ("SREM",)}
 
@@ -23,12 +23,12 @@ class RedisKey:
     """A key of scrapy-redis: its queue, or its start URLs.
 
     Attributes:
-        server: where it is.
-        key: its name; a list, a set or a sorted set.
-        is_queue: it has pickled requests; otherwise, URLs or JSON objects.
+        server: the server of the key.
+        key: name of a list, a set or a sorted set.
+        is_queue: the members are pickled requests; otherwise, URLs or JSON objects.
         drains: remove each member once the caller asks for the next page.
-        skipped: members so far of which no request could be made.
-        first_skipped: the first one of these, and why.
+        skipped: number of members so far that are not valid requests.
+        first_skipped: the first of these members, and the reason.
     """
 
     server: RedisServer
@@ -41,7 +41,7 @@ class RedisKey:
     def pages(self) -> Iterator[list[dict[str, Any]]]:
         """Yield requests as `Request.to_dict` makes them, page by page.
 
-        No code that is in a pickle is run: a request of other than plain values is skipped.
+        Pickled code is not run: a request with other than plain values is skipped.
         """
         kind = self.server.send("TYPE", self.key)
         if kind == b"none":  # Redis has no empty keys
@@ -73,7 +73,7 @@ class RedisKey:
     def _request(self, member: bytes) -> dict[str, Any] | None:
         try:
             return _queued(member) if self.is_queue else _start_request(member)
-        except Exception as error:  # noqa: BLE001 - anybody can have written it
+        except Exception as error:  # noqa: BLE001 - the member may be damaged
             self.skipped += 1
             self.first_skipped = self.first_skipped or f"{member[:60]!r}: {error}"
             return None
@@ -88,7 +88,7 @@ def _queued(member: bytes) -> dict[str, Any]:
 
 
 def _start_request(member: bytes) -> dict[str, Any]:
-    """Return the request that scrapy-redis makes of a start URL."""
+    """Return the request that scrapy-redis creates for a start URL."""
     text = member.decode()
     if not text.startswith("{"):
         return Request(text).to_dict()
@@ -100,9 +100,9 @@ def _start_request(member: bytes) -> dict[str, Any]:
 
 
 def request_of(found: dict[str, Any] | Any) -> Request:
-    """Return a request without its callbacks, of which its fingerprint and slot can be told.
+    """Return a request without its callbacks, for its fingerprint and its slot.
 
-    Its class is not loaded: that would run code. Raises anything if it is not valid.
+    Its class is not loaded, because that would run code. Raises any exception if it is not valid.
     """
     names = ("url", "method", "headers", "body", "meta", "encoding", "priority")
     return Request(**{name: found[name] for name in names if name in found})

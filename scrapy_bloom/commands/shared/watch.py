@@ -1,14 +1,15 @@
-"""Show the progress of a crawl again and again: `scrapy bloom info --watch`."""
+"""Show the progress of a crawl at intervals: `scrapy bloom info --watch`."""
 
 import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scrapy_bloom.commands.shared.output import is_lively, say
+from scrapy_bloom.commands.shared.figures import Figures, most_pending
+from scrapy_bloom.commands.shared.output import is_lively, say, table
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.redis.connection.server import next_attempt
 from scrapy_bloom.text import counted, escaped, masked, rate_text, share_text
@@ -16,9 +17,7 @@ from scrapy_bloom.text import counted, escaped, masked, rate_text, share_text
 _GROWTH_SECS = 60.0  # the time over which the growth of the queue is measured
 _MOST_HOSTS = 10
 _NARROW = 72  # columns of a terminal; a narrower one gets fewer columns
-_NOT_WATCHED = ("generations", "salt")  # of the figures: they do not change, or are secret
-
-Figures = dict[str, Any]
+_NOT_WATCHED = ("generations", "salt")  # figures that do not change, or are secret
 
 
 class Rates:
@@ -60,20 +59,20 @@ class Rates:
 
 def watch(
     read: Callable[[], Figures],
-    read_hosts: Callable[[], Mapping[str, int]],
+    read_hosts: Callable[[], dict[str, int]],
     interval: float,
     *,
     as_json: bool,
 ) -> None:
     """Print the progress of a crawl until Ctrl-C: a table on a terminal, else a line each time.
 
-    After the first look, a server that does not answer is reported, and asked again.
+    If the server does not answer, an error is shown and the next interval tries again.
 
     Raises:
-        StorageError: the first look failed.
+        StorageError: the first attempt failed.
     """
     rates, is_first = Rates(), True
-    hosts: Mapping[str, int] = {}
+    hosts: dict[str, int] = {}
     hosts_due = 0.0
     with _shown(as_json=as_json) as show:
         while True:
@@ -87,8 +86,7 @@ def watch(
                         hosts_begun = time.monotonic()
                         hosts = read_hosts()
                         hosts_due = next_attempt(hosts_begun)
-                    most = sorted(hosts, key=lambda host: -hosts[host])[:_MOST_HOSTS]
-                    queue["hosts"] = [{"host": host, "pending": hosts[host]} for host in most]
+                    queue["hosts"] = most_pending(hosts, _MOST_HOSTS)
                 figures = {key: figures[key] for key in figures if key not in _NOT_WATCHED}
             except StorageError as error:
                 if is_first:
@@ -154,8 +152,26 @@ def _filter_texts(figures: Figures) -> Iterator[str]:
         yield f"false-positive rate {rate_text(figures['error_rate_now'])}"
 
 
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f}"
+
+
+_WORKER_COLUMNS = (
+    ("worker:", "name", str),
+    ("pages/s", "done_per_second", _rate),
+    ("average", "done_per_second_average", _rate),
+    ("in flight", "in_flight", "{:,}".format),
+    ("heartbeat", "heartbeat", str),
+)
+_NARROW_COLUMNS = ("worker:", "pages/s", "in flight")
+HOST_COLUMNS = (
+    ("host:", "host", lambda host: host or "(any)"),
+    ("pending", "pending", "{:,}".format),
+)
+
+
 def progress_table(figures: Figures, width: int) -> Any:
-    """Return the progress of a crawl, to be printed by rich on a terminal of this width."""
+    """Return the progress of a crawl as a rich renderable for a terminal of this width."""
     from rich.console import Group  # noqa: PLC0415 - only for people
     from rich.text import Text  # noqa: PLC0415
 
@@ -171,54 +187,21 @@ def progress_table(figures: Figures, width: int) -> Any:
         _, *texts = _queue_texts({**queue, "workers": queue["workers"] or []})
         parts += [Text("; ".join(texts)), Text("")]
         workers = queue["workers"] or []
-        total = {**queue, "name": "all workers" if workers else "the crawl", "heartbeat_secs": None}
+        name = "all workers" if workers else "the crawl"
+        total = {**queue, "name": name, "heartbeat_secs": None, "is_alive": True}
         parts.append(_workers_table([*workers, total], is_narrow=width < _NARROW))
         if queue["hosts"]:
-            rows = [
-                (escaped(each["host"]) or "(any)", f"{each['pending']:,}")
-                for each in queue["hosts"]
-            ]
-            parts += [Text(""), _table(["host:", "pending"], rows)]
+            parts += [Text(""), table(HOST_COLUMNS, queue["hosts"])]
     return Group(*parts)
 
 
 def _workers_table(workers: list[Figures], *, is_narrow: bool) -> Any:
-    names = ["worker:", "pages/s", "average", "in flight", "heartbeat"]
     rows = [
-        (
-            escaped(each["name"]),
-            _rate(each["done_per_second"]),
-            _rate(each["done_per_second_average"]),
-            f"{each['in_flight']:,}",
-            "expired" if not each.get("is_alive", True) else _age(each["heartbeat_secs"]),
-        )
+        {**each, "heartbeat": _age(each["heartbeat_secs"]) if each["is_alive"] else "expired"}
         for each in workers
     ]
-    if is_narrow:
-        names = [*names[:2], names[3]]
-        rows = [(*row[:2], row[3]) for row in rows]  # type: ignore[misc]
-    return _table(names, rows)
-
-
-def _table(names: list[str], rows: list[Any]) -> Any:
-    from rich.table import Table  # noqa: PLC0415 - only for people
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
-        is_text = name.endswith(":")
-        table.add_column(
-            name.removesuffix(":"),
-            justify="left" if is_text else "right",
-            no_wrap=not is_text,
-            overflow="fold",
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.1f}"
+    names = _NARROW_COLUMNS if is_narrow else [name for name, *_ in _WORKER_COLUMNS]
+    return table([each for each in _WORKER_COLUMNS if each[0] in names], rows)
 
 
 def _age(seconds: float | None) -> str:

@@ -1,1 +1,1 @@
-"""CrashSafeScheduler: no kill loses its queue."""
+"""Schedule requests with a queue that survives a kill."""

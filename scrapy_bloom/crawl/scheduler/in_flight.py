@@ -1,14 +1,16 @@
-"""The requests that a crawl has taken from its scheduler and is not done with.
+"""Track the requests in flight: taken from the scheduler, and not done yet.
 
-The output of a request's callback or errback has been consumed, and its items have passed the
-pipelines: then it has ended. Or a downloader middleware has put another request in its place (a
-retry, a redirect), and that one is scheduled. It is done when all that it led to is stored, too.
+A request has ended when Scrapy has consumed the output of its callback or errback, and its items
+have passed the pipelines. It has also ended when a downloader middleware has replaced it by another
+request (a retry, a redirect), and that request is scheduled. An ended request is done when
+everything that it led to is stored.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
@@ -22,11 +24,12 @@ class _Flight:
     """A request until it is done.
 
     Attributes:
-        request: kept, so that its id() stays its own.
-        done: called when it is done.
-        downloaded: called when its download has ended, or was not begun.
-        waits_for: how many requests in memory have to be done before.
-        held_up: the requests that wait for this one, which is in memory.
+        request: the request, kept so that no other object gets its id().
+        done: called when the request is done.
+        downloaded: called when its download has ended, or was skipped.
+        waits_for: number of requests in memory that must be done first.
+        has_ended: whether the request has ended.
+        dependents: the requests that wait for this one, if it is in memory.
     """
 
     request: Request
@@ -34,21 +37,22 @@ class _Flight:
     downloaded: Callable[[], object] = lambda: None
     waits_for: int = 0
     has_ended: bool = False
-    held_up: list["_Flight"] = field(default_factory=list)
+    dependents: list["_Flight"] = field(default_factory=list)
 
 
 class InFlight:
-    """Watches requests until they are done, and calls a function of each then.
+    """The requests in flight; a function that belongs to a request is called when it is done.
 
-    Raises a SettingError if this version of Scrapy works in another way.
+    Raises a SettingError if this version of Scrapy lacks a method.
     """
 
     def __init__(self, engine: Any) -> None:
-        # By id(): two requests in flight may be equal.
+        # By id(), because two requests in flight may be equal.
         self._flights: dict[int, _Flight] = {}
         self._in_memory: dict[int, _Flight] = {}
         self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
+        self._replacements: WeakSet[Request] = WeakSet()
         listen(
             engine,
             "CrashSafeScheduler does not work",
@@ -58,14 +62,14 @@ class InFlight:
         )
 
     def keep_in_memory(self, request: Request, done: Callable[[], None]) -> None:
-        """Note that a request cannot be stored: the request that led to it is not done before.
+        """Add a pending request that cannot be stored; the request that led to it waits for it.
 
-        Scrapy does not tell which one that is, so this holds for all that are in flight now.
+        Scrapy does not tell which request that is, so all requests in flight wait.
         """
-        held_up = list(self._flights.values())
-        for each in held_up:
+        dependents = list(self._flights.values())
+        for each in dependents:
             each.waits_for += 1
-        self._in_memory[id(request)] = _Flight(request, done, held_up=held_up)
+        self._in_memory[id(request)] = _Flight(request, done, dependents=dependents)
 
     def add(
         self,
@@ -73,20 +77,20 @@ class InFlight:
         done: Callable[[], None] = lambda: None,
         downloaded: Callable[[], object] = lambda: None,
     ) -> None:
-        """Note that a request was taken; for one from memory, `done` is known."""
-        self.end_replaced()  # it may be one that was replaced by itself
+        """Add a request that was taken; a request from memory keeps its own `done`."""
+        self.end_replaced()  # a middleware may have replaced a request by itself
         flight = self._in_memory.pop(id(request), None) or _Flight(request, done, downloaded)
         self._flights[id(request)] = flight
         self._not_fetched.add(id(request))
 
     def _scraping(self, request: Request, result: Any) -> Callable[[Any], None]:
         if isinstance(result, Failure) and isinstance(result.value, asyncio.CancelledError):
-            # The event loop is ended, and with it what is being downloaded: nothing has failed.
+            # The event loop ends and cancels the downloads, so the request has not failed.
             self.leave(request)
         return lambda _: self.end(request)
 
     def _fetching(self, request: Request) -> Callable[[Any], None]:
-        # A callback may fetch its own request once more: that is not this one's end.
+        # A callback may fetch its own request again, which does not end the request.
         is_first = id(request) in self._not_fetched
         self._not_fetched.discard(id(request))
         return lambda result: self._fetched(request, result) if is_first else None
@@ -95,25 +99,30 @@ class InFlight:
         if (flight := self._flights.get(id(request))) is not None:
             _end_download(flight)
         if isinstance(result, Request):
-            # Not yet: the engine schedules the other one right after this.
+            # Not at once, because the engine schedules the other request right after this call.
+            self._replacements.add(result)
             self._replaced.append(request)
             CallLaterOnce(self.end_replaced).schedule()
 
     def leave(self, request: Request) -> None:
-        """Note that a request is never done: not all that it leads to is stored."""
+        """Remove a request that is never done, so that it stays in the queue for the next run."""
         if (flight := self._flights.pop(id(request), None)) is not None:
             _end_download(flight)
 
     def __len__(self) -> int:
         return len(self._flights)
 
+    def is_replacement(self, request: Request) -> bool:
+        """Return whether the downloader has put a request in place of another one."""
+        return request in self._replacements
+
     def end_replaced(self) -> None:
-        """End the requests that were replaced: the others are scheduled by now."""
+        """End the requests that were replaced, now that the other requests are scheduled."""
         while self._replaced:
             self.end(self._replaced.pop())
 
     def end(self, request: Request) -> None:
-        """Note that a request has ended: it is done once it waits for no other."""
+        """Mark a request as ended; it is done once it waits for no other request."""
         self._not_fetched.discard(id(request))
         if (flight := self._flights.pop(id(request), None)) is None:
             return
@@ -125,7 +134,7 @@ class InFlight:
             if flight.waits_for:
                 continue
             flight.done()
-            for each in flight.held_up:
+            for each in flight.dependents:
                 each.waits_for -= 1
                 if each.has_ended:
                     ended.append(each)

@@ -1,4 +1,4 @@
-"""The queue of a job, which is the log of its filter, too."""
+"""Queue the requests of a job in SQLite, which is the log of the filter, too."""
 
 import contextlib
 import sqlite3
@@ -28,20 +28,20 @@ from scrapy_bloom.queues.sqlite import CLOSED, RequestDatabase
 from scrapy_bloom.text import counted
 
 _MOST_FOUND = 1000  # requests in a batch
-_LOOK_SECS = 0.5  # between two looks for what `scrapy bloom add` has handed over
+_LOOK_SECS = 0.5  # between two looks for files of `scrapy bloom add`
 
 
 class JobQueue(SafeQueue):
     """The queue of a job, and the log of its filter.
 
-    A batch is stored before the next request is taken, when it has become large, and at the end of
-    the event loop's turn. So what the store has is at each instant a state from which the crawl can
-    go on.
+    The queue stores a batch before it takes the next request, when the batch has 1,000 requests,
+    and at the end of the event loop's turn. So the crawl can continue from the stored state at any
+    instant.
 
     Args:
-        crawler: whose requests they are.
-        store: the job's database.
-        df: the duplicate filter; if it is one of ours, `store` is its log.
+        crawler: the crawler of the requests.
+        store: the database of the job.
+        df: the duplicate filter; if it is a BloomDupeFilter, `store` is its log.
     """
 
     def __init__(self, crawler: Crawler, store: RequestDatabase, df: BaseDupeFilter) -> None:
@@ -52,7 +52,6 @@ class JobQueue(SafeQueue):
             ours.failures if ours else Failures(crawler),
             max_pages=ours.settings.max_pages_per_slot if ours else 0,
         )
-        store.counts_slots = bool(self._max_pages)
         self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
@@ -63,7 +62,7 @@ class JobQueue(SafeQueue):
             self._changes, self._forgotten = ours.backend.overlay, ours.backend.forgotten
         self._progress_at = monotonic()
         self._job = Path(store.name).parent
-        call_later(_LOOK_SECS, self._take_up_added)
+        call_later(_LOOK_SECS, self._read_added)
         for data in store.died:
             self._log_dead(data, "processes")
 
@@ -71,13 +70,16 @@ class JobQueue(SafeQueue):
         if self.has_failed:
             return 0
         pending = self._database.pending + len(self._batch.found) + self._database.suspects
-        return pending or len(added_files(self._job))  # the crawl must not end before it has these
+        # The crawl must not end before it has read the requests of `scrapy bloom add`.
+        return pending or len(added_files(self._job))
 
-    def enqueue(self, request: Request) -> str | None:  # noqa: D102 - as in the base class
+    def enqueue(self, request: Request) -> str | None:
+        """Add a request to the batch unless it is a duplicate; return where it is, or None."""
         changes = self._changes
         if changes is None:
             return self._enqueue_unlogged(request)
-        if self._max_pages and self._is_full(slot := self._slot_of(request)):
+        is_limited = self._is_limited(request)
+        if is_limited and self._is_full(slot := self._slot_of(request)):
             self._count_beyond_limit(slot)
             return DROPPED
         before, fingerprint = changes.number, None
@@ -88,7 +90,7 @@ class JobQueue(SafeQueue):
                 fingerprint = changes.last
         found = self._serialized(request, fingerprint)
         if found is None:
-            record = partial(self._record, changes, changes.hold(before))
+            record = partial(self._record, changes, changes.postpone(before))
             self._in_flight.keep_in_memory(request, record)
             return "memory"
         self._add(found)
@@ -98,14 +100,14 @@ class JobQueue(SafeQueue):
         stored: int = self._attempt(self._database.queued_of, slot) or 0
         return stored + self._queued_of[slot] >= self._max_pages
 
-    def _record(self, changes: Overlay, held: Sequence[Any]) -> None:
-        """Record a request that is done, and was kept in memory, unless it has failed."""
+    def _record(self, changes: Overlay, postponed: Sequence[Any]) -> None:
+        """Record a request from memory that is done, unless it was forgotten meanwhile."""
         if not self.has_failed:
-            changes.release([each for each in held if each.fingerprint not in self._forgotten])
+            changes.collect([each for each in postponed if each.fingerprint not in self._forgotten])
             self._flush_soon.schedule()
 
     def _enqueue_unlogged(self, request: Request) -> str | None:
-        """Store a request before another filter is asked, which records it at once."""
+        """Store a request before asking a filter without a log, which records it at once."""
         found = self._serialized(request)
         if found is None:
             if not request.dont_filter and self._df.request_seen(request):
@@ -123,26 +125,28 @@ class JobQueue(SafeQueue):
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
-        self._queued_of[found.slot] += 1
+        self._queued_of[found.slot] += found.is_limited
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
             self._flush_soon.schedule()
 
-    def _take_up_added(self) -> None:
+    def _read_added(self) -> None:
         """Queue the requests of the oldest file that `scrapy bloom add` has written, if any."""
         if self.has_failed:
             return
         files = [] if is_closing(self._engine) else added_files(self._job)
-        call_later(0 if files[1:] else _LOOK_SECS, self._take_up_added)
+        call_later(0 if files[1:] else _LOOK_SECS, self._read_added)
         if not files:
             return
-        requests = read_added(files[0])
+        requests = self._attempt(read_added, files[0])
+        if self.has_failed:  # the file stays for the next run
+            return
         if requests is None:
             if aside := self._attempt(set_aside, files[0]):
                 self._logger.error(
                     "The requests that scrapy bloom add has handed over in %s cannot be read, "
-                    "and are not crawled. It was renamed to %s: add the requests again",
+                    "and are not crawled. The file was renamed to %s: add the requests again",
                     files[0],
                     aside.name,
                 )
@@ -159,11 +163,9 @@ class JobQueue(SafeQueue):
         if not self.has_failed:
             self._attempt(files[0].unlink)
             self._logger.info(
-                "Queued %s that scrapy bloom add has handed over, but for duplicates",
+                "Queued %s that scrapy bloom add has handed over, except duplicates",
                 counted(len(requests), "request"),
             )
-
-    # Batches.
 
     def flush(self) -> None:
         """Store the batch."""
@@ -186,7 +188,7 @@ class JobQueue(SafeQueue):
                 self._changes.stored(self._database.seq)
 
     def _attempt(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Take a step of the store; return None if it has failed, now or before: the crawl ends."""
+        """Call a function of the store; if it fails, close the spider and return None."""
         if self.has_failed:
             return None
         try:
@@ -198,12 +200,13 @@ class JobQueue(SafeQueue):
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         if self._changes is not None and self._changes.failure is None:
-            self._changes.failure = error  # the filter gets no more, and logs nothing
+            self._changes.failure = error  # no checkpoint follows, and the close logs nothing
 
-    def close(self) -> None:  # noqa: D102 - as in the base class
+    def close(self) -> None:
+        """Store the last batch; pending requests stay for the next run."""
         self._in_flight.end_replaced()
         self._flush_soon.cancel()
-        if self.has_failed:  # perhaps there is room again; if not, that is logged already
+        if self.has_failed:  # a full disk may have space again; if not, the error is logged already
             with contextlib.suppress(sqlite3.Error, OSError, StorageError):
                 self._database.apply(self._collected())
                 self.has_failed = False
@@ -212,9 +215,8 @@ class JobQueue(SafeQueue):
             self.flush()
         self.has_failed = True
 
-    # Taking.
-
-    def take(self) -> Request | None:  # noqa: D102 - as in the base class
+    def take(self) -> Request | None:
+        """Store the batch, and return the next request; None if there is none yet."""
         while not self.has_failed:
             taken = self._attempt(self._database.take, self._collected(), self._activity)
             self._stored()
@@ -234,7 +236,7 @@ class JobQueue(SafeQueue):
         return CLOSED if self._is_closed(slot) else self._downloads(slot)
 
     def _take_suspect(self) -> Taken | None:
-        """Take a suspect if it is alone: what the process dies of then is known."""
+        """Take a suspect if nothing else is in flight, so that a death can be blamed on it."""
         if not self._database.suspects or self.has_failed:
             return None
         if self._in_flight and (
@@ -246,8 +248,8 @@ class JobQueue(SafeQueue):
         return taken
 
     def _done(self, row: Any) -> None:
-        """Remove a request with the next batch: that has all that it led to, or an earlier one."""
+        """Remove a request with the next batch, which contains or follows all that it led to."""
         self._progress_at = monotonic()
-        if not self.has_failed:  # else what it led to may have been refused
+        if not self.has_failed:  # otherwise a request that it led to may have been refused
             self._batch.done.append(row)
             self._flush_soon.schedule()

@@ -1,4 +1,4 @@
-"""The queue of CrashSafeScheduler: a request stays in it until it is done."""
+"""Define the queue of CrashSafeScheduler, in which a request stays until it is done."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -28,16 +28,16 @@ from scrapy_bloom.text import counted, escaped
 
 _MOST_LOGGED_SLOTS = 100  # hosts whose limit is logged
 DROPPED = "dropped"
-STANDSTILL_SECS = 5.0  # without a download or an end: all callbacks wait, perhaps for a suspect
+STANDSTILL_SECS = 5.0  # without progress, after which callbacks may be waiting for a suspect
 
 Order = Callable[[Request], tuple[int, bool]]
 
 
 def order_of(crawler: Crawler) -> Order:
-    """Return how Scrapy would order requests of one priority.
+    """Return a function that tells how Scrapy orders requests of one priority.
 
-    That is a function that gives a request's rank (the lowest is taken first), and whether the
-    newest of its rank is taken first. Raises a SettingError if a disk queue has no known order.
+    The function returns a request's rank (the lowest is taken first), and whether the newest
+    request of the rank is taken first. Raises a SettingError if a disk queue has an unknown order.
     """
     settings, start = crawler.settings, "SCHEDULER_START_DISK_QUEUE"
     others = 0, _is_lifo(settings, "SCHEDULER_DISK_QUEUE")
@@ -56,12 +56,12 @@ def _is_lifo(settings: BaseSettings, name: str) -> bool:
     raise SettingError(
         f"{name} is {path!r}, whose order is unknown to CrashSafeScheduler; allowed are Scrapy's "
         '"scrapy.squeues.PickleLifoDiskQueue" (newest first) and '
-        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and what is made of them'
+        '"scrapy.squeues.PickleFifoDiskQueue" (oldest first), and their subclasses'
     )
 
 
 def _start_rank(crawler: Crawler) -> int:
-    """Return 1 if start requests go after others, else -1. Scrapy changed it: it is tried out."""
+    """Return 1 if start requests come after others, else -1; it depends on Scrapy's version."""
     queue = ScrapyPriorityQueue(crawler, FifoMemoryQueue, "", start_queue_cls=FifoMemoryQueue)
     queue.push(Request("data:,other"))
     queue.push(Request("data:,start", meta={"is_start_request": True}))
@@ -83,7 +83,7 @@ def limits_of(crawler: Crawler) -> Limits:
         "CONCURRENT_REQUESTS_PER_DOMAIN"
     )
     usual = getattr(spider, "max_concurrent_requests", usual)
-    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # the delay, within a worker
+    adapts = settings.getbool("AUTOTHROTTLE_ENABLED")  # AutoThrottle changes a worker's delay
     delay = getattr(spider, "download_delay", settings.getfloat("DOWNLOAD_DELAY"))
     return Limits(
         Limit(int(usual), bool(delay) or adapts),
@@ -97,18 +97,18 @@ def limits_of(crawler: Crawler) -> Limits:
 class SafeQueue(ABC):
     """The requests of a crawl, pending or in flight, in a store that outlives the process.
 
-    What callbacks produce is collected in a batch: requests found and done, and the changes of the
-    filter. The store applies it as one step. The constructor raises a SettingError if this version
-    of Scrapy works in another way.
+    The queue collects a batch: the requests that callbacks found, the requests that are done, and
+    the changes of the filter. The store applies a batch in one step. The constructor raises a
+    SettingError if this version of Scrapy lacks a method.
 
     Args:
-        crawler: whose requests they are.
-        store_name: where they are, for people.
-        failures: logs why the queue cannot be used, and closes the spider.
+        crawler: the crawler of the requests.
+        store_name: the place of the store in messages.
+        failures: logs why the queue is unusable, and closes the spider.
         max_pages: BLOOM_MAX_PAGES_PER_SLOT.
 
     Attributes:
-        has_failed: the store has failed, or is closed. What is in it stays.
+        has_failed: whether the store has failed, or is closed; its requests stay in it.
         place: "disk" or "redis", as in the stats.
     """
 
@@ -133,7 +133,7 @@ class SafeQueue(ABC):
         by_slot = serves_least_busy_slot(crawler)
         self._downloader = DownloaderInterface(crawler) if by_slot else None
         self._limits = limits_of(crawler) if by_slot else Limits()
-        self._downloading: Counter[str] = Counter()  # by slot, from when they are taken
+        self._downloading: Counter[str] = Counter()  # requests taken and not downloaded, by slot
         self._engine: Any = crawler.engine
         self._in_flight = InFlight(self._engine)
         self._flush_soon = CallLaterOnce(self.flush)
@@ -141,43 +141,44 @@ class SafeQueue(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return how many requests are pending; not 0 if others may have some."""
+        """Return how many requests are pending; not 0 while other workers may have some."""
 
     async def may_go_on(self, request: Request | None) -> bool:  # noqa: ARG002
-        """Wait until more of the output of a request, or of start(), may be consumed.
+        """Wait until Scrapy may consume more of the output of a request, or of start() if None.
 
-        False: no more of it is to be consumed, and it stays in flight.
+        Return False if Scrapy must not consume more of it, so that the request stays in flight.
         """
         await self._turn()
         return True
 
-    def yielded(self, each: Any) -> None:  # noqa: B027 - nobody has to know
-        """Note a request or item that was yielded by a callback, an errback, or start()."""
+    def yielded(self, each: Any) -> None:  # noqa: B027 - only a shared queue uses it
+        """Handle a request or item that a callback, an errback or start() has yielded."""
 
     @abstractmethod
     def enqueue(self, request: Request) -> str | None:
-        """Put a request into the batch, unless the duplicate filter has seen it.
+        """Add a request to the batch, unless the duplicate filter has seen it.
 
-        Return where it is kept, as in the stats: `place`, or "memory" if it cannot be serialized;
-        the caller keeps that one. None: it was not new. `DROPPED`: its host has had its limit.
+        Return the value of `place`. Return "memory" if the request cannot be serialized, so that
+        the caller has to keep it. Return None if it is a duplicate, and `DROPPED` if its host has
+        reached BLOOM_MAX_PAGES_PER_SLOT.
         """
 
     @abstractmethod
     def flush(self) -> None:
-        """Store what is collected, or have it stored soon."""
+        """Store the batch, now or soon."""
 
     @abstractmethod
     def take(self) -> Request | None:
-        """Return the next request, which is in flight from now on; None if none is to be taken."""
+        """Return the next request, which is in flight from now on; None if there is none yet."""
 
     @abstractmethod
     def close(self) -> Deferred[None] | None:
-        """Store the last batch, and leave the queue to the next run, or to other workers."""
+        """Store the last batch; pending requests stay for the next run, or for other workers."""
 
     def _serialized(self, request: Request, fingerprint: bytes | None = None) -> Found | None:
-        """Return what is to be stored of a request; None if it cannot be serialized."""
+        """Return a request in the form that the store keeps; None if it cannot be serialized."""
         rank, newest_first = self._order(request)
-        if not isinstance(request.priority, int):  # it could not be deserialized with it
+        if not isinstance(request.priority, int):  # Request.from_dict would refuse it
             error = ValueError(f"the priority {request.priority!r} is not an integer")
             self._warn_of_unserializable(request, error)
             return None
@@ -193,11 +194,21 @@ class SafeQueue(ABC):
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
+            is_limited=self._is_limited(request),
         )
 
     def _slot_of(self, request: Request) -> str:
         """Return the slot of the downloader; a project may name slots by numbers, too."""
         return str(self._downloader.get_slot_key(request)) if self._downloader else ""
+
+    def _is_limited(self, request: Request) -> bool:
+        """Return whether BLOOM_MAX_PAGES_PER_SLOT applies to a request.
+
+        A page that was admitted is not to be lost because its retry or redirect is refused. So
+        requests with `dont_filter`, and those that replace another one, do not count.
+        """
+        is_page = not request.dont_filter and not self._in_flight.is_replacement(request)
+        return self._max_pages > 0 and is_page
 
     def _count_beyond_limit(self, slot: str) -> None:
         """Count a request that is dropped because of BLOOM_MAX_PAGES_PER_SLOT."""
@@ -216,7 +227,7 @@ class SafeQueue(ABC):
 
     def _log_unreadable(self, error: Exception) -> None:
         self._logger.error(
-            "A request of the job cannot be deserialized, and is left in %s: %s: %s",
+            "A request of the job cannot be deserialized, and stays in %s: %s: %s",
             self._store_name,
             type(error).__name__,
             error,
@@ -233,16 +244,16 @@ class SafeQueue(ABC):
         )
 
     def add_in_flight(self, request: Request) -> None:
-        """Note that a request was taken that is kept in memory."""
+        """Mark a request as in flight that the caller has kept in memory."""
         self._in_flight.add(request)
 
     def _downloads(self, slot: str) -> int:
         return self._downloader.stats([slot])[0][0] if self._downloader else 0
 
     def _is_closed(self, slot: str) -> bool:
-        """Return whether a request of a slot would only wait in the downloader.
+        """Return whether a request of a slot would have to wait in the downloader.
 
-        Scrapy itself counts a download when it has begun, and so begins too many with asyncio.
+        Scrapy counts a download only when it has begun, and so begins too many with asyncio.
         """
         if 0 < self._limits.of(slot).concurrency <= self._downloading[slot]:
             return True
@@ -253,7 +264,7 @@ class SafeQueue(ABC):
         return bool(found and found.delay and found.queue)
 
     def _hand_out(self, request: Request, slot: str, taken: Taken) -> Request:
-        """Note that a request is handed out, to be downloaded."""
+        """Mark a request as in flight, and return it for the download."""
         self._downloading[slot] += 1
         downloaded = partial(self._downloaded, slot, taken)
         self._in_flight.add(request, partial(self._done, taken.id), downloaded)
@@ -269,7 +280,7 @@ class SafeQueue(ABC):
         """Remove a request with the next batch."""
 
     def deserialized(self, data: bytes) -> Request:
-        """Return a request that was stored; raises anything, as when its callback is gone."""
+        """Return a stored request; may raise anything, for example if its callback was renamed."""
         return request_from_dict(dict(deserialized(data)), spider=self._spider)
 
     def _fail(self, error: Exception) -> None:
@@ -281,8 +292,8 @@ class SafeQueue(ABC):
             self._warns_unserializable = False
             self._logger.warning(
                 "Unable to serialize request: %(request)s - reason: %(reason)s - it is kept in "
-                "memory, and found again by the next run if this one dies - no more unserializable "
-                "requests will be logged (stats being collected)",
+                "memory, and if this run dies, the next run finds it again - no more "
+                "unserializable requests will be logged (stats being collected)",
                 {"request": request, "reason": error},
                 exc_info=error if self._crawler.settings.getbool("SCHEDULER_DEBUG") else None,
             )

@@ -1,4 +1,4 @@
-"""A scheduler whose requests survive the death of the process, at any instant."""
+"""Schedule requests so that they survive a kill of the process at any instant."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     order_of,
     serves_least_busy_slot,
 )
-from scrapy_bloom.crawl.startup import fail_at_the_start
+from scrapy_bloom.crawl.startup import log_and_raise
 from scrapy_bloom.exceptions import BloomError, SettingError
 from scrapy_bloom.files.backend import LocalBackend
 from scrapy_bloom.job import paths as jobdir
@@ -35,18 +35,19 @@ logger = logging.getLogger(__name__)
 
 
 class CrashSafeScheduler(BaseScheduler):
-    """Scrapy's scheduler with a queue that survives `kill -9`: `SCHEDULER` in the settings.
+    """A scheduler whose queue survives `kill -9`, for `SCHEDULER` in the settings.
 
-    With a JOBDIR, requests are kept in a SQLite database there. They get in before they are
-    recorded in the duplicate filter. They stay until all that they led to is scheduled and their
-    items are through. A process that dies leaves them pending or in flight; the next run with the
-    same job directory crawls both. Without a JOBDIR, it is Scrapy's scheduler in memory.
+    With a JOBDIR, the scheduler keeps requests in a SQLite database there. A request enters the
+    database before the duplicate filter records it. It stays there until everything that it led to
+    is scheduled, and its items have passed the pipelines. If the process dies, the next run with
+    the same job directory crawls the pending requests and those in flight. Without a JOBDIR, the
+    scheduler keeps requests in memory, as Scrapy does.
 
-    With BLOOM_BACKEND = "redis", requests are kept in Redis in the same way, and all crawlers that
-    have the same filter share them. What a dead one had in flight is crawled by the others.
+    With BLOOM_BACKEND = "redis", the scheduler keeps requests in Redis in the same way, and all
+    crawlers with the same filter share them. If one dies, the others crawl its requests in flight.
 
-    Order, statistics and settings are those of Scrapy's scheduler; of SCHEDULER_DISK_QUEUE, only
-    the order counts, and an unknown one is a SettingError.
+    Order, stats and settings are those of Scrapy's scheduler. SCHEDULER_DISK_QUEUE only determines
+    the order; a class with an unknown order raises a SettingError.
     """
 
     is_crash_safe = True
@@ -67,11 +68,12 @@ class CrashSafeScheduler(BaseScheduler):
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "CrashSafeScheduler":
-        """Build it, with the duplicate filter of the settings.
+        """Build the scheduler and the duplicate filter that the settings ask for.
 
         Raises:
-            BloomError: the job directory is one of Scrapy's own scheduler, or a setting is not
-                valid. It is logged as well, because Scrapy buries it under an error of its own.
+            BloomError: the job directory belongs to Scrapy's own scheduler, or a setting is not
+                valid. The error is also logged in one line, because Scrapy hides the exception
+                behind an error of its own.
         """
         path, is_crawl = job_dir(crawler.settings), not command_without_crawl(crawler)
         job = Path(path).absolute() if path and is_crawl else None
@@ -84,9 +86,9 @@ class CrashSafeScheduler(BaseScheduler):
                     resources.callback(lock_job(job).release)
                 if job is not None:
                     check_no_disk_queue(job)
-                order_of(crawler)  # an error is better raised before the filter is made
+                order_of(crawler)  # raises an error before the filter is created
             except BloomError as error:
-                fail_at_the_start(crawler, error)
+                log_and_raise(crawler, error)
             # The filter logs its own errors.
             new = cls(crawler, build_from_crawler(dupefilter, crawler), None if is_shared else job)
             new._resources.push(resources.pop_all())
@@ -96,11 +98,11 @@ class CrashSafeScheduler(BaseScheduler):
             new._open_database()
         except BloomError as error:
             new._resources.close()
-            fail_at_the_start(crawler, error)
+            log_and_raise(crawler, error)
         if is_crawl and job is None and not is_shared:
             logger.warning(
-                "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and none of it "
-                'survives the end of the process: set JOBDIR, for example to "jobs/shop"',
+                "Without a JOBDIR, CrashSafeScheduler keeps its queue in memory, and it is lost "
+                'when the process ends: set JOBDIR, for example to "jobs/shop"',
                 extra={"spider": crawler.spider},
             )
         return new
@@ -122,7 +124,7 @@ class CrashSafeScheduler(BaseScheduler):
             )
 
     def _open_database(self) -> None:
-        """Open the queue of a job directory, and the filter whose log it is."""
+        """Open the queue of a job directory, and then the filter, whose log the queue is."""
         if self._job is None:
             return
         database = RequestDatabase(self._job / jobdir.DATABASE, by_slot=self._by_slot)
@@ -154,14 +156,14 @@ class CrashSafeScheduler(BaseScheduler):
             if self._database is not None:
                 self._resume(self._database)
             elif isinstance(self.df, BloomDupeFilter) and self.df.settings.shares_queue:
-                from scrapy_bloom.crawl.scheduler.shared_queue import join_crawl  # noqa: PLC0415 - for those who use it
+                from scrapy_bloom.crawl.scheduler.shared_queue import join_crawl  # noqa: PLC0415 - imports redis
 
                 self._queue = join_crawl(self.crawler, self.df)
-            if self._queue is not None:  # start() is by now what the shared queue has made of it
+            if self._queue is not None:  # after the shared queue has replaced start()
                 pace(self.crawler.engine, self._queue.may_go_on, self._queue.yielded)
         except BloomError as error:
-            self.close("bloom_error")  # Scrapy would not: its slot is not ready
-            fail_at_the_start(self.crawler, error)
+            self.close("bloom_error")  # Scrapy does not close a scheduler that failed to open
+            log_and_raise(self.crawler, error)
         opened: Deferred[None] | None = self.df.open()
         return opened
 
@@ -177,9 +179,9 @@ class CrashSafeScheduler(BaseScheduler):
             )
 
     def close(self, reason: str) -> Deferred[None] | None:
-        """Store what is collected, close the duplicate filter, and leave the queue as it is."""
+        """Store the last batch, and close the duplicate filter and the queue."""
         if isinstance(self.df, BloomDupeFilter):
-            self.df.end(reason)  # what it forgets is in the last batch
+            self.df.end(reason)  # first, so that its last changes are in the last batch
         closing = self._queue.close() if self._queue is not None else None
         if closing is not None:
             return closing.addCallback(lambda _: self._close_filter(reason))
@@ -188,13 +190,13 @@ class CrashSafeScheduler(BaseScheduler):
     def _close_filter(self, reason: str) -> Deferred[None] | None:
         try:
             return self.df.close(reason)
-        finally:  # the filter has taken its last changes over from the log
+        finally:  # after the last checkpoint of the filter, which reads the log
             self._resources.close()
 
     def has_pending_requests(self) -> bool:
         """Return whether there is a request to take, or the queue has failed.
 
-        Then the spider is being closed for that. It must not look idle, and so finished.
+        After a failure, the spider is being closed, and must not look idle and so finished.
         """
         return len(self) > 0 or (self._queue is not None and self._queue.has_failed)
 
@@ -202,7 +204,7 @@ class CrashSafeScheduler(BaseScheduler):
         return len(self._memory) + (len(self._queue) if self._queue is not None else 0)
 
     def enqueue_request(self, request: Request) -> bool:
-        """Queue a request, unless the duplicate filter has it; return whether it was queued.
+        """Queue a request unless it is a duplicate; return whether it was queued.
 
         The store gets the request and its fingerprint in one step.
         """
@@ -211,7 +213,7 @@ class CrashSafeScheduler(BaseScheduler):
             is_seen = not request.dont_filter and self.df.request_seen(request)
             kind = None if is_seen else "memory"
         elif queue.has_failed:
-            return False  # what led to it stays in flight until the next run
+            return False  # the request that led to it stays in flight until the next run
         else:
             kind = queue.enqueue(request)
             if queue.has_failed:
