@@ -101,9 +101,9 @@ class Job:
             return False
         if (self.path / jobdir.IN_USE).exists():
             return True
-        if has_filter:  # and no marker: the last run closed it
-            return False
-        # Without a filter, the last run, if there was any, used Scrapy's own filter.
+        if has_filter and not (self.path / jobdir.SEEN).exists():
+            return False  # only scrapy_bloom has run here, and its last run removed the marker
+        # The last run may have used Scrapy's own filter, which leaves no marker.
         return not jobdir.was_closed_by_scrapy(self.path)
 
     def importable(self) -> Path | None:

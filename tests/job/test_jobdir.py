@@ -27,16 +27,18 @@ def test_a_mark_that_was_being_written_names_no_other_filter(tmp_path: Path) -> 
         assert jobdir.filter_in_use(tmp_path) == ("" if length < named else "0123abcd")
 
 
-def test_after_a_clean_close_the_filter_is_trusted_without_file_times(tmp_path: Path) -> None:
+def test_the_times_of_the_queue_count_where_scrapys_own_filter_has_run(tmp_path: Path) -> None:
     queue = tmp_path / "requests.queue"
     queue.mkdir()
     (queue / "active.json").write_text("[0]")
     os.utime(queue / "active.json", (1, 1))  # as a copy may have it
-    (tmp_path / "requests.seen").write_text("0" * 41)
     job = Job(tmp_path, "keep")
     assert job.was_killed(has_filter=False)
     job.begin()
     assert job.was_killed(has_filter=True)
     job.end()
     assert not job.was_killed(has_filter=True)
-    assert job.was_killed(has_filter=False)
+    (tmp_path / "requests.seen").write_text("0" * 41)
+    assert job.was_killed(has_filter=True)
+    os.utime(queue / "active.json")
+    assert not job.was_killed(has_filter=True)
