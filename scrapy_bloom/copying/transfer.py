@@ -29,6 +29,7 @@ from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
@@ -36,6 +37,7 @@ from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
+from scrapy_bloom.text import counted
 
 _FORGOTTEN_AT_ONCE = 1000
 
@@ -93,6 +95,11 @@ def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> 
         for file in files:
             stack.callback(file.close)
         check_closed(directory, files)
+        if added := count_added(directory.parent):
+            raise StorageError(
+                f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
+                "handed over, and that no crawl has queued yet: resume the job for a moment first"
+            )
         return _uploaded(files, database_beside(directory), server, key)
 
 

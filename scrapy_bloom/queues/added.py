@@ -3,7 +3,7 @@
 Only the crawl may change its database and its filter. So the command writes each file atomically
 into a directory of the job, and the crawl deletes the file once its requests are queued. If the
 crawl is killed before that, the next run reads the file again, and its filter drops the requests
-that were queued already.
+that were queued already; requests with `dont_filter` are queued twice.
 """
 
 import re
@@ -54,13 +54,13 @@ def count_added(job_dir: Path) -> int:
 def read_added(path: Path) -> list[dict[str, Any]] | None:
     """Return the requests in a file, or None if it is damaged.
 
-    Code that the file may contain is not run.
+    Code that the file may contain is not run. Raises OSError if the file cannot be read.
     """
     try:
         check_file(path)
-        found = (plain(path.read_bytes()) or {}).get("requests")
-    except (OSError, StorageError):
+    except StorageError:
         return None
+    found = (plain(path.read_bytes()) or {}).get("requests")
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         return found
     return None

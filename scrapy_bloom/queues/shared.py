@@ -264,7 +264,8 @@ class SharedStore:
         words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
         words += [self._most_of_slot, len(batch.found)]
         for found in batch.found:
-            words += [found.kind, int(found.newest_first), order_of(found), found.data]
+            words += [found.kind, int(found.newest_first), int(found.is_limited)]
+            words += [order_of(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )
@@ -294,7 +295,8 @@ class SharedStore:
         answers = raw.decode()
         self.pending, self.leased, self.ended_at = pending, leased, _seconds(ended)
         for index, found in enumerate(batch.found):
-            answer = answers[index] if answers else "n"
+            # After a lost reply, nobody knows whether the limit of its slot was reached.
+            answer = answers[index] if answers else BEYOND_LIMIT if found.is_limited else "n"
             if found.fingerprint is not None and found.kind != "?" and answer != BEYOND_LIMIT:
                 self.filter.add_to_mirror(found.fingerprint, answer)
         for fingerprint in batch.recorded:

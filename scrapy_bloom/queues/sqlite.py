@@ -89,7 +89,8 @@ _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
 """
 _COUNT_OF_SLOT = """
-    INSERT INTO slots VALUES (?, ?) ON CONFLICT DO UPDATE SET queued = queued + excluded.queued
+    INSERT INTO slots VALUES (?, ?)
+    ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
 """
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 _REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
@@ -113,7 +114,6 @@ class RequestDatabase:
         were_in_flight: how many requests were in flight when the last process died.
         died: the serialized requests that became dead at this opening.
         suspects: how many suspects can be taken.
-        counts_slots: whether to count the requests of each slot that are stored from now on.
     """
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
@@ -121,7 +121,6 @@ class RequestDatabase:
         self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
-        self.counts_slots = False
         self._connect()
 
     def _connect(self) -> None:
@@ -309,9 +308,8 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
-                if self.counts_slots:
-                    slots = Counter(_text(each.slot) for each in batch.found)
-                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
+                slots = Counter(_text(each.slot) for each in batch.found if each.is_limited)
+                self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2

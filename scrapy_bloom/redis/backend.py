@@ -347,7 +347,7 @@ class RedisBackend:
                     self.filter.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
             if self.flush:
-                self.filter.remove()
+                self.filter.remove(only_unused=True)
             else:
                 with suppress(StorageError):  # otherwise the field is removed after a week
                     self.filter.leave()

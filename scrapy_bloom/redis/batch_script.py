@@ -110,8 +110,8 @@ return {'ok', table.concat(answers), forgets, count}
 # - id, version, worker, number of the batch, lease in ms
 # - field of the newest generation's count, the generations
 # - how many requests of a slot are ever queued (0: any number)
-# - requests found, n times: kind, 1 if the newest comes first, order, data, the fingerprint with
-#   its bits, or '' twice without a fingerprint
+# - requests found, n times: kind, 1 if the newest comes first, 1 if the limit of its slot applies,
+#   order, data, the fingerprint with its bits, or '' twice without a fingerprint
 # - fingerprints to be recorded without a request, n times
 # - fingerprints to be forgotten, n times
 # - tokens of requests that are done, n times
@@ -175,21 +175,22 @@ end
 
 local most_of_slot = number()
 local function is_full(slot)
-  return most_of_slot > 0 and (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
+  return (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
 end
 
 for index = 1, number() do
-  local kind, newest_first, order, data = arg(), arg() == '1', arg(), arg()
+  local kind, newest_first, is_limited = arg(), arg() == '1', arg() == '1'
+  local order, data = arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
   if is_new or kind == 'u' then
     local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
-    if is_full(slot) then
+    if is_limited and is_full(slot) then
       answer, is_new = 'x', false
     else
       enqueue(order, newest_first, data)
-      if most_of_slot > 0 then call('HINCRBY', slots, slot, 1) end
+      if is_limited then call('HINCRBY', slots, slot, 1) end
     end
   end
   if is_new and kind ~= '?' then record(answer) end

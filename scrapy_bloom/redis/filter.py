@@ -241,6 +241,7 @@ class SharedFilter:
             new = RedisGeneration.of(size, 1, now, open_until=end, count=count)
             try:
                 maker.make(new, content)
+                maker.check()
                 fields = {"filter": info.text, "version": secrets.token_hex(8)}
                 return maker.create(ours, fields) == "ok"
             except NoRoomError as error:
@@ -341,13 +342,16 @@ class SharedFilter:
         self.forgets = int(forgets or 0)
         self.live[-1].count = int(count or 0)
 
-    def remove(self) -> None:
-        """Remove the filter and its queue, for all crawlers, unless it was replaced."""
+    def remove(self, *, only_unused: bool = False) -> None:
+        """Remove the filter and its queue, for all crawlers, unless it was replaced.
+
+        With `only_unused`, nothing is removed if a worker uses the queue, or requests are pending.
+        """
         stored = self.read()  # others may have changed the generations
         if stored is None:
             return
         finish(self.server, self.key, stored.unfinished)
-        if self._script(scripts.REMOVE, self.id)[0] == b"ok":
+        if self._script(scripts.REMOVE, self.id, int(only_unused))[0] == b"ok":
             for each in stored.generations:
                 remove_blocks(self.server, self.key, each.id, each.num_chunks)
 

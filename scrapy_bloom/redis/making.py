@@ -23,6 +23,7 @@ from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
 EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
+_EXTEND_SECS = 600.0  # between two extensions of the time until the keys expire
 _MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
 _KEYS_AT_ONCE = 64  # in one command that takes little time per key
 
@@ -43,6 +44,7 @@ class Maker:
         self._made: list[RedisGeneration] = []
         self._sets: dict[str, int] = {}  # numbers of members, by the final names of the sets
         self._renewed_at = 0.0
+        self._extended_at = time.monotonic()
 
     def begin(self, filter_id: str, version: str) -> bool:
         """Take the lock.
@@ -120,10 +122,18 @@ class Maker:
         return f"{name}:{self._token}"
 
     def renew(self) -> None:
-        """Renew the lock, if that is due."""
-        if time.monotonic() > self._renewed_at + _RENEW_SECS:
+        """Renew the lock, and extend the time of all keys made so far, if that is due."""
+        now = time.monotonic()
+        if now > self._renewed_at + _RENEW_SECS:
             self._server.send("EXPIRE", self._lock, _LOCK_MS // 1000)
-            self._renewed_at = time.monotonic()
+            self._renewed_at = now
+        if now > self._extended_at + _EXTEND_SECS:
+            self._extended_at = now
+            for new in self._made:
+                for names in _names(self._key, new.id, new.num_chunks):
+                    self._server.batches([("EXPIRE", name, EXPIRE_SECS) for name in names])
+            for name in self._sets:
+                self._server.send("EXPIRE", self._temporary(name), EXPIRE_SECS)
 
     def check(self) -> None:
         """Check before the publication that all keys still exist.

@@ -314,11 +314,14 @@ end
 """
 )
 
-# Removes a filter and its queue in one step; the caller removes the blocks. Argument: id.
+# Removes a filter and its queue in one step; the caller removes the blocks. Arguments: id; 1 to
+# remove nothing while a worker uses the queue, or requests are pending.
 REMOVE = (
     COMMON
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
+local left = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
+if arg() == '1' and left + alive_but('') > 0 then return {'used'} end
 call('UNLINK', unpack(KEYS))
 return {'ok'}
 """

@@ -84,7 +84,7 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
     )
     try:
         store.join()
-        if settings.redis_flush and store.ended_at and not store.others:
+        if settings.redis_flush and store.ended_at and not (store.others or store.aside):
             # The last worker of an ended crawl died before it could remove the queue.
             backend.clear()
             backend.join()
