@@ -2,8 +2,8 @@
 
 Only the crawl may change its database and its filter. So the command writes each file atomically
 into a directory of the job, and the crawl deletes the file once its requests are queued. If the
-crawl is killed before that, the next run reads the file again, and its filter drops the requests
-that were queued already; requests with `dont_filter` are queued twice.
+crawl is killed before that, the next run reads the file again. Its filter drops the requests that
+were queued already, except requests with `dont_filter`, which are queued twice.
 """
 
 import re

@@ -24,7 +24,7 @@ class Found(NamedTuple):
         kind: how a shared queue treats a request with a fingerprint. "n": queue it if the
             fingerprint is new, and record the fingerprint. "?": queue it if the fingerprint is new,
             and record nothing. "u": queue it in any case, and record the fingerprint.
-        is_limited: whether it counts against BLOOM_MAX_PAGES_PER_SLOT.
+        is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
     """
 
     data: bytes

@@ -345,7 +345,7 @@ class SharedFilter:
     def remove(self, *, only_unused: bool = False) -> None:
         """Remove the filter and its queue, for all crawlers, unless it was replaced.
 
-        With `only_unused`, nothing is removed if a worker uses the queue, or requests are pending.
+        With `only_unused`, keep them if a worker uses the queue, or requests are pending.
         """
         stored = self.read()  # others may have changed the generations
         if stored is None:

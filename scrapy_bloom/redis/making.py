@@ -122,7 +122,7 @@ class Maker:
         return f"{name}:{self._token}"
 
     def renew(self) -> None:
-        """Renew the lock, and extend the time of all keys made so far, if that is due."""
+        """Renew the lock, and the time until the keys expire, if that is due."""
         now = time.monotonic()
         if now > self._renewed_at + _RENEW_SECS:
             self._server.send("EXPIRE", self._lock, _LOCK_MS // 1000)

@@ -315,7 +315,7 @@ end
 )
 
 # Removes a filter and its queue in one step; the caller removes the blocks. Arguments: id; 1 to
-# remove nothing while a worker uses the queue, or requests are pending.
+# keep them while a worker uses the queue, or requests are pending.
 REMOVE = (
     COMMON
     + r"""

@@ -36,7 +36,7 @@ def test_the_table_of_sizes() -> None:
     text = page("sizing.md")
     rows = dict(re.findall(r"^\| (\d+ [mb]illion) \| (.*?) \|$", text, re.MULTILINE))
     units = {"million": 10**6, "billion": 10**9}
-    assert len(rows) == 5
+    assert len(rows) == 6
     for name, cells in rows.items():
         number, unit = name.split()
         n = int(number) * units[unit]
@@ -101,3 +101,32 @@ def test_the_table_of_times_is_that_of_the_benchmark() -> None:
             shown = [f"{float(ratio):.2f}" for ratio in (min(ratios), max(ratios))]
             cells.append(" to ".join(dict.fromkeys(shown)))
         assert f"| {name} | {' | '.join(cells)} |" in page("faq.md"), cells
+
+
+def test_the_table_of_growth() -> None:
+    million = 10**6
+
+    def grown(n: int) -> tuple[int, int, float]:
+        """Return how many generations there are, their bytes and their false positives."""
+        nbytes, lost, full, left = 0, 0.0, [], n
+        capacity, rate = million, 5e-10
+        while left > 0:
+            geometry, recorded = choose_geometry(capacity, rate), min(capacity, left)
+            num_blocks, num_hashes = geometry
+            lost += expected_false_positives(num_blocks, num_hashes, recorded)
+            lost += recorded * sum(full)
+            full.append(block_error_rate(num_blocks, num_hashes, recorded))
+            nbytes += geometry.nbytes
+            left, capacity, rate = left - recorded, 2 * capacity, rate / 2
+        return len(full), nbytes, lost
+
+    text = page("sizing.md")
+    _, sized, more = (choose_geometry(n * million, 5e-10) for n in (1, 30, 32))
+    assert f"30 times the expected million requests | 1 | {grown(30 * million)[0]} |" in text
+    for n, geometry in ((30, sized), (32, more)):
+        cells = f"{size(geometry.nbytes)} | {size(grown(n * million)[1])}"
+        assert f"{n} times " in text
+        assert f"| {cells} |" in text, cells
+    lost = expected_false_positives(*choose_geometry(1000 * million, 5e-10)[:2], 1000 * million)
+    cells = f"{lost:.1g} | {grown(1000 * million)[2]:.1g}"
+    assert f"with 1,000 times as many | {cells} |" in text, cells

@@ -24,6 +24,8 @@ _PLACEHOLDER = re.compile(r"%(?:\(\w+\))?[-+,.\d]*[sdgfr]")
 _LOG_METHODS = ("warning", "error", "critical", "exception", "log")
 _ERRORS = {each for each in scrapy_bloom.__all__ if each.endswith("Error")}
 _ERRORS |= {"UsageError", "ArgumentTypeError"}  # of the command line
+_ERRORS |= {"NoRoomError"}  # its text is a part of what is logged
+_PYTHON_API = {"ValueError", "TypeError"}  # of the package filters
 _LEAST_WORDS = 3  # a message with fewer words of its own passes on the text of another error
 
 
@@ -56,6 +58,9 @@ def stale() -> list[str]:
 class _Module:
     def __init__(self, path: Path) -> None:
         self._tree = ast.parse(path.read_text("utf-8"))
+        self._errors = _ERRORS | {"cls"} if path.name == "exceptions.py" else _ERRORS
+        if path.parent.name == "filters":
+            self._errors = self._errors | _PYTHON_API
         self._values: dict[str, list[ast.expr]] = {}  # of variables, and what functions return
         self._open: set[str] = set()  # names that are being resolved
         for node in ast.walk(self._tree):
@@ -67,15 +72,36 @@ class _Module:
                     for each in ast.walk(node)
                     if isinstance(each, ast.Return) and each.value
                 ]
+        self._passed = self._find_passed()
+
+    def _find_passed(self) -> dict[ast.expr, list[ast.expr]]:
+        """Return, for each parameter in a function that makes errors, what `raise` passes to it."""
+        raised: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = ast.unparse(node.exc.func).rpartition(".")[2]
+                raised.setdefault(name, []).append(node.exc)
+        passed: dict[ast.expr, list[ast.expr]] = {}
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.FunctionDef) and node.name in raised:
+                names = [each.arg for each in node.args.args if each.arg != "self"]
+                for use in ast.walk(node):
+                    if isinstance(use, ast.Name) and use.id in names:
+                        place = names.index(use.id)
+                        passed[use] = [call.args[place] for call in raised[node.name]]
+        return passed
 
     def messages(self) -> Iterator[tuple[int, str]]:
+        for hint in self._values.get("_HINTS", []):  # what follows the text of the server
+            for text in self._texts(hint):
+                yield hint.lineno, text
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             owner, _, name = ast.unparse(node.func).rpartition(".")
             if owner.endswith("logger") and name in _LOG_METHODS:
                 arguments = node.args[name == "log" :]
-            elif (name if name.endswith("Error") else owner) in _ERRORS:
+            elif self._errors & {name, owner}:
                 arguments = node.args[:1]
             else:
                 continue
@@ -120,7 +146,9 @@ class _Module:
             texts = [text for name in names for text in self._texts(name)]
             if texts and all(len(text.split()) > _LEAST_WORDS for text in texts):
                 return texts
-        return [GAP]
+        passed = [[*self._texts(each)] for each in self._passed.get(value, [])]
+        texts = [each[0] if len(each) == 1 else GAP for each in passed]
+        return [each if len(each.split()) > _LEAST_WORDS else GAP for each in texts] or [GAP]
 
 
 def _update() -> None:
