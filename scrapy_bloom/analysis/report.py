@@ -9,7 +9,7 @@ from itertools import accumulate, count
 from typing import NamedTuple
 
 from scrapy_bloom.filters.sizing import Contents, classic_fill_ratio
-from scrapy_bloom.generations.backend import FilterStatus, any_errs
+from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import Generation, Policy
 
 SCRAPY_SET_BYTES = 91  # per request, as docs/benchmarks.md has measured
@@ -78,7 +78,7 @@ class Report:
     @property
     def error_rate(self) -> float:
         """The false-positive rate of all generations together, 0 to 1, by the bits that are set."""
-        return any_errs(generation.contents.error_rate for generation in self.generations)
+        return combined_rate(generation.contents.error_rate for generation in self.generations)
 
     @property
     def fill_ratio(self) -> float:
@@ -151,6 +151,6 @@ def after(generations: Sequence[Generation], requests: int) -> Point:
         left -= generation.count
     return Point(
         requests,
-        any_errs(generation.error_rate_now for generation in then),
+        combined_rate(generation.error_rate_now for generation in then),
         sum(generation.geometry.nbytes for generation in then),
     )

@@ -60,7 +60,7 @@ from scrapy_bloom.job.recovery import Job
 from scrapy_bloom.queues.added import MOST_IN_A_FILE, hand_over
 from scrapy_bloom.queues.batch import Found, serialized
 from scrapy_bloom.queues.sharded import store_of
-from scrapy_bloom.queues.shared import BEYOND_LIMIT
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.shards import shard_keys
@@ -302,7 +302,10 @@ def _add_to_shared(project: Project, target: _Target, requests: _Requests, count
                     collected.add_found(Entry(found, None, has_parent=True))
                 while collected:
                     parcel = collected.parcel()
-                    reply = store.apply(parcel)
+                    try:
+                        reply = store.apply(parcel)
+                    except RejoinedError:  # the lease expired while a pipe gave nothing
+                        reply = store.apply(parcel)
                     backend.keep_up()
                     for index, entry in enumerate(parcel.entries):
                         if is_queued(entry, reply, index):
@@ -339,4 +342,5 @@ def _found(
         rank=rank,
         newest_first=newest_first,
         kind=kind,
+        is_limited=bool(project.bloom.max_pages_per_slot) and not request.get("dont_filter"),
     )

@@ -22,7 +22,6 @@ Examples:
   scrapy bloom info jobs/shop
   scrapy bloom info jobs/shop --scan --json
   scrapy bloom info redis://localhost:6379/0 --key shop:bloom
-  scrapy bloom info redis://localhost:6379/0 --key shop:bloom --watch
   scrapy bloom info jobs/shop --format prometheus
 """
 

@@ -226,6 +226,9 @@ def _are_sets(server: RedisServer, key: str, names: Sequence[str]) -> bool:
             if kind == "workers":
                 is_ours |= all(_ID.match(field) for field in server.send("HKEYS", name))
                 continue
+            if kind == "slots":
+                server.send("HLEN", name)  # which fails if the key is not a hash
+                continue
             first = server.send("ZRANGE", name, 0, 0)[0]
             if kind not in ("forgotten", "downloading"):  # other programs may have such members
                 Member.parsed(first[WORKER_BYTES + TOKEN_BYTES if kind == "leased" else 0 :])
@@ -260,7 +263,7 @@ def _figures(server: RedisServer, key: str, idle_secs: int | None) -> Figures:
         known = filter_figures(opened_reader(server, key))
         figures |= {name: known[name] for name in ("spider", "recorded", "bytes")}
         figures["created"] = min(each["created"] for each in known["generations"])
-        if queue := queue_figures(SharedPlace(server, key, 0.0)):
+        if queue := queue_figures(SharedPlace(server, key)):
             figures |= {name: queue[name] for name in ("pending", "in_flight")}
             figures["workers"] = sum(each["is_alive"] for each in queue["workers"])
     return {"key": key, **figures, "idle_secs": idle_secs}

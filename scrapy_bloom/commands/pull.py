@@ -50,10 +50,10 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
         state = read_state(server, key)
         copied = download(server, key, directory)
     print_copied(options, copied, str(directory))
-    if state and state.waiting and copied.queued is None:
+    if state and state.total and copied.queued is None:
         note(
             f"scrapy bloom: warning: the queue of {key!r} was not copied: a crawl with the copy "
-            f"skips its {counted(state.waiting, 'request')} as duplicates. A BLOOM_DIR has no "
+            f"skips its {counted(state.total, 'request')} as duplicates. A BLOOM_DIR has no "
             'queue: give the "bloom" in a JOBDIR to copy both'
         )
     if not options.json:

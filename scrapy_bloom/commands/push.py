@@ -20,10 +20,7 @@ from scrapy_bloom.commands.shared import arguments
 from scrapy_bloom.commands.shared.output import print_copied, warn_of_queue, working
 from scrapy_bloom.commands.shared.project import connect, load_project
 from scrapy_bloom.copying.transfer import upload
-from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import filter_directory, found_files
-from scrapy_bloom.queues.added import count_added
-from scrapy_bloom.text import counted
 
 SYNTAX = "PATH REDIS-URL [--key NAME] [--json]"
 HELP = "copy a filter, and its queue, from files into Redis"
@@ -43,12 +40,6 @@ def run(options: argparse.Namespace, settings: Settings) -> None:
     project = load_project(settings, options.spider, options.url)
     filter_ = connect(options, project, made_for=made_for)
     server, key = filter_.server, filter_.key
-    if added := count_added(filter_directory(options.path).parent):
-        requests = counted(added, "request")
-        raise StorageError(
-            f"{options.path} has {requests} that `scrapy bloom add` has handed over, and that no "
-            "crawl has queued yet: resume the job for a moment first"
-        )
     with closing(server), working(f"Copying to {server.address}"):
         copied = upload(filter_directory(options.path), server, key)
     if copied.queued is None:

@@ -42,7 +42,7 @@ from scrapy_bloom.job.locks import lock_job
 from scrapy_bloom.queues.batch import plain, url_of
 from scrapy_bloom.queues.sharded import store_of
 from scrapy_bloom.queues.shared_state import drop_dead as drop_dead_letters
-from scrapy_bloom.queues.shared_state import drop_host, read_members, read_next
+from scrapy_bloom.queues.shared_state import drop_host, read_next, read_requests
 from scrapy_bloom.queues.sqlite import drop_dead, drop_slot, read_dead, read_first, requeue_dead
 from scrapy_bloom.redis.reader import read_any_filter, unjoined
 from scrapy_bloom.redis.shards import shard_keys
@@ -111,7 +111,7 @@ def _no_queue(place: Path | SharedPlace) -> str:
 def _read_dead(place: Path | SharedPlace) -> list[bytes]:
     if isinstance(place, Path):
         return list(read_dead(place / jobdir.DATABASE))
-    return [each.data for each in read_members(place.server, place.key, "dead")]
+    return [each.data for each in read_requests(place.server, place.key, "dead")]
 
 
 def _change(

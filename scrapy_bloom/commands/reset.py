@@ -146,7 +146,7 @@ def _queue(place: SharedPlace, options: argparse.Namespace) -> QueueState | None
 
 
 def _waiting(queue: QueueState) -> str:
-    return f" with {counted(queue.waiting, 'request')}"
+    return f" with {counted(queue.total, 'request')}"
 
 
 def _users(queue: QueueState, fate: str) -> str:

@@ -1,1 +1,1 @@
-"""Copying filters: between a directory and Redis, and together."""
+"""Copy a filter and its queue between a directory and Redis, and merge filters."""

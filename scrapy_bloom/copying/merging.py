@@ -1,4 +1,4 @@
-"""Merge filters in files: the result holds whatever any of them holds."""
+"""Merge filters in files into a filter with the requests of all of them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -23,19 +23,20 @@ from scrapy_bloom.job.recovery import Job
 
 
 def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
-    """Make a filter that holds what any of some filters holds, and leave those as they are.
+    """Create a filter with the requests of all sources, without changing the sources.
 
     Args:
-        sources: each a filter directory, a job directory with one, or a file; all made alike.
-        target: the directory of the new filter, without one yet; made if missing.
+        sources: filter directories, job directories with a filter, or files. Their sizes, hashes
+            and salts must be equal.
+        target: the directory of the new filter, without a filter yet; created if missing.
 
     Returns:
-        What the new filter is. What it has recorded is counted from its bits, within 1 %.
+        The figures of the new filter. Its count is estimated from its bits, within 1 %.
 
     Raises:
         GeometryMismatchError: sizes, hashes or salts differ, or a filter has a window.
         StorageError: or one of its children: a source is unusable, in use or was not closed; the
-            target holds a filter, or has no room. What was begun is removed.
+            target holds a filter, or has no room. An unfinished filter is removed.
     """
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(FilterReader(each))) for each in sources]
@@ -51,14 +52,18 @@ def merge(sources: Sequence[Path], target: Path) -> FilterStatus:
 
 
 def merge_into(source: Path, target: Path) -> FilterStatus:
-    """Add to a filter what another one holds. Interrupted, it can be repeated.
+    """Add the requests of a filter to another filter; may be repeated after an interruption.
 
     Args:
-        source: a filter directory, a job directory with one, or a file.
-        target: the directory of a filter, made alike; `merge` says what is refused.
+        source: a filter directory, a job directory with a filter, or a file.
+        target: the directory of a filter with equal sizes, hashes and salt.
 
     Returns:
-        What the target is now.
+        The figures of the target.
+
+    Raises:
+        GeometryMismatchError: sizes, hashes or salts differ, or a filter has a window.
+        StorageError: or one of its children: a filter is unusable, in use or was not closed.
     """
     with ExitStack() as stack:
         reader = stack.enter_context(closing(FilterReader(source)))
@@ -68,24 +73,27 @@ def merge_into(source: Path, target: Path) -> FilterStatus:
         present = open_files(target, reader.fingerprinter, Job(None, "stop")).files
         for file in present:
             stack.callback(file.close)
-        _parts([present, reader.files])  # checks them
-        for here, there in zip_longest(present, reader.files):
-            if here is None:
-                new = _merged(target, len(present) + 1, [there])
+        _parts([present, reader.files])  # checks the files
+        for ours, theirs in zip_longest(present, reader.files):
+            if ours is None:
+                new = _merged(target, len(present) + 1, [theirs])
                 stack.callback(new.close)
                 present.append(new)
-            elif there is not None:
-                bits: BloomFilter = here.filter
-                bits |= there.filter
-                here.count = _count(bits, [here, there])
-                here.save()
-                here.sync()
+            elif theirs is not None:
+                bits: BloomFilter = ours.filter
+                bits |= theirs.filter
+                ours.count = _count(bits, [ours, theirs])
+                ours.save()
+                ours.sync()
         add_forgotten(target, reader.forgotten.all())
         return FilterStatus.of(str(target), present, present[-1].origin.error_rate)
 
 
 def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
-    """Return, for each generation of the result, the files of which it is made, all alike."""
+    """Return, for each generation of the result, its source files.
+
+    Raises FingerprinterMismatchError or GeometryMismatchError if the files cannot be merged.
+    """
     newest = [files[-1].origin for files in filters]
     for origin in newest[1:]:
         if origin.fingerprinter != newest[0].fingerprinter:
@@ -98,7 +106,7 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
         if any(file.open_until for file in files):
             raise GeometryMismatchError(
                 f"{files[0].path.parent} has a time window (BLOOM_WINDOW_SECS): its generations "
-                "end at times of their own, and cannot be merged"
+                "end at different times, so they cannot be merged"
             )
     parts = [[file for file in each if file is not None] for each in zip_longest(*filters)]
     for first, *others in parts:
@@ -106,9 +114,9 @@ def _parts(filters: Sequence[Sequence[FilterFile]]) -> list[list[FilterFile]]:
             if differences := first.filter.differences(other.filter):
                 raise GeometryMismatchError(
                     f"{first.path} and {other.path} cannot be merged: {', '.join(differences)}. "
-                    "Make both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
-                    "BLOOM_ON_FULL and BLOOM_SALT (as scrapy bloom info shows "
-                    "them), for example from their sources by scrapy bloom import"
+                    "Create both with the same BLOOM_EXPECTED_REQUESTS, BLOOM_ERROR_RATE, "
+                    "BLOOM_ON_FULL and BLOOM_SALT (see `scrapy bloom info`), for example from "
+                    "their sources with `scrapy bloom import`"
                 )
     return parts
 
@@ -134,7 +142,7 @@ def _merged(target: Path, number: int, part: Sequence[FilterFile]) -> FilterFile
 
 
 def _count(bits: BloomFilter, files: Sequence[FilterFile]) -> int:
-    """Return how many requests a merged filter holds: at least as many as each of its sources."""
+    """Estimate the count of a merged filter, which is at least that of each source."""
     counts = [file.count for file in files]
     if len(counts) == 1:
         return counts[0]

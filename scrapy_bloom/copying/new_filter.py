@@ -1,4 +1,4 @@
-"""A new filter in a directory: all of it appears, or nothing."""
+"""Create a filter in a directory atomically."""
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -25,20 +25,20 @@ def new_filter(
     before: Callable[[], None] = lambda: None,
     is_locked: bool = False,
 ) -> Iterator[list[FilterFile]]:
-    """Have a block make the files of a filter, and remove what it made if it fails.
+    """Create a filter from files that a `with` block makes.
 
-    The block makes them in the `draft_directory` of the target, and puts them into a list, oldest
-    first. If we are killed before all are there, they are no filter, and the next time they are
-    removed.
+    The block makes the files in the `draft_directory` of the target, and appends them to the list
+    that it gets, oldest first. If the block fails, its files are removed. If the process is killed,
+    the unfinished files do not count as a filter, and the next call removes them.
 
     Args:
-        target: the directory, without a filter yet; made if missing.
-        otherwise: which directory to give if it has one.
-        before: called when the files are complete, before they are put in their place.
-        is_locked: the caller has the lock of the directory.
+        target: the directory, without a filter yet; created if missing.
+        otherwise: the advice which directory to give, for the error if it has a filter.
+        before: called when the files are complete, before they are moved to the target.
+        is_locked: whether the caller has the lock of the directory.
 
     Raises:
-        StorageError: there is a filter, or the directory is in use.
+        StorageError: the directory has a filter, or is in use.
     """
     check_free(target, is_locked=is_locked)
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def new_filter(
                 for file in made:
                     file.close()
             before()
-            # The newest one tells which others there are: a filter that lacks them is refused.
+            # The newest file names the oldest: a filter with missing files is refused.
             for path in [*forgotten_file.files(drafts), *(file.path for file in reversed(made))]:
                 path.rename(target / path.name)
             sync_directory(target)
@@ -71,7 +71,7 @@ def new_filter(
 
 
 def _remove_drafts(target: Path) -> None:
-    """Remove what is left of a copy that did not come to its end; there is no filter."""
+    """Remove the files of an unfinished copy from a directory without a filter."""
     for path in other_files(target):
         path.unlink()
     with suppress(FileNotFoundError):
@@ -80,7 +80,7 @@ def _remove_drafts(target: Path) -> None:
 
 @contextmanager
 def no_new_directory(path: Path) -> Iterator[None]:
-    """Remove the directories that a block has made if it fails, where they hold locks at most."""
+    """If a `with` block fails, remove the directories that it has made, unless they have files."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     try:
         yield
@@ -97,7 +97,7 @@ def no_new_directory(path: Path) -> Iterator[None]:
 
 
 def add_forgotten(target: Path, fingerprints: Iterable[bytes]) -> None:
-    """Let a copy forget what its source has: rather crawled twice than never."""
+    """Add forgotten fingerprints of a source to the forgotten set of its copy."""
     if forgotten := list(fingerprints):
         with closing(ForgottenFile(target / forgotten_file.NAME)) as file:
             file.add(forgotten)

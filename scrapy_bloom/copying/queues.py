@@ -9,7 +9,8 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.disk import log_and_index
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.shared import order_of
-from scrapy_bloom.queues.shared_state import SETS, read_members
+from scrapy_bloom.queues.shared_state import SETS
+from scrapy_bloom.queues.shared_state import read_requests as read_shared_requests
 from scrapy_bloom.queues.sqlite import (
     DEAD,
     MOST_DEATHS,
@@ -27,19 +28,19 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.making import Maker
 from scrapy_bloom.redis.scripts import keys_of
 
-_NEWEST_FIRST = 2**53  # less a number: the position, if the newest comes first
-_WRITTEN_BYTES = 1 << 20  # at once, if not a single request is larger
+_NEWEST_FIRST = 2**53  # minus a number: the position, if the newest comes first
+_WRITTEN_BYTES = 1 << 20  # per write, unless a single request is larger
 
-# The states of requests in each set of Redis. Requests of all other states go to "pending".
+# The state of requests in each set in Redis. Requests in flight are copied to "pending".
 _STATES = {"pending": PENDING, "leased": PENDING, "aside": SET_ASIDE, "suspects": SUSPECT}
 _STATES["dead"] = DEAD
 
 
-def waiting_database(directory: Path) -> Path | None:
-    """Return the database beside a job's filter in JOBDIR/bloom, if there are requests in it.
+def database_beside(directory: Path) -> Path | None:
+    """Return the database of the job with the filter JOBDIR/bloom, if it has requests.
 
-    Raises a StorageError if that file is something else, or damaged: the copied filter would
-    report the requests that it lost as duplicates.
+    Raises StorageError if the file is not a database of ours, or is damaged: the copied filter
+    would report the lost requests as duplicates.
     """
     database = directory.parent / jobdir.DATABASE
     if directory.name != "bloom" or not database.exists():
@@ -50,9 +51,9 @@ def waiting_database(directory: Path) -> Path | None:
 
 
 def load_queue(database: Path, maker: Maker, key: str) -> int:
-    """Write the requests of a job into the sets of a new filter; return how many there are.
+    """Write the requests of a job into the sets of a new filter; return their number.
 
-    They get new positions, 1 and up, so that the next one gets the number of all and one more.
+    The requests get the positions 1 to that number, so that the next request continues them.
     """
     names = keys_of(key)
     sets = {PENDING: names[1], SUSPECT: names[4], DEAD: names[5]}
@@ -80,17 +81,23 @@ def _packed(number: int, request: QueuedRequest) -> bytes:
     found = request.found
     position = _NEWEST_FIRST - number if found.newest_first else number
     deaths = min(request.deaths, MOST_DEATHS)
-    workers = b"".join(b"%016x" % each for each in range(deaths))  # whichever: they are dead
+    workers = b"".join(b"%016x" % each for each in range(deaths))  # any ids: these workers are dead
     return b"".join((order_of(found), struct.pack(">QB", position, deaths), workers, found.data))
 
 
 def save_queue(server: RedisServer, key: str, database: Path) -> int:
-    """Save a queue in Redis, which no worker uses, as that of a job; return the number of requests.
+    """Save a queue in Redis, which no worker may use, as the database of a job.
 
-    The file appears when it is complete. Raises a StorageError if a request is damaged.
+    The file appears when it is complete.
+
+    Returns:
+        the number of requests.
+
+    Raises:
+        StorageError: a request is damaged.
     """
     new = _unfinished(database)
-    for part in (new, *log_and_index(new)):  # of a copy that was killed
+    for part in (new, *log_and_index(new)):  # of a copy whose process was killed
         part.unlink(missing_ok=True)
     number = write_requests(new, _requests(server, key))
     new.replace(database)
@@ -98,11 +105,11 @@ def save_queue(server: RedisServer, key: str, database: Path) -> int:
 
 
 def _requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:
-    """Return each request once: a script that failed half-way left it in two sets."""
+    """Return each request once, also if a script that failed half-way left it in two sets."""
     known = set()
-    for name in reversed(SETS):  # the largest last
+    for name in reversed(SETS):  # the largest set comes last
         state = _STATES[name]
-        for slot, priority, rank, position, deaths, data in read_members(server, key, name):
+        for slot, priority, rank, position, deaths, data in read_shared_requests(server, key, name):
             if (position, data) in known:
                 continue
             if name != "pending":
@@ -118,7 +125,7 @@ def _requests(server: RedisServer, key: str) -> Iterator[QueuedRequest]:
 
 @contextmanager
 def removed_after_error(database: Path) -> Iterator[None]:
-    """Remove the database that a block has made if it fails, whole or not."""
+    """If a `with` block fails, remove the database that it has made."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
-"""Copying a filter and its queue between a directory and Redis: the same blocks, byte for byte.
+"""Copy a filter and the queue of CrashSafeScheduler between a directory and Redis.
 
-The queue is that of CrashSafeScheduler. At no instant is there a copy of the filter without that of
-the queue: it would report the pending requests as duplicates.
+The blocks are copied byte for byte. A copy of the filter never appears before the copy of the
+queue, because it would report the pending requests as duplicates.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from scrapy_bloom.copying.new_filter import add_forgotten, new_filter, no_new_directory
 from scrapy_bloom.copying.queues import (
+    database_beside,
     load_queue,
     removed_after_error,
     save_queue,
-    waiting_database,
 )
 from scrapy_bloom.exceptions import StorageError
 from scrapy_bloom.files.directory import check_closed, draft_directory, forgotten_of, open_files
@@ -29,6 +29,7 @@ from scrapy_bloom.job.disk import sync_directory
 from scrapy_bloom.job.locks import lock_directory
 from scrapy_bloom.job.paths import file_name, filter_files
 from scrapy_bloom.job.recovery import Job
+from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.shared_state import read_state
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import SharedFilter
@@ -36,18 +37,19 @@ from scrapy_bloom.redis.forgotten import RedisForgotten
 from scrapy_bloom.redis.making import Maker, finish
 from scrapy_bloom.redis.reader import chunks, read_filter, unjoined
 from scrapy_bloom.redis.stored import FilterInfo, RedisGeneration
+from scrapy_bloom.text import counted
 
 _FORGOTTEN_AT_ONCE = 1000
 
 
 class Copied(NamedTuple):
-    """The figures of a copy, found alike on both sides.
+    """The figures of a copy.
 
     Attributes:
-        generations: how many.
-        requests: recorded in them.
-        nbytes: size of their blocks.
-        queued: requests in the queue that was copied with them; None without one.
+        generations: the number of generations.
+        requests: how many requests are recorded in them.
+        nbytes: the size of their blocks in bytes.
+        queued: how many requests of a queue were copied; None if no queue was copied.
     """
 
     generations: int
@@ -57,7 +59,7 @@ class Copied(NamedTuple):
 
     @classmethod
     def of(cls, generations: Sequence[RedisGeneration], queued: int | None) -> "Copied":
-        """Return the figures of these generations."""
+        """Return the figures of copied generations and a queue."""
         requests = sum(each.count for each in generations)
         nbytes = sum(each.geometry.nbytes for each in generations)
         return cls(len(generations), requests, nbytes, queued)
@@ -66,41 +68,46 @@ class Copied(NamedTuple):
 def upload(directory: str | os.PathLike[str], server: RedisServer, key: str) -> Copied:
     """Copy the filter of a closed crawl, and the queue of CrashSafeScheduler, into Redis.
 
-    The spider's start() is run again by the first worker, as by each run of a job.
+    The first worker runs the spider's start() again, like each run of a job.
 
     Args:
-        directory: JOBDIR/bloom or BLOOM_DIR; it is left as it is, and must not be in use.
+        directory: JOBDIR/bloom or BLOOM_DIR, which is not changed. No crawl may use it.
         server: the connection.
-        key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. There must not
-            be a filter yet.
+        key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s. The server must not
+            have this filter yet.
 
     Returns:
-        What was copied, after it was read back and compared.
+        The figures of the copy, which was read back and compared.
 
     Raises:
-        StorageError: or one of its children: there is no filter, or one that is in use or was not
-            closed; there is one in Redis already; the copy differs. Nothing is then in Redis that
-            was not there before.
+        StorageError: or one of its children: the directory has no filter, or its filter is in use
+            or was not closed; the server has the filter already; the copy differs. The server then
+            has no part of the copy.
     """
     directory = Path(directory)
     found = filter_files(directory)
     if not found:
-        raise StorageError(f"{directory} holds no filter; give it JOBDIR/bloom, or the BLOOM_DIR")
+        raise StorageError(f"{directory} holds no filter; give JOBDIR/bloom, or the BLOOM_DIR")
     fingerprinter = FileGeneration.at(found[-1]).origin.fingerprinter
     with ExitStack() as stack:
-        stack.callback(lock_directory(directory).release)  # which is also that of the job
+        stack.callback(lock_directory(directory).release)  # also the lock of the job
         files = open_files(directory, fingerprinter, Job(None, "stop")).files
         for file in files:
             stack.callback(file.close)
         check_closed(directory, files)
-        return _uploaded(files, waiting_database(directory), server, key)
+        if added := count_added(directory.parent):
+            raise StorageError(
+                f"{directory.parent} has {counted(added, 'request')} that `scrapy bloom add` has "
+                "handed over, and that no crawl has queued yet: resume the job for a moment first"
+            )
+        return _uploaded(files, database_beside(directory), server, key)
 
 
 def _uploaded(
     files: Sequence[FilterFile], database: Path | None, server: RedisServer, key: str
 ) -> Copied:
     filter_ = unjoined(server, key)
-    filter_.read()  # what is no filter is refused
+    filter_.read()  # raises an error if the key is not a filter
     newest = files[-1]
     made = [RedisGeneration(**vars(file.figures)) for file in files]
     queued, now = None, server.now()
@@ -125,14 +132,14 @@ def _uploaded(
             answer = maker.create(secrets.token_hex(8), fields)
         except NoRoomError as error:
             raise StorageError(
-                f"{server.address}: {error}; what was copied so far was removed"
+                f"{server.address}: {error}; the incomplete copy was removed"
             ) from error
     if answer != "ok":
         raise StorageError(
-            f"{server.address}: another crawl or copy has made a filter {key!r} meanwhile, or the "
-            "server has lost a part of this copy; this copy was removed"
+            f"{server.address}: another crawl or copy has created the filter {key!r} meanwhile, or "
+            "the server has lost a part of this copy; this copy was removed"
         )
-    # Makes the keys permanent. If this fails, the first crawl that joins does it.
+    # Makes the keys permanent. If this fails, the first crawl that joins the filter does it.
     finish(server, key, read_filter(filter_).unfinished)
     return Copied.of(made, queued)
 
@@ -141,43 +148,44 @@ def _in_the_way(filter_: SharedFilter) -> StorageError:
     name, address = filter_.key, filter_.server.address
     if filter_.read() is not None:
         return StorageError(
-            f"{address} has a filter {name!r} already; nothing was changed: give it another key, "
-            "or remove that one"
+            f"{address} has a filter {name!r} already; nothing was changed. Give another key, or "
+            "remove that filter first"
         )
     return StorageError(
-        f"another crawl or copy is making the filter {name!r} in {address}; nothing was changed: "
-        "try again in a minute"
+        f"another crawl or copy is creating the filter {name!r} in {address}; nothing was changed. "
+        "Try again in a minute"
     )
 
 
 def download(server: RedisServer, key: str, directory: str | os.PathLike[str]) -> Copied:
-    """Save a filter in Redis to a directory, where a single crawl can go on with it.
+    """Save a filter in Redis to a directory, where a single crawl can continue with it.
 
-    Crawlers may use the filter meanwhile; what they record from now on may be missing in the copy.
-    If the directory is JOBDIR/bloom, and the filter has a queue with requests, that is saved as the
-    job's, and no worker may use it. What workers that died had in flight is pending in the copy.
+    Crawls may use the filter meanwhile; the copy may lack requests that they record from now on. If
+    the directory is JOBDIR/bloom, and the filter has a queue with requests, the queue is saved as
+    the queue of the job; then no worker may use it. Requests that were in flight are pending in the
+    copy.
 
     Args:
         server: the connection.
-        key: as in BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
-        directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; made if missing.
+        key: BLOOM_REDIS_KEY, with the spider's name in place of %(spider)s.
+        directory: JOBDIR/bloom or BLOOM_DIR, without a filter or queue yet; created if missing.
 
     Returns:
-        What was copied, after the files were read back and compared.
+        The figures of the copy, which was read back and compared.
 
     Raises:
-        StorageError: or one of its children: there is no filter in Redis, or parts of it were
-            lost; the directory holds one, or has no room. Files that were begun are removed.
+        StorageError: or one of its children: the server has no such filter, or has lost parts of
+            it; the directory has a filter, or no room. Unfinished files are removed.
     """
     target = Path(directory)
     state = read_state(server, key)
-    if state is None or not state.waiting or target.name != "bloom":
+    if state is None or not state.total or target.name != "bloom":
         return _downloaded(server, key, target, None)
     if state.live:
         names = ", ".join(each.name for each in state.live)
         raise StorageError(
             f"workers use the queue {key!r} in {server.address} now: {names}; nothing was copied. "
-            "Stop them, and try again (one that was killed counts until its lease is over, "
+            "Stop them, and try again (a killed worker counts until its lease expires, "
             "BLOOM_QUEUE_LEASE_SECS)"
         )
     database = target.parent / jobdir.DATABASE
@@ -195,8 +203,8 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
     filter_, queued = unjoined(server, key), None
 
     def save() -> None:
-        # The filter is read first: what is recorded from now on is in the queue already. But the
-        # queue is in its place first.
+        # The filter was read before the queue, and so has no request that the queue lacks. But the
+        # copy of the queue appears before that of the filter.
         nonlocal queued
         if database is not None:
             queued = save_queue(server, key, database)
@@ -225,8 +233,8 @@ def _downloaded(server: RedisServer, key: str, target: Path, database: Path | No
                     bits.add_blocks(blocks.start, data)
                     if bytes(bits.blocks(blocks.start, blocks.stop)) != data:
                         raise StorageError(
-                            f"the copy in {target} differs; it was removed: try again, and check "
-                            "the memory and disk of this machine"
+                            f"the copy in {target} differs, and was removed. Check the memory and "
+                            "the disk of this machine, and try again"
                         )
                 return each.count
 

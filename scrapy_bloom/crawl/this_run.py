@@ -96,14 +96,14 @@ class UnconfirmedDuplicates:
         self._backend = backend
         self._failures = failures
         self._logger = logging.LoggerAdapter(logging.getLogger(__name__), failures.extra)
-        self._voided = backend.voided
+        self._losses = backend.losses
         self._filtered: list[Request] = []  # short, because the backend often asks the server
         self._to_schedule: list[Request] = []
         crawler.signals.connect(self._confirm_when_idle, signals.spider_idle)
 
     def add_answer(self, request: Request, *, is_seen: bool) -> None:
         """Keep a request that was filtered until the server confirms that it is a duplicate."""
-        if self._is_void():
+        if self._has_lost_filter():
             if self._to_schedule:
                 CallLaterOnce(self._schedule).schedule()  # later, because the scheduler called this
         elif not self._backend.unconfirmed:
@@ -111,11 +111,11 @@ class UnconfirmedDuplicates:
         if is_seen and self._backend.unconfirmed:
             self._filtered.append(request)
 
-    def _is_void(self) -> bool:
+    def _has_lost_filter(self) -> bool:
         """Return whether the server lost the filter; if so, move requests to be scheduled again."""
-        if self._backend.voided == self._voided:
+        if self._backend.losses == self._losses:
             return False
-        self._voided = self._backend.voided
+        self._losses = self._backend.losses
         self._to_schedule += self._filtered
         self._filtered = []
         return True
@@ -141,7 +141,7 @@ class UnconfirmedDuplicates:
                 self._failures.add(
                     "requests that its mirror reported as duplicates", error, "they are not crawled"
                 )
-            if not self._is_void():
+            if not self._has_lost_filter():
                 self._filtered.clear()
         if self._schedule():
             raise DontCloseSpider

@@ -1,1 +1,1 @@
-"""Growth and time: the generations of a filter, whatever keeps them."""
+"""The generations of a filter, in any storage: growth, time windows and figures."""

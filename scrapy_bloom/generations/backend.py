@@ -1,4 +1,4 @@
-"""What each backend offers a crawl, wherever it keeps the filter, and the figures of a filter."""
+"""The protocol of a backend, which keeps a filter for a crawl, and the figures of a filter."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,20 +13,23 @@ from scrapy_bloom.generations.policy import Generation, rate_asked
 class FilterStatus:
     """A filter's figures at one moment."""
 
-    location: str  # where the filter is kept, for people: a path, or "memory"
-    generations: Sequence[Generation]  # the live ones, oldest first, at least one
-    error_rate: float  # as asked for (p), or as its generations were made for if that is more
+    location: str  # where the filter is stored, for messages: a path, or "memory"
+    generations: Sequence[Generation]  # live generations, oldest first, at least one
+    error_rate: float  # the configured rate (p), or the sum over all generations if it is higher
     errors: int = 0  # failures of the storage so far
-    failure: str = ""  # the last of them, for people
-    expired: int = 0  # requests forgotten in this run, because their time window was over
-    volatile: Sequence[Generation] = ()  # in memory, filter in this run, too; not in the counts
-    more: Mapping[str, int] = field(default_factory=dict)  # by the names of their stats
+    failure: str = ""  # text of the last failure
+    expired: int = 0  # requests that expired in this run
+    volatile: Sequence[Generation] = ()  # in memory for this run; not included in the counts
+    more: Mapping[str, int] = field(default_factory=dict)  # further figures, by names of stats
 
     @classmethod
     def of(cls, location: str, live: Sequence[Generation], asked: float) -> "FilterStatus":
-        """Return the figures of a filter that no crawl of ours has open, as they are stored.
+        """Return the figures of a stored filter that this process does not record in.
 
-        The error rate that was asked for when the filter was made is one of them.
+        Args:
+            location: where the filter is stored, for messages.
+            live: its live generations, oldest first.
+            asked: the error rate that was configured when the filter was created.
         """
         return cls(
             location=location,
@@ -36,40 +39,40 @@ class FilterStatus:
 
     @property
     def capacity(self) -> int:
-        """Requests that all generations together are sized for."""
+        """Return for how many requests all generations together are sized."""
         return sum(each.capacity for each in self.generations)
 
     @property
     def count(self) -> int:
-        """Requests recorded so far, and not expired."""
+        """Return how many requests are recorded and have not expired."""
         return sum(each.count for each in self.generations)
 
     @property
     def load(self) -> float:
-        """Return how full the newest generation is: 1 at its capacity."""
+        """Return the load of the newest generation: its count divided by its capacity."""
         newest = self.generations[-1]
         return newest.count / newest.capacity
 
     @property
     def nbytes(self) -> int:
-        """Size of the bits, in bytes."""
+        """Return the size of all bits, in bytes."""
         return sum(each.geometry.nbytes for each in [*self.generations, *self.volatile])
 
     @property
     def fill_ratio(self) -> float:
-        """Share of bits that are set, 0 to 1; expected from the counts, without reading them."""
+        """Return the share of set bits, 0 to 1, estimated from the counts."""
         set_bits = math.fsum(each.geometry.num_bits * each.fill_ratio for each in self.generations)
         return set_bits / sum(each.geometry.num_bits for each in self.generations)
 
     @property
     def error_rate_now(self) -> float:
-        """The false-positive rate with what is recorded now, 0 to 1."""
-        return any_errs(each.error_rate_now for each in [*self.generations, *self.volatile])
+        """Return the current false-positive rate, 0 to 1."""
+        return combined_rate(each.error_rate_now for each in [*self.generations, *self.volatile])
 
     @property
     def expected_false_positives(self) -> float:
-        """Expected false positives while the live generations filled."""
-        # While a generation took what was new, those before it erred at their final rates.
+        """Return the expected number of false positives while the live generations filled."""
+        # While one generation filled, each older generation had its final false-positive rate.
         drops = sum(each.expected_false_positives for each in self.volatile)
         before = 0.0
         for each in self.generations:
@@ -78,42 +81,41 @@ class FilterStatus:
         return drops
 
 
-def any_errs(rates: Iterable[float]) -> float:
-    """Return the chance that at least one of several filters has a false positive.
+def combined_rate(rates: Iterable[float]) -> float:
+    """Return the probability that at least one of several filters has a false positive.
 
-    It is 1 - (1 - p) (1 - p) ...: close to the sum of the rates, as long as that is small.
+    It is 1 - (1 - p1) (1 - p2) ..., which is close to the sum of small rates.
 
-    >>> any_errs([0.5, 0.5]), any_errs([1e-20, 1e-20])
+    >>> combined_rate([0.5, 0.5]), combined_rate([1e-20, 1e-20])
     (0.75, 2e-20)
     """
     return abs(math.expm1(math.fsum(math.log1p(-min(rate, 1 - 1e-15)) for rate in rates)))
 
 
 class Backend(Protocol):
-    """Keeps a filter for a crawl.
+    """Keeps a filter of fingerprints for a crawl.
 
-    It takes fingerprints, never URLs, and is used in this order: `open`, `begin`, any number of
-    `add`, `close`.
+    The methods are called in this order: `open`, `begin`, `add` any number of times, `close`.
     """
 
     @property
     def forgotten(self) -> Forgotten:
-        """Return the requests that are to be crawled again."""
+        """Return the forgotten requests, which are to be crawled again."""
 
     def open(self) -> None:
-        """Make the filter ready, leaving what is stored as it is; raises BloomError."""
+        """Open the filter without changing stored data; raises BloomError."""
 
     def begin(self) -> None:
-        """Begin the crawl: from now to `close`, its end counts as unclean."""
+        """Begin the crawl: from now on until `close`, an end counts as unclean."""
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new."""
+        """Record a fingerprint; return whether it was new."""
 
     def __contains__(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is recorded (or, at the error rate, seems to be)."""
+        """Return whether a fingerprint is recorded, with false positives."""
 
     def status(self) -> FilterStatus:
-        """Return the filter's figures now; after `close`, the last ones."""
+        """Return the filter's current figures; after `close`, the last figures."""
 
     def close(self) -> None:
-        """Make everything durable and end; the last call. Raises BloomError."""
+        """Write all changes to the disk, and end; raises BloomError."""

@@ -1,7 +1,7 @@
-"""Decide when the next generation follows, and when a quarter of a time window ends or expires.
+"""Decide when a generation is added, and when a quarter of a time window ends or expires.
 
-The same rules hold wherever the generations are kept. In a shared store, any crawl may be the first
-to do what is due.
+The rules are the same for all storages. In a shared storage, any crawl may be the first to make a
+change that is due.
 """
 
 import logging
@@ -19,28 +19,28 @@ logger = logging.getLogger(__name__)
 
 
 class NoRoomError(StorageError):
-    """The store has no room for another generation."""
+    """The storage has no room for another generation."""
 
 
 class Generations(Protocol):
-    """A store of generations. Whenever they change, it has `LifeCycle.plan` called."""
+    """A storage of generations. After each change of them, it calls `LifeCycle.plan`."""
 
     @property
     def live(self) -> Sequence[Generation]:
-        """Return the generations that count, oldest first."""
+        """Return the generations that have not expired, oldest first."""
 
     @property
-    def held_from(self) -> float:
-        """Return the number of the first generation that must not end now; infinite: all may."""
+    def kept_from(self) -> float:
+        """Return the number of the first generation that must not end; infinite: none."""
 
     def now(self) -> float:
-        """Return the time in seconds since 1970; never before the newest generation's."""
+        """Return the time in seconds since 1970, never before the newest was created."""
 
     def ends(self, newest: Generation) -> float:
         """Return when the newest generation ends, with a window."""
 
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Let another generation take what is new; False if another crawl is about to add one.
+        """Add a generation for new requests; return False if another crawl is adding one.
 
         Args:
             size: its size and error rate.
@@ -48,30 +48,34 @@ class Generations(Protocol):
             open_until: when it ends, in seconds since 1970; 0: never.
 
         Raises:
-            NoRoomError: there is no room for it.
+            NoRoomError: the storage has no room for it.
         """
 
     def extend(self, open_until: float) -> None:
-        """Keep the newest generation open until then; 0: for ever."""
+        """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
 
     def expire(self, number: int) -> None:
-        """Remove so many of the oldest generations."""
+        """Remove the oldest generations.
+
+        Args:
+            number: how many.
+        """
 
 
 class LifeCycle:
-    """Lets the generations of a filter grow, turn and expire, and its forgotten requests, too."""
+    """Adds, ends and removes the generations of a filter when that is due."""
 
     def __init__(self, policy: Policy, store: Generations, forgotten: Forgotten) -> None:
         self.has_window = policy.window > 0
-        self.grow_at = math.inf  # at this count of the newest, a new request needs another one
-        self.due_at = math.inf  # at this time, `turn` has something to do
+        self.grow_at = math.inf  # the count of the newest at which a generation must be added
+        self.due_at = math.inf  # the time at which `turn` must be called
         self._policy = policy
         self._store = store
         self._forgotten = forgotten
-        self._turn_at: float = math.inf  # at this time, the newest generation ends
-        self._expired = 0  # requests, with their generations
+        self._turn_at: float = math.inf  # the time at which the newest generation ends
+        self._expired = 0  # how many requests have expired
         self._times_no_room = 0
-        self._failure = ""  # why there was none, the last time
+        self._failure = ""  # why there was no room, the last time
         self._has_room = True
 
     def plan(self) -> None:
@@ -82,23 +86,23 @@ class LifeCycle:
             self._turn_from(self._store.ends(live[-1]))
 
     def is_full(self) -> bool:
-        """Check whether a new request needs another generation."""
+        """Return whether a new request needs another generation."""
         return self._store.live[-1].count >= self.grow_at
 
     def grow(self) -> None:
-        """Go on to the next generation, unless there is no room, or another crawl is at it."""
+        """Add the next generation, unless there is no room, or another crawl is adding it."""
         full = self._store.live[-1]
         try:
             size, now = self._policy.next(self._store.live), self._store.now()
             if not self._store.append(size, now, full.open_until):
-                # Another crawl is making it; it may be that it dies of it.
+                # Another crawl is adding it, but may die before it has done so.
                 self.grow_at = full.count + max(1, full.capacity // 100)
                 return
         except NoRoomError as error:
             self.grow_at = full.count + max(1, full.capacity // 20)
             self._log_no_room(
-                "The crawl goes on with the full filter, its error rate rises, and growing is "
-                "tried again after some more requests",
+                "The crawl goes on with the full filter, whose false-positive rate rises, and "
+                "tries again after some more requests",
                 error,
             )
             return
@@ -106,21 +110,21 @@ class LifeCycle:
             self._log_growth()
 
     def turn(self) -> None:
-        """End what has ended: go on to a new quarter, and let old generations expire."""
+        """Begin a new quarter of the window if one has ended, and remove expired generations."""
         now, ended = self._store.now(), None
-        # Again, if what another crawl has made meanwhile has ended, too.
+        # Repeated if the generation that another crawl has added has ended, too.
         while now >= self._turn_at and self._store.live[-1] is not ended:
             ended = self._store.live[-1]
-            if ended.number >= self._store.held_from:
+            if ended.number >= self._store.kept_from:
                 self._store.extend(self._policy.open_until(now))
             else:
                 self._begin_quarter(ended, now)
-        may_expire = sum(each.number < self._store.held_from for each in self._store.live)
+        may_expire = sum(each.number < self._store.kept_from for each in self._store.live)
         if number := min(self._policy.expired(self._store.live, now), may_expire):
             gone = self._store.live[:number]
             self._store.expire(number)
             self._log_expiry(gone)
-            # Recorded before they were forgotten, they have all expired by then.
+            # Forgotten requests were recorded before that, so their bits have expired by then.
             self._forgotten.expire(2 * self._policy.window)
 
     def _turn_from(self, when: float) -> None:
@@ -135,13 +139,13 @@ class LifeCycle:
         try:
             is_appended = self._store.append(size, now, next_end)
         except NoRoomError as error:
-            # What is recorded in it from now on shall not expire with its quarter.
+            # Requests that are recorded from now on must not expire with the quarter.
             self._store.extend(next_end)
             self._turn_from(now + window / 100)
             self.log_cannot_turn(error)
             return
         if not is_appended:
-            # Another crawl is making it, which may take minutes. Likewise until it is there.
+            # Another crawl is adding it, which may take minutes. Until then, the newest stays open.
             self._store.extend(now + window / 100)
             self._turn_from(now + window / 200)
         elif (newest := self._store.live[-1]) is not ended:
@@ -149,12 +153,12 @@ class LifeCycle:
 
     def log_cannot_turn(self, error: NoRoomError) -> None:
         """Log that there is no room for the generation of the next quarter."""
-        self._log_no_room("Requests are remembered for longer than BLOOM_WINDOW_SECS", error)
+        self._log_no_room("Requests stay recorded for longer than BLOOM_WINDOW_SECS", error)
 
     def _log_no_room(self, consequence: str, error: NoRoomError) -> None:
         self._times_no_room += 1
-        self._failure = f"the filter is full, and there is no room for more of it: {error}"
-        if self._has_room:  # once, until there is room again
+        self._failure = f"the filter is full, and there is no room for another generation: {error}"
+        if self._has_room:  # logged once, until there is room again
             self._has_room = False
             logger.error("No room for a new generation: %s. %s", error, consequence)
 
@@ -163,8 +167,8 @@ class LifeCycle:
         live = self._store.live
         newest = live[-1]
         logger.info(
-            "The filter is full with %s and grows: generation %d has room for %s more at "
-            "error rate %.2g, in %s bytes",
+            "The filter is full with %s and grows: generation %d has room for %s more at a "
+            "false-positive rate of %.2g, in %s bytes",
             counted(sum(each.count for each in live), "request"),
             newest.number,
             f"{newest.capacity:,}",
@@ -175,8 +179,8 @@ class LifeCycle:
     def _log_turn(self, ended: Generation, newest: Generation) -> None:
         self._has_room = True
         logger.info(
-            "A quarter of the time window is over: generation %d takes what is new, generation %d "
-            "with %s counts until it expires",
+            "A quarter of the time window has ended: generation %d records new requests, and "
+            "generation %d with %s is kept until it expires",
             newest.number,
             ended.number,
             counted(ended.count, "request"),
@@ -186,10 +190,10 @@ class LifeCycle:
         count = sum(each.count for each in gone)
         self._expired += count
         logger.info(
-            "%s recorded more than %g seconds ago %s forgotten: generation %s expired",
+            "%s recorded more than %g seconds ago %s expired, with generation %s",
             counted(count, "request"),
             self._policy.window,
-            "is" if count == 1 else "are",
+            "has" if count == 1 else "have",
             ", ".join(str(each.number) for each in gone),
         )
 
@@ -202,7 +206,15 @@ class LifeCycle:
         failure: str = "",
         more: Mapping[str, int] | None = None,
     ) -> FilterStatus:
-        """Return the figures of the filter now."""
+        """Return the current figures of the filter.
+
+        Args:
+            location: where the filter is stored, for messages.
+            live: the generations to report.
+            errors: further failures of the storage.
+            failure: the text of the last of them.
+            more: further figures, by names of stats.
+        """
         made_for = sum(each.error_rate for each in self._store.live)
         return FilterStatus(
             location=location,

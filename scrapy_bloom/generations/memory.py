@@ -1,4 +1,4 @@
-"""The filter of one process, in memory; `scrapy_bloom.files` keeps it in files."""
+"""A filter of one process in memory, and the base of the filter in `scrapy_bloom.files`."""
 
 import logging
 import math
@@ -17,17 +17,17 @@ from scrapy_bloom.generations.policy import ANY_ORIGIN, Generation, Origin, Poli
 
 logger = logging.getLogger(__name__)
 
-# Many times the navigation links of a large site, in at most 0.4 MB.
+# Many times more than the navigation links of a large site, in at most 0.4 MB.
 _MOST_RECENT = 2048
 
 
 class Recent(set[bytes]):
-    """Recent duplicates, which are recorded; to be emptied when the generations change.
+    """A cache of recent duplicates; it must be cleared when the generations change.
 
-    A link that is on every page is found here, without a look at its bits.
+    A link that is on every page is found here, without reading its bits.
 
     Args:
-        most: how many; then it is emptied, since frequent ones soon return.
+        most: the largest size. A full cache is cleared, because frequent links soon return.
     """
 
     def __init__(self, most: int) -> None:
@@ -35,22 +35,22 @@ class Recent(set[bytes]):
         self._most = most
 
     def add(self, fingerprint: bytes) -> None:
-        """Add a fingerprint that is recorded."""
+        """Add a duplicate."""
         if len(self) >= self._most:
             self.clear()
         super().add(fingerprint)
 
 
 class Lookup:
-    """The filters of all live generations, oldest first, asked at once.
+    """Looks up fingerprints in all live generations, oldest first, with one hash computation.
 
-    A fingerprint is hashed once for all of them: they have one salt, and those with fewer hashes
-    take the first ones.
+    That is possible because the generations have the same salt, and a generation with fewer hashes
+    uses the first of them.
     """
 
     def __init__(self, live: Sequence[BloomFilter]) -> None:
         self.newest = live[-1]
-        # The newest of the others first: it is the largest, and holds most of what is asked for.
+        # The newest of the others comes first: it is the largest, and has most of the duplicates.
         self._others = list(reversed(live[:-1]))
         self._num_hashes = self.newest.num_hashes
         most = max(each.num_hashes for each in live)
@@ -58,7 +58,7 @@ class Lookup:
         self._locate = make_hasher(self.newest.salt, most)
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint in the newest generation, unless any holds it; True if new."""
+        """Record a fingerprint in the newest generation; return whether it was new to all."""
         block_hash, positions = self._locate(fingerprint)
         for each in self._others:
             if each.has_hashed(block_hash, positions):
@@ -71,14 +71,14 @@ class Lookup:
         block_hash, positions = self._locate(fingerprint)
         if self.newest.has_hashed(block_hash, positions):
             return True
-        # Mostly there are none, and a generator takes longer than this look.
+        # Usually there are no others, and a generator would take longer than this check.
         return bool(self._others) and any(
             each.has_hashed(block_hash, positions) for each in self._others
         )
 
 
 class Recorded(Protocol):
-    """Tells whether a fingerprint is recorded."""
+    """A collection of recorded fingerprints."""
 
     def __contains__(self, fingerprint: bytes) -> bool: ...
 
@@ -87,8 +87,8 @@ class LocalGeneration(Generation):
     """A generation whose bits are in this process.
 
     Attributes:
-        unapplied: how many of those in its count are in the log only, and not in its bits yet.
-        is_closed: its bits are gone.
+        unapplied: how many requests of its count are only in the log, and not in its bits yet.
+        is_closed: whether its bits were released.
     """
 
     filter: BloomFilter
@@ -96,26 +96,26 @@ class LocalGeneration(Generation):
     is_closed = False
 
     def sync(self) -> None:
-        """Write all changes so far to the disk; in memory, there is none."""
+        """Write all changes so far to the disk; a filter in memory has none."""
 
 
 class MemoryBackend:
     """A Bloom filter in memory: a `Backend`, and the `Generations` of its own life cycle.
 
     Args:
-        policy: how large it is, and when it grows and expires.
-        origin: what it holds, and whose.
-        forgotten: where its forgotten requests are kept; in memory if None.
-        clock: seconds since 1970, for tests.
+        policy: the size of the filter, and when it grows and expires.
+        origin: the fingerprinter, the spider and the salt.
+        forgotten: the store of its forgotten requests; None: memory.
+        clock: returns seconds since 1970, for tests.
 
     Attributes:
-        forgotten: the requests that are to be crawled again.
-        live: its generations, oldest first; there is one once it is open.
+        forgotten: the forgotten requests, which are to be crawled again.
+        live: its generations, oldest first; at least one after `open`.
     """
 
     errors = 0  # of the disk
-    failure = ""  # the last of them
-    held_from = math.inf  # no other crawl uses the generations, so all may end
+    failure = ""  # the text of the last error
+    kept_from = math.inf  # all generations may end, because no other crawl uses them
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class MemoryBackend:
         self._clock = clock
         self._life = LifeCycle(policy, self, self.forgotten)
         self._has_begun = False
-        self._next_save: float = math.inf  # at this count of the newest generation, it is due
+        self._next_save: float = math.inf  # at this count of the newest, save the figures
         self._last_status: FilterStatus | None = None
         self._recent = Recent(_MOST_RECENT)
         self._newest: LocalGeneration
@@ -147,18 +147,18 @@ class MemoryBackend:
         self._use_live()
 
     def begin(self) -> None:
-        """Begin the crawl; `add` does so itself."""
+        """Begin the crawl; `add` calls this, too."""
         if self._has_begun:
             return
         self._has_begun = True
         self._mark_as_used()
         if self._policy.window:
             self._warn_if_the_clock_went_back()
-            # If the window was shortened, so is what is left of the quarter.
+            # If the window was shortened, the current quarter ends earlier, too.
             self.extend(min(self._newest.open_until, self._policy.open_until(self.now())))
             self._life.turn()
         elif self._newest.open_until:
-            self.extend(0.0)  # there is no window any more
+            self.extend(0.0)  # the window was removed from the settings
 
     def add(self, fingerprint: bytes) -> bool:
         """Record a fingerprint; return whether it was new."""
@@ -177,7 +177,7 @@ class MemoryBackend:
             self._recent.add(fingerprint)
             return self._was_forgotten(fingerprint)
         if not self.forgotten.is_empty:
-            self.forgotten.take(fingerprint)  # it is new in any case, and only once
+            self.forgotten.take(fingerprint)  # so that it is new only once
         newest = self._newest
         newest.count += 1
         if newest.count >= self._next_save:
@@ -189,14 +189,14 @@ class MemoryBackend:
         return sum(map(self.add, fingerprints))
 
     def _was_forgotten(self, fingerprint: bytes) -> bool:
-        """Return whether a recorded fingerprint was forgotten, and is to be new once."""
+        """Return whether a recorded fingerprint was forgotten, so that it is new once more."""
         if not self.forgotten.take(fingerprint):
             return False
         self.record_again(fingerprint)
         return True
 
     def record_again(self, fingerprint: bytes) -> None:
-        """Record what an older generation has in the newest one, too: for a window from now on."""
+        """Record a fingerprint of an older generation in the newest, so that it expires later."""
         if self._policy.window and fingerprint not in self._newest.filter:
             self._record_in_newest(fingerprint)
             self._newest.count += 1
@@ -208,27 +208,27 @@ class MemoryBackend:
         return fingerprint in self._recorded and fingerprint not in self.forgotten
 
     def status(self) -> FilterStatus:
-        """Return the filter's figures now; after `close`, the last ones."""
+        """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
         return self._life.status(self.location, self.live, errors=self.errors, failure=self.failure)
 
     @property
     def location(self) -> str:
-        """Return where the filter is, for people; also after the close."""
+        """Return where the filter is stored, for messages; also after the close."""
         return "memory"
 
     def close(self) -> None:
-        """End; raises StorageError."""
+        """Keep the last figures, and close the forgotten requests; raises StorageError."""
         self._last_status = self.status()
         self.forgotten.close()
 
     # The methods of `Generations`.
 
     def now(self) -> float:
-        """Return the time in seconds since 1970; never before the newest generation's."""
-        # If the clock was set back, time stands still until it has caught up: a request may be
-        # remembered for longer, but never for less than the window.
+        """Return the time in seconds since 1970, never before the newest was created."""
+        # If the clock was set back, the time does not change until the clock has caught up: a
+        # request may stay recorded for longer than the window, but never for less.
         newest = self.live[-1].created_at if self.live else 0.0
         return max(self._clock(), newest)
 
@@ -237,15 +237,15 @@ class MemoryBackend:
         return newest.open_until
 
     def append(self, size: Size, created_at: float, open_until: float) -> bool:
-        """Let another generation take what is new, or the newest one if it is still empty.
+        """Add a generation for new requests, or extend the newest if it is empty.
 
-        Raises a NoRoomError if there is no memory, or no disk space.
+        Raises NoRoomError if there is no memory or no disk space.
         """
         full = self.live[-1]
         if not full.count:
             self.extend(open_until)
             return True
-        self._save()  # the last figures of the full one
+        self._save()  # the final figures of the full generation
         try:
             new = self._make(size, full.number + 1, created_at, open_until)
         except (StorageError, MemoryError) as error:
@@ -255,12 +255,16 @@ class MemoryBackend:
         return True
 
     def extend(self, open_until: float) -> None:
-        """Keep the newest generation open until then; 0: for ever."""
+        """Set the end of the newest generation, in seconds since 1970; 0: it does not end."""
         self.live[-1].open_until = open_until
         self._use_live()
 
     def expire(self, number: int) -> None:
-        """Remove so many of the oldest generations."""
+        """Remove the oldest generations.
+
+        Args:
+            number: how many.
+        """
         del self.live[:number]
         self._use_live()
 
@@ -294,31 +298,30 @@ class MemoryBackend:
             self._save()
 
     def _mark_as_used(self) -> None:
-        """Write to the disk that a crawl uses the filter; in memory, there is none."""
+        """Mark the filter on the disk as in use; a filter in memory has none."""
 
     def _save(self) -> None:
-        """Write down the figures of the newest generation; in memory, they are."""
+        """Write the figures of the newest generation to the disk; a filter in memory has none."""
 
     def _warn_if_the_clock_went_back(self) -> None:
         behind = self._newest.created_at - self._clock()
         if behind > 1:
             logger.warning(
                 "The clock is %.0f seconds behind the time when the filter was last extended: "
-                "requests are remembered for that much longer than BLOOM_WINDOW_SECS",
+                "requests stay recorded for that much longer than BLOOM_WINDOW_SECS",
                 behind,
             )
 
 
 class RecordCrawled:
-    """Records what was crawled, not what was scheduled (BLOOM_RECORD_ON).
+    """Records requests when they were crawled, not when they are scheduled (BLOOM_RECORD_ON).
 
-    It is two backends in one: new requests go into memory, crawled ones are kept for later runs.
-
-    So later runs filter neither what a killed run had queued, nor what failed. A forgotten request
-    that is crawled again stays forgotten until then.
+    It combines two backends: new requests are recorded in memory, crawled requests are stored for
+    later runs. So later runs filter neither requests that a killed run had queued, nor failed
+    requests. A forgotten request stays forgotten until it was crawled again.
 
     Attributes:
-        stored: what is kept for later runs.
+        stored: the backend for later runs.
         scheduled: how many requests were new in this run.
     """
 
@@ -327,7 +330,7 @@ class RecordCrawled:
         self.stored = stored
         self._volatile = volatile
         self.forgotten = stored.forgotten
-        self._once_more: set[bytes] = set()  # forgotten, and under way in this run
+        self._once_more: set[bytes] = set()  # forgotten requests that this run has scheduled
         self.begin = stored.begin
 
     def open(self) -> None:
@@ -336,11 +339,11 @@ class RecordCrawled:
         self.stored.open()
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint for this run; True if it was new to this and all earlier ones."""
+        """Record a fingerprint for this run; return whether it was new to all runs."""
         if fingerprint in self.forgotten:
             if fingerprint in self._once_more:
                 return False
-            self._volatile.add(fingerprint)  # if it is not there
+            self._volatile.add(fingerprint)  # no effect if it is recorded
             self._once_more.add(fingerprint)
         elif fingerprint in self.stored or not self._volatile.add(fingerprint):
             return False
@@ -348,12 +351,12 @@ class RecordCrawled:
         return True
 
     def record(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint for later runs; True if it was not yet, or had been forgotten."""
+        """Record a fingerprint for later runs; return whether it was new, or forgotten."""
         self._once_more.discard(fingerprint)
         return self.stored.add(fingerprint)
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let failed requests be new once more, in this run or a later one."""
+        """Forget failed requests, so that they are new once more, in this run or a later one."""
         self._once_more.difference_update(fingerprints)
         self.forgotten.add(fingerprints)
 
@@ -363,7 +366,7 @@ class RecordCrawled:
         return fingerprint in self.stored or fingerprint in self._volatile
 
     def status(self) -> FilterStatus:
-        """Return the figures of what is stored, with the error rate of both."""
+        """Return the figures of the stored filter, with the error rates of both added."""
         stored, volatile = self.stored.status(), self._volatile.status()
         return replace(
             stored,
@@ -378,7 +381,7 @@ class RecordCrawled:
 
 
 def practically_exact_set() -> MemoryBackend:
-    """Make an opened filter in memory that has practically no false positives.
+    """Return an opened filter in memory with practically no false positives.
 
     It takes 10 MB for a million fingerprints.
     """

@@ -1,23 +1,24 @@
-"""Growth and time windows: which filter takes the next fingerprint, and which ones expire.
+"""The rules of growth and time windows: the sizes of generations, and when they end and expire.
 
-A filter is a list of generations, each a Bloom filter of its own size and error rate. Seen is what
-any live one holds; what is new goes to the newest.
+A filter is a list of generations, each a Bloom filter with its own size and error rate. A
+fingerprint is a duplicate if any live generation has it; a new fingerprint is recorded in the
+newest generation.
 
-Growth: a full generation is followed by one of twice the capacity. The sizes double, so there are
-few of them; each takes half of the error rate that is left, the first one half of all, so the sum
-over all of them stays below what was asked, however far the crawl goes (P. S. Almeida, C. Baquero,
-N. Preguiça, D. Hutchison, "Scalable Bloom Filters", 2007).
+Growth: a full generation is followed by a generation of twice its capacity, so there are few. The
+first generation gets half of the configured error rate, and each further generation half of the
+rate that is left. So the sum over all generations stays below the configured rate, however far the
+crawl goes (P. S. Almeida, C. Baquero, N. Preguiça, D. Hutchison, "Scalable Bloom Filters", 2007).
 
-Windows: each generation is open for a quarter of the window and counts for one more window after
-its end. So what was recorded less than a window ago is always found, and what was recorded more
-than 1.25 windows ago never is. At most six quarters are live at a time, and each has a twelfth of
-the error rate, and as much again if it grows.
+Windows: a generation is open for a quarter of the window, and expires one window after its end. So
+a request that was recorded less than a window ago is always found, and a request that was recorded
+more than 1.25 windows ago has expired. At most six quarters are live at a time. Each gets a twelfth
+of the error rate, and as much again if it grows.
 
-Runs: what a run records shall not expire within it, or a run that is longer than the window would
-crawl its pages in a loop. So with a window, a run also remembers in memory what it has scheduled
-(`scrapy_bloom.crawl.this_run`). Where many workers share a queue, the run is the life of that:
-until the crawl ends, its first generation stays open, and grows, and neither it nor a later one
-expires.
+Runs: requests that a run has recorded must not expire within the run, because a run that is longer
+than the window would crawl its pages in a loop. So with a window, a run also keeps its scheduled
+requests in memory (`scrapy_bloom.crawl.this_run`). Where many workers share a queue, a run lasts
+until the crawl has ended: until then, the generation that was the newest when the queue was created
+stays open and grows, and neither it nor a later generation expires.
 """
 
 from collections.abc import Sequence
@@ -38,52 +39,52 @@ from scrapy_bloom.filters.sizing import (
 )
 
 ROTATIONS = 4  # in one window
-LIVE_QUARTERS = ROTATIONS + 2  # the open one, and those that ended within a window before
+LIVE_QUARTERS = ROTATIONS + 2  # the open quarter, and the quarters that have not expired yet
 
 
 @dataclass(kw_only=True)
 class Generation:
-    """The figures of a filter among others; times are in seconds since 1970."""
+    """The figures of one generation of a filter; times are in seconds since 1970."""
 
-    number: int  # 1 for the first, and counting on
+    number: int  # 1 for the first generation, 2 for the next, and so on
     geometry: Geometry
-    capacity: int  # fingerprints it is sized for
-    error_rate: float  # at that number
+    capacity: int  # for how many fingerprints it is sized
+    error_rate: float  # when it has so many fingerprints
     created_at: float
-    open_until: float = 0.0  # nothing is recorded in it after this time; 0: no end
-    count: int = 0  # fingerprints recorded in it
+    open_until: float = 0.0  # nothing is recorded after this time; 0: no end
+    count: int = 0  # how many fingerprints are recorded
 
     @classmethod
     def of(cls: type["_G"], size: "Size", number: int, created_at: float, **more: Any) -> "_G":
-        """Return a new generation, sized like that; `more` are its other fields."""
+        """Return a new generation of a given size; `more` are further fields."""
         more |= vars(size)
         return cls(number=number, geometry=size.geometry, created_at=created_at, **more)
 
     @property
     def figures(self) -> "Generation":
-        """A copy of the figures, which stays as it is now, and holds nothing else."""
+        """Return a copy of the current figures, without the fields of subclasses."""
         return Generation(**{field.name: getattr(self, field.name) for field in fields(Generation)})
 
     @property
     def offered(self) -> int:
-        """Requests that came: those recorded, and the expected false positives."""
+        """Return how many new requests came: the recorded ones and the expected false positives."""
         return sizing.expected_offered(self.geometry.num_bits, self.geometry.num_hashes, self.count)
 
     @property
     def fill_ratio(self) -> float:
-        """Share of its bits that are set, 0 to 1; expected, without reading them."""
+        """Return the share of set bits, 0 to 1, estimated from the count."""
         return sizing.classic_fill_ratio(
             self.geometry.num_bits, self.geometry.num_hashes, self.offered
         )
 
     @property
     def error_rate_now(self) -> float:
-        """Its false-positive rate with what is recorded now, 0 to 1."""
+        """Return the current false-positive rate, 0 to 1."""
         return sizing.block_error_rate(*self.geometry, self.offered)
 
     @property
     def expected_false_positives(self) -> float:
-        """Expected false positives while it filled."""
+        """Return the expected number of false positives while the generation filled."""
         return sizing.expected_false_positives(*self.geometry, self.offered)
 
 
@@ -92,12 +93,12 @@ _G = TypeVar("_G", bound=Generation)
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Source of a filter's fingerprints, and its salt: the same for all of its generations."""
+    """Properties that all generations of a filter share: source of the fingerprints, and salt."""
 
-    salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random ones for a new filter
+    salt: bytes | None = None  # 16 bytes, mixed into every hash; None: random
     fingerprinter: str = ""  # import path of what makes the fingerprints
-    spider: str = ""  # its name, for information
-    error_rate: float = 0.0  # as asked for when the filter was made
+    spider: str = ""  # the name of the spider, for information
+    error_rate: float = 0.0  # as configured when the filter was created
 
 
 ANY_ORIGIN = Origin()
@@ -105,7 +106,7 @@ ANY_ORIGIN = Origin()
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Holds what a new generation is sized for."""
+    """The capacity and the error rate of a new generation."""
 
     capacity: int
     error_rate: float
@@ -122,61 +123,61 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Decides how generations are sized, and when they end."""
+    """Decides the sizes of generations, and when they end."""
 
-    expected: int  # requests that the crawl is expected to record (BLOOM_EXPECTED_REQUESTS)
+    expected: int  # how many requests the crawl is expected to record (BLOOM_EXPECTED_REQUESTS)
     error_rate: float  # the highest sum over all live generations (BLOOM_ERROR_RATE)
     on_full: str = "grow"  # or "warn", or "close" (BLOOM_ON_FULL)
-    window: float = 0.0  # seconds a request is remembered for; 0: for ever (BLOOM_WINDOW_SECS)
+    window: float = 0.0  # seconds until requests expire; 0: never (BLOOM_WINDOW_SECS)
 
     def first(self, at_least: int = 0) -> Size:
         """Return the size of the first generation, or of the first in its quarter of a window.
 
         Args:
-            at_least: requests that it must have room for.
+            at_least: for how many requests it must have room.
         """
         if not self.window:
-            # "close" keeps the other half for when the setting has been raised.
+            # "close" keeps the other half, in case BLOOM_EXPECTED_REQUESTS is raised later.
             share = self.error_rate if self.on_full == "warn" else self.error_rate / 2
             return self._size(max(self.expected, at_least), share)
         capacity = self.expected // ROTATIONS if self.on_full == "grow" else self.expected
         return self._size(max(capacity, at_least), self.error_rate / (2 * LIVE_QUARTERS))
 
     def next(self, live: Sequence[Generation]) -> Size:
-        """Return the size of the generation that follows a full one, the last of the live."""
+        """Return the size of the generation after the newest of `live`, which is full."""
         newest = live[-1]
         left = self.error_rate - sum(each.error_rate for each in live)
-        # Nothing is left if less was asked for before, or within a quarter of a window.
+        # Nothing is left if a higher rate was configured before, or within a quarter of a window.
         used_up = self.window or left <= 0
         share = min(newest.error_rate, self.error_rate) / 2 if used_up else left / 2
         return self._size(max(2 * newest.capacity, self._missing(live)), share)
 
     def is_exceeded(self, error_rate: float) -> bool:
-        """Return whether generations made for that error rate err more often than asked for."""
-        # Six sixths of a float add up to a little more than it.
+        """Return whether a sum of error rates exceeds the configured rate."""
+        # A sum of floats may be a little larger than the exact sum.
         return error_rate > self.error_rate * (1 + 1e-9)
 
     def grow_at(self, live: Sequence[Generation]) -> float:
-        """Return the count at which another generation must follow; infinite if none may."""
-        # It may, too, if more requests are expected now than when the generations were made.
+        """Return the count at which a generation must be added; infinite if none may be added."""
+        # One may also be added if BLOOM_EXPECTED_REQUESTS was raised.
         may_grow = self.on_full == "grow" or self._missing(live) > 0
         return live[-1].capacity if may_grow else float("inf")
 
     def _missing(self, live: Sequence[Generation]) -> int:
-        """Count the expected requests for which there is no room yet."""
+        """Return for how many of the expected requests there is no room yet."""
         if not self.window:
             return self.expected - sum(each.capacity for each in live)
-        # Within a window, only quarters that may not grow are sized for all of them.
+        # With a window, only quarters that must not grow are sized for all expected requests.
         return 0 if self.on_full == "grow" else self.expected - live[-1].capacity
 
     def open_until(self, created_at: float) -> float:
-        """Return when a generation made at that time ends; 0: no end."""
+        """Return when a generation that is created at `created_at` ends; 0: no end."""
         return created_at + self.window / ROTATIONS if self.window else 0.0
 
     def expired(self, live: Sequence[Generation], now: float) -> int:
-        """Count the oldest generations that have ended more than a window ago.
+        """Return how many of the oldest generations have expired.
 
-        The newest one is never among them: something must take the next request.
+        The newest generation never counts, because it records the next request.
         """
         if not self.window:
             return 0
@@ -197,27 +198,30 @@ class Policy:
 
 
 def window_of(live: Sequence[Generation]) -> float:
-    """Return the time window that a filter's generations were made with, in seconds; 0: none."""
+    """Return the time window of stored generations, in seconds; 0: none."""
     if not live[-1].open_until:
         return 0.0
-    # The longest: what was made by growth within a quarter is open for the rest of it only.
+    # The maximum, because a generation that was added within a quarter ends with the quarter.
     return round(ROTATIONS * max(each.open_until - each.created_at for each in live), 2)
 
 
 def rate_asked(live: Sequence[Generation], asked: float) -> float:
-    """Return the error rate that a filter's generations keep, however far it grows.
+    """Return the error rate that a filter keeps, however far it grows.
 
-    That is the rate which was asked for when the filter was made, or more if the setting has been
-    raised since then.
+    It is the rate that was configured when the filter was created, or a higher rate if
+    BLOOM_ERROR_RATE was raised later.
     """
-    # The sum of halves, without what floats add to it.
+    # Rounded, because a sum of floats may be a little larger than the exact sum.
     return float(f"{max(asked, sum(each.error_rate for each in live)):.9g}")
 
 
 def unexpired(live: Sequence[_G], now: float, window: float = 0.0) -> list[_G]:
-    """Return the generations that have not expired, though no crawl has removed the others yet.
+    """Return the stored generations that have not expired.
 
-    A window of 0 is the one that they were made with.
+    Args:
+        live: the stored generations; no crawl may have removed the expired ones yet.
+        now: the current time, in seconds since 1970.
+        window: the time window in seconds; 0: the window of the generations.
     """
     newest = live[-1]
     if not newest.open_until:
@@ -234,31 +238,31 @@ def _end(each: Generation, following: Generation) -> float:
     return following.created_at
 
 
-_MOST_GENERATIONS = 2**32 - 1  # what a file has room for
+_MOST_GENERATIONS = 2**32 - 1  # the largest number that fits in a file
 _LAST_TIME = 253_402_300_799  # of the year 9999
 
 
 def check_generation(generation: Generation, oldest: int = 1) -> None:
-    """Check that a filter of ours may have a generation with these figures, or raise ValueError.
+    """Raise ValueError if a generation with these figures cannot be ours.
 
     Args:
-        generation: as it was stored.
-        oldest: the number of the filter's oldest generation that it names, if it does.
+        generation: the stored figures.
+        oldest: the number of the filter's oldest generation, if it is stored.
     """
     if not 1 <= oldest <= generation.number <= _MOST_GENERATIONS:
         raise ValueError(f"its number is {generation.number}, that of the oldest one {oldest}")
     _check_geometry(generation)
     check_time("created_at", generation.created_at)
     check_time("open_until", generation.open_until)
-    # Who records a request sets a bit. What was lost and recorded again may have been counted
-    # again, but not that often.
+    # Each recorded request sets at least one bit. A request may be counted again if it was lost and
+    # recorded again, but not as often as this allows.
     most = 16 * max(generation.geometry.num_bits, generation.capacity)
     if not 0 <= generation.count <= most:
         raise ValueError(f"its count is {generation.count}; it has room for {generation.capacity}")
 
 
 def _check_geometry(generation: Generation) -> None:
-    """Check that a filter of that shape keeps its error rate, and is not far too large for it."""
+    """Raise ValueError if the geometry does not fit capacity and error rate."""
     capacity, error_rate = generation.capacity, generation.error_rate
     check_size(capacity, error_rate)
     num_blocks, num_hashes = generation.geometry
@@ -266,7 +270,7 @@ def _check_geometry(generation: Generation) -> None:
     shape = f"num_blocks is {num_blocks} and num_hashes {num_hashes}"
     if num_blocks < 1 or not 1 <= num_hashes <= MAX_HASHES:
         raise ValueError(f"{shape}; allowed are 1 to {MAX_HASHES} hashes, and at least one block")
-    # A hundredth more, for other roundings; that blocks are filled unevenly makes a filter larger.
+    # 1 % is allowed for rounding. A filter may be larger, because its blocks fill unevenly.
     rate = classic_error_rate(num_bits, num_hashes, capacity)
     half = classic_error_rate(num_bits // 2, num_hashes, capacity)
     if rate > 1.01 * error_rate or (num_blocks > 2 and half < error_rate):
@@ -277,12 +281,12 @@ def _check_geometry(generation: Generation) -> None:
 
 
 def check_asked(error_rate: float) -> None:
-    """Check that a value is an error rate that was asked for, or 0, or raise ValueError."""
+    """Raise ValueError if a value is not a configured error rate, or 0."""
     if not 0 <= error_rate < 1:
-        raise ValueError(f"the error_rate that was asked for is {error_rate}")
+        raise ValueError(f"the configured error_rate is {error_rate}")
 
 
 def check_time(name: str, value: float) -> None:
-    """Check that a value is a time, in seconds since 1970, or raise ValueError."""
+    """Raise ValueError if a value is not a time in seconds since 1970."""
     if not 0 <= value <= _LAST_TIME:
-        raise ValueError(f"{name} is {value}, which is no time")
+        raise ValueError(f"{name} is {value}, which is not a time")

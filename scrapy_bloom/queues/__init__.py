@@ -1,1 +1,1 @@
-"""Requests that wait to be crawled."""
+"""The queue of CrashSafeScheduler: pending requests, in SQLite or in Redis."""

@@ -1,4 +1,4 @@
-"""Batches: what a crawl changes in its queue and its filter, as one step."""
+"""Batches: changes of a queue and its filter that a store applies as one step."""
 
 import io
 import pickle
@@ -13,14 +13,18 @@ class Found(NamedTuple):
     """A request to be queued.
 
     Attributes:
-        data: the request, serialized.
-        fingerprint: as it was recorded in the filter for it; None if nothing was.
-        slot: of the downloader.
-        priority: any integer, clipped to 64 bits; higher ones are taken first.
-        rank: -128 to 127; lower ones are taken first within a priority.
-        newest_first: of those with one priority and rank, the last one is taken first.
-        kind: with a fingerprint, in a shared queue: it is queued if that is "n": new, and recorded
-            then; "?": new, which is not recorded; "u": new or not.
+        data: the serialized request.
+        fingerprint: the fingerprint that is recorded with the request; None: the request is not
+            filtered.
+        slot: the downloader's slot, usually a host.
+        priority: any integer, clipped to 64 bits; a higher priority is taken first.
+        rank: -128 to 127; within a priority, a lower rank is taken first.
+        newest_first: whether the request that was queued last is taken first, among requests of
+            the same priority and rank.
+        kind: how a shared queue treats a request with a fingerprint. "n": queue it if the
+            fingerprint is new, and record the fingerprint. "?": queue it if the fingerprint is new,
+            and record nothing. "u": queue it in any case, and record the fingerprint.
+        is_limited: whether the request counts against BLOOM_MAX_PAGES_PER_SLOT.
     """
 
     data: bytes
@@ -30,13 +34,15 @@ class Found(NamedTuple):
     rank: int = 0
     newest_first: bool = True
     kind: str = "n"
+    is_limited: bool = False
 
 
 @dataclass
 class Batch:
     """Requests that were found, requests that are done, and changes of the filter, in order.
 
-    A request is done only in a batch that contains, or follows, everything it led to.
+    A request is reported as done only in the batch that contains the requests it led to, or in a
+    later batch.
     """
 
     found: list[Found] = field(default_factory=list)
@@ -48,9 +54,12 @@ class Batch:
 
 
 class Taken(NamedTuple):
-    """A request that is in flight from now on: its id in the store, and the serialized request.
+    """A request that a store has handed out, so that it is in flight.
 
-    A shared store adds its slot.
+    Attributes:
+        id: the id of the request in the store.
+        data: the serialized request.
+        slot: the downloader's slot; only a shared store sets it.
     """
 
     id: Any
@@ -59,7 +68,12 @@ class Taken(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """How many requests of a slot may be downloaded at a time (0: any), and if it has a delay."""
+    """The limit of a slot of the downloader.
+
+    Attributes:
+        concurrency: how many of its requests may be downloaded at a time; 0: any number.
+        has_delay: whether there is a delay between its downloads.
+    """
 
     concurrency: int = 0
     has_delay: bool = False
@@ -73,8 +87,8 @@ class Limits:
     """The limits of the slots of a crawl.
 
     Attributes:
-        usual: of each slot that has none of its own.
-        slots: of those that have.
+        usual: the limit of each slot without a limit of its own.
+        slots: the limits of slots that have their own.
     """
 
     usual: Limit = NO_LIMIT
@@ -86,27 +100,34 @@ class Limits:
 
 
 def serialized(request: Mapping[str, Any]) -> bytes:
-    """Return what `Request.to_dict` makes, serialized; raises ValueError if it cannot be."""
+    """Return a serialized `Request.to_dict`; raises ValueError if it cannot be serialized."""
     try:
         return pickle.dumps(request, protocol=4)
-    except Exception as error:  # a __reduce__ may raise anything, and no page may be lost for it
+    except Exception as error:  # a __reduce__ may raise anything, and the request must not be lost
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def deserialized(data: bytes) -> Mapping[str, Any]:
-    """Return the serialized request. It may raise anything: a class may be gone since."""
-    found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - of our own queue
+    """Return a request that was serialized.
+
+    May raise any exception, for example because a class was renamed.
+    """
+    found: Mapping[str, Any] = pickle.loads(data)  # noqa: S301 - our own queue
     return found
 
 
 def url_of(data: bytes) -> str:
-    """Return the URL of a serialized request, without running any code that is in it."""
+    """Return the URL of a serialized request, without running code that the pickle may contain."""
     found = plain(data)
     return str(found["url"]) if found and "url" in found else "a request that cannot be read"
 
 
 def turns_of(pending: Iterable[int], most: int) -> int:
-    """Return how often slots with so many requests take turns until they have given `most`.
+    """Return how many round-robin turns over the slots it takes to collect `most` requests.
+
+    Args:
+        pending: how many requests each slot has.
+        most: how many requests are wanted.
 
     >>> turns_of([20, 3, 1], 10)
     6
@@ -118,10 +139,10 @@ def turns_of(pending: Iterable[int], most: int) -> int:
 
 
 def plain(data: bytes) -> Mapping[str, Any] | None:
-    """Return a serialized request of plain values; None if it has others, which might run code."""
+    """Return a serialized request; None if it has more than plain values, which might run code."""
     try:
         found = _PlainUnpickler(io.BytesIO(data)).load()
-    except Exception:  # noqa: BLE001 - whatever is in it
+    except Exception:  # noqa: BLE001 - a pickle may raise anything
         return None
     return found if isinstance(found, dict) else None
 

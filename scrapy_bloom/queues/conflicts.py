@@ -1,7 +1,8 @@
-"""The two queues that a job directory can hold: Scrapy's own, and that of CrashSafeScheduler.
+"""Check that a job directory has no pending requests in a queue that the crawl does not use.
 
-A crawl uses one of them. The requests in the other one are recorded in the filter, but would never
-be crawled.
+A job directory can hold Scrapy's own queue and the database of CrashSafeScheduler. A crawl uses
+only one of them. The filter would report the requests in the other queue as duplicates, although
+they were never crawled.
 """
 
 from pathlib import Path
@@ -11,32 +12,32 @@ from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.text import counted
 
-_ONE, _MORE = "request of the job waits", "requests of the job wait"
-
 
 def check_no_database(job_dir: Path, *, in_redis: bool = False) -> None:
-    """Raise a StorageError if requests wait in CrashSafeScheduler's queue, not this one's.
+    """Raise a StorageError if the job's database of CrashSafeScheduler has pending requests.
 
-    With `in_redis`, this one is CrashSafeScheduler's, too.
+    Args:
+        job_dir: the job directory.
+        in_redis: the crawl uses CrashSafeScheduler, with its queue in Redis.
     """
     database = job_dir / jobdir.DATABASE
-    waiting = _waiting_in(database)
-    if waiting and in_redis:
+    number = _count_pending(database)
+    if number and in_redis:
         raise StorageError(
-            f'{counted(waiting, _ONE, _MORE)} in {database}, and BLOOM_BACKEND is "redis": set '
-            'it to "local" again; or copy filter and queue with `scrapy bloom push`, and give the '
-            "crawl another JOBDIR, or none"
+            f"{database} holds {counted(number, 'pending request')}, which this crawl would not "
+            'use, because BLOOM_BACKEND is "redis". Set it to "local" again; or copy filter and '
+            "queue with `scrapy bloom push`, and remove JOBDIR or set another one"
         )
-    if waiting:
+    if number:
         raise StorageError(
-            f"{counted(waiting, _ONE, _MORE)} in {database}, and this crawl's scheduler does "
-            'not know of them: set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or give '
-            "the crawl another JOBDIR"
+            f"{database} holds {counted(number, 'pending request')}, which this crawl's scheduler "
+            'cannot use. Set SCHEDULER = "scrapy_bloom.CrashSafeScheduler" again, or set another '
+            "JOBDIR"
         )
 
 
 def check_no_disk_queue(job_dir: Path) -> None:
-    """Raise a StorageError if requests wait in Scrapy's own queue, or it was broken by a kill."""
+    """Raise a StorageError if Scrapy's own queue has pending requests, or a kill left it broken."""
     queue = job_dir / jobdir.QUEUE
     try:
         holds_requests = queue.exists() and (
@@ -44,26 +45,26 @@ def check_no_disk_queue(job_dir: Path) -> None:
         )
     except OSError as error:
         raise StorageError(
-            f"{job_dir} cannot be read: {error.strerror or error}; give the crawl the right to, or "
-            "another JOBDIR"
+            f"{job_dir} cannot be read: {error.strerror or error}; allow the crawl to read it, or "
+            "set another JOBDIR"
         ) from error
     if holds_requests:
         raise StorageError(
-            f"{job_dir} is a job of Scrapy's own scheduler, whose requests CrashSafeScheduler does "
-            'not know: let it finish without SCHEDULER = "scrapy_bloom.CrashSafeScheduler", or '
-            f"give the crawl another JOBDIR; or move {queue} away, and the filter beside it, to "
-            "start the job over"
+            f"{job_dir} is a job of Scrapy's own scheduler, and CrashSafeScheduler cannot use its "
+            'pending requests. Finish the job without SCHEDULER = "scrapy_bloom.'
+            'CrashSafeScheduler", set another JOBDIR, or move '
+            f"{queue} and the filter next to it away to start the job over"
         )
 
 
-def has_waiting(job_dir: Path) -> bool:
-    """Return whether requests wait in either queue of a job, or were in flight at a kill."""
-    return jobdir.has_queued(job_dir) or _waiting_in(job_dir / jobdir.DATABASE) > 0
+def has_pending(job_dir: Path) -> bool:
+    """Return whether a queue of a job has requests that are pending, or in flight at a kill."""
+    return jobdir.has_queued(job_dir) or _count_pending(job_dir / jobdir.DATABASE) > 0
 
 
-def _waiting_in(database: Path) -> int:
+def _count_pending(database: Path) -> int:
     if not jobdir.is_database(database):
         return 0
-    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes a MB
+    from scrapy_bloom.queues.sqlite import read_counts  # noqa: PLC0415 - SQLite takes 1 MB of memory
 
     return sum(read_counts(database)) + count_added(database.parent)

@@ -1,7 +1,7 @@
-"""The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script a batch.
+"""The queue of CrashSafeScheduler in Redis or Valkey, with its filter: one script per batch.
 
-`scrapy_bloom.redis.scripts` has the scripts, and what they keep. Nothing here waits for anything
-but the server, so a thread calls it.
+`scrapy_bloom.redis.scripts` documents the stored keys. The methods block while they wait for the
+server, so a thread calls them.
 """
 
 import os
@@ -19,31 +19,31 @@ from scrapy_bloom.redis.batch_script import BATCH
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError, SharedFilter
 from scrapy_bloom.text import escaped
 
-MOST_DEATHS = 3  # of processes, as `scrapy_bloom.redis.scripts` has it: then it is a suspect
+MOST_DEATHS = 3  # a request becomes a suspect after so many deaths, also in the scripts
 
-MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # for which a script takes less than 5 ms
+MAX_BATCH, MAX_BATCH_BYTES = 48, 262_144  # so that a script takes less than 5 ms
 
-BEYOND_LIMIT = "x"  # the answer to a request whose slot has had all that it may have
+BEYOND_LIMIT = "x"  # the answer to a request beyond BLOOM_MAX_PAGES_PER_SLOT
 
-_LARGEST = 2**63 - 1  # a priority
-_LONGEST_PAUSE = 86_400  # seconds: the script takes more for a clock that was set back
+_LARGEST = 2**63 - 1  # the largest priority
+_LONGEST_PAUSE = 86_400  # seconds; to the script, a longer pause means a clock set back
 _ORDER = struct.Struct(">QB")  # priority and rank
 _WORKER, _TOKEN = scripts.WORKER_BYTES, scripts.TOKEN_BYTES
 
 
 class Member(NamedTuple):
-    """A request as it is in the queue."""
+    """A request as a sorted set of the queue stores it."""
 
     slot: str
     priority: int
     rank: int
-    position: int  # lower ones are taken first within priority and rank
+    position: int  # within priority and rank, a lower position is taken first
     deaths: int
     data: bytes
 
     @classmethod
     def parsed(cls, member: bytes) -> "Member":
-        """Return what a member of a sorted set says."""
+        """Parse a member of a sorted set."""
         slot, _, rest = member.partition(b"\0")
         priority, rank = _ORDER.unpack_from(rest)
         position, deaths = struct.unpack_from(">QB", rest, _ORDER.size)
@@ -53,35 +53,38 @@ class Member(NamedTuple):
 
 
 def slot_name(slot: str) -> bytes:
-    """Return the name of a slot as members have it: without NUL, which ends it there."""
+    """Return the name of a slot as a member has it: without NUL, which ends the name there."""
     return slot.encode(errors="surrogatepass").replace(b"\0", b"\1")
 
 
 def order_of(found: Found) -> bytes:
-    """Return what the member of a request begins with, up to its position."""
+    """Return the beginning of the member of a request: slot, priority and rank."""
     priority = max(-_LARGEST, min(found.priority, _LARGEST))
     return slot_name(found.slot) + b"\0" + _ORDER.pack(_LARGEST - priority, found.rank + 128)
 
 
 @dataclass
 class SharedBatch:
-    """What a worker has to tell, and wants to have: `MAX_BATCH` changes at most.
+    """A worker's changes of the queue and its filter, at most `MAX_BATCH`, and its wishes.
+
+    Ids in `done`, `set_aside` and `downloaded` that do not belong to this worker have no effect.
 
     Attributes:
         found: requests to be queued.
         recorded: fingerprints that are recorded without a request.
-        forgotten: fingerprints that are to be crawled again.
-        done, set_aside: ids of requests that were taken; of those that are no longer this worker's,
-            nothing comes.
-        downloaded: likewise, those of slots with a limit that are downloaded: their ids and slots,
-            and for how many seconds no other worker may have a request of the slot.
+        forgotten: fingerprints to be forgotten, so that their requests are crawled again.
+        done: ids of requests that are done.
+        set_aside: ids of requests that this worker cannot deserialize.
+        downloaded: requests that are downloaded, if their slots have limits: the id, the slot, and
+            for how many seconds no other worker may take a request of the slot.
         want: how many requests to take.
-        downloads: of each slot that has any.
-        stands_still: all requests that this worker has are waiting, perhaps for a suspect.
-        has_others: it is not alone in other shards, so that it takes no suspect.
-        may_start: this worker could run the spider's start().
-        start_ended: it has.
-        is_over: this worker takes the crawl to be over.
+        downloads: how many downloads each slot has, without slots that have none.
+        stands_still: whether all requests in flight in this worker wait, perhaps for a suspect.
+        has_others: whether other shards have requests that are pending, or in flight in this
+            worker, so that it takes no suspect.
+        may_start: whether this worker can run the spider's start().
+        start_ended: whether start() has ended in this worker.
+        is_over: whether this worker has found that the crawl has ended.
     """
 
     found: list[Found] = field(default_factory=list)
@@ -101,25 +104,26 @@ class SharedBatch:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server has answered to a batch.
+    """The server's reply to a batch.
 
     Attributes:
-        answers: for each request found: "n" if it is queued, since it is new; "f" if it is, since
-            its fingerprint was forgotten; `BEYOND_LIMIT` if its slot has had its limit of requests;
-            else it is a duplicate. Empty if the first answer was lost.
-        taken: requests that are in flight from now on.
-        runs_start: this worker is to run the spider's start().
-        is_started: it is through.
-        left: how many requests are pending or in flight, here or elsewhere.
-        pending: how many of these can be taken.
-        held: how many this worker has.
-        has_suspect: one of these is a suspect.
-        counters: pushed and done, of each shard.
-        ended_at: since when nothing is left, in seconds since 1970; 0: something is.
-        died: requests that are dead letters from now on.
-        expired: names of workers whose lease is over, and how many requests each had.
-        is_stopped: `scrapy bloom stop` asks this worker to end.
-        number: of the batch.
+        answers: one character for each request found: "n" if it is new and was queued; "f" if it
+            was queued because its fingerprint was forgotten; `BEYOND_LIMIT` if its slot has reached
+            its limit of requests; otherwise the request is a duplicate. Empty if the first reply
+            was lost.
+        taken: requests that this batch has leased to the worker.
+        runs_start: whether this worker has to run the spider's start().
+        is_started: whether start() has ended.
+        left: how many requests are pending, or in flight in any worker.
+        pending: how many requests can be taken.
+        leased: how many requests are leased to this worker.
+        has_suspect: whether a suspect is leased to this worker.
+        counters: for each shard, how many requests entered the queue, and how many left it.
+        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
+        died: serialized requests that this batch has made dead letters.
+        expired: for each worker whose lease has expired, its name and how many requests it had.
+        is_stopped: whether `scrapy bloom stop` asks this worker to end.
+        number: the number of the batch.
     """
 
     answers: str
@@ -128,7 +132,7 @@ class Reply:
     is_started: bool
     left: int
     pending: int
-    held: int
+    leased: int
     has_suspect: bool
     counters: tuple[int, ...]
     ended_at: float
@@ -138,33 +142,35 @@ class Reply:
     number: int
 
 
-class VoidError(OtherFilterError):
-    """What this worker knew and held is void: it has joined again, under another name.
+class RejoinedError(OtherFilterError):
+    """The server has lost changes of this worker, or its lease, so the worker has joined again.
+
+    Requests that the worker had taken are pending again, and it has a new id.
 
     Attributes:
-        last_known: of each shard, the number of the last batch that it has of those before; none if
-            the queue is another one.
+        last_known: for each shard, the number of the last earlier batch that the shard still has;
+            empty if the queue was replaced.
     """
 
     def __init__(self, name: str, *last_known: int) -> None:
-        super().__init__(f"the queue in {name} is another one, or has forgotten this worker")
+        super().__init__(f"the queue in {name} was replaced, or has no lease of this worker")
         self.last_known = last_known
 
 
 class SharedStore:
-    """One worker's end of the queue that many share, and of its filter.
+    """The access of one worker to a shared queue and its filter.
 
     Each method may raise an OutageError or a RefusedError; then it may be called again with the
     same arguments.
 
     Args:
-        filter_: joined.
-        spider: its name; a queue is of one spider.
-        by_slot: requests are taken slot by slot; else by priority alone.
-        lease_secs: how long a worker keeps what it has taken without a sign of life.
-        limits: hold for all workers together, where requests are taken slot by slot.
+        filter_: the filter, which the worker has joined.
+        spider: the name of the spider; all workers of a queue run the same spider.
+        by_slot: take requests round-robin by slot; otherwise by priority alone.
+        lease_secs: how long a worker keeps its requests without a heartbeat.
+        limits: the limits of downloads that all workers share, if `by_slot`.
         most_of_slot: how many requests of a slot are ever queued; 0: any number.
-        has_start: the spider's start() is in this queue, and not in that of another shard.
+        has_start: whether this shard has the spider's start().
     """
 
     shards = 1
@@ -190,7 +196,7 @@ class SharedStore:
         self._has_start = int(has_start)
         self._worker = b""
         self._number = 0  # of the last batch that was applied
-        self.others = self.aside = self.pending = self.held = 0
+        self.others = self.aside = self.pending = self.leased = 0
         self.has_suspect = False
         self.ended_at = 0.0
 
@@ -198,12 +204,13 @@ class SharedStore:
         return self.filter.server.script(script, self.filter.keys, *args)
 
     def join(self) -> int:
-        """Become a new worker, which holds nothing; what it held before is pending again.
+        """Join the queue as a new worker; requests of the former worker are pending again.
 
-        Return the number of the last of its batches until now that the server has; -1: of none.
+        Returns:
+            The number of the last batch of the former worker that the server has; -1: none.
         """
         former = self._worker
-        if former:  # the server went back, and may have lost bits, or it gave this worker up
+        if former:  # the server may have lost bits, or the lease has expired
             self.filter.drop_mirrors()
         worker = secrets.token_hex(_WORKER // 2).encode()
         name = f"{socket.gethostname()}:{os.getpid()}"
@@ -221,27 +228,27 @@ class SharedStore:
         if answer[0] == b"other":
             raise OtherFilterError(f"{self.filter.name} was removed, or lost")
         self._worker, self._number = worker, 0
-        _, self.others, self.pending, self.aside, ended, held_from, last_known = answer
-        self.held, self.has_suspect = 0, False
+        _, self.others, self.pending, self.aside, ended, kept_from, last_known = answer
+        self.leased, self.has_suspect = 0, False
         self.ended_at = _seconds(ended)
-        self.filter.held_from = int(held_from)
+        self.filter.kept_from = int(kept_from)
         return int(last_known or -1)
 
     def apply(self, batch: SharedBatch) -> Reply:
-        """Apply a batch; raises VoidError if the server does not know this worker any more."""
+        """Apply a batch; raises RejoinedError if the server does not know this worker any more."""
         reply = self.attempt(batch)
         if reply is None:
-            raise VoidError(self.name, self.join())
+            raise RejoinedError(self.name, self.join())
         return reply
 
     def attempt(self, batch: SharedBatch) -> Reply | None:
-        """Apply a batch; None if the server does not know this worker any more: it has to join."""
+        """Apply a batch; return None if the server does not know this worker, which must rejoin."""
         while True:
             answer = self._run(BATCH, *self._words(batch))
             kind = answer[0]
             if kind == b"ok":
                 self._number += 1
-                return self._noted(batch, answer)
+                return self._handle_reply(batch, answer)
             if kind == b"version":
                 self.filter.refresh()
             elif kind == b"lost":
@@ -257,7 +264,8 @@ class SharedStore:
         words += [self._worker, self._number + 1, self._lease_ms, *filter_.layout]
         words += [self._most_of_slot, len(batch.found)]
         for found in batch.found:
-            words += [found.kind, int(found.newest_first), order_of(found), found.data]
+            words += [found.kind, int(found.newest_first), int(found.is_limited)]
+            words += [order_of(found), found.data]
             words += (
                 filter_.bits_of(found.fingerprint) if found.fingerprint is not None else [b"", b""]
             )
@@ -266,7 +274,7 @@ class SharedStore:
             words += filter_.bits_of(fingerprint)
         words += [len(batch.forgotten), *batch.forgotten]
         for ids in (batch.done, batch.set_aside):
-            # Numbers begin anew with each worker, and so do tokens.
+            # Batch numbers start at 1 for each worker, so a token is valid only for its worker.
             tokens = [each[_WORKER:] for each in ids if each.startswith(self._worker)]
             words += [len(tokens), *tokens]
         downloaded = [each for each in batch.downloaded if each[0].startswith(self._worker)]
@@ -282,17 +290,18 @@ class SharedStore:
         words += [int(batch.stands_still), int(batch.has_others)]
         return [*words, int(batch.may_start), int(batch.start_ended), int(batch.is_over)]
 
-    def _noted(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
-        _, raw, counts, entries, start, left, pending, held, pushed, done, ended, *rest = answer
+    def _handle_reply(self, batch: SharedBatch, answer: Sequence[Any]) -> Reply:
+        _, raw, counts, entries, start, left, pending, leased, pushed, done, ended, *rest = answer
         answers = raw.decode()
-        self.pending, self.held, self.ended_at = pending, held, _seconds(ended)
+        self.pending, self.leased, self.ended_at = pending, leased, _seconds(ended)
         for index, found in enumerate(batch.found):
-            answer = answers[index] if answers else "n"
+            # After a lost reply, nobody knows whether the limit of its slot was reached.
+            answer = answers[index] if answers else BEYOND_LIMIT if found.is_limited else "n"
             if found.fingerprint is not None and found.kind != "?" and answer != BEYOND_LIMIT:
-                self.filter.note(found.fingerprint, answer)
+                self.filter.add_to_mirror(found.fingerprint, answer)
         for fingerprint in batch.recorded:
-            self.filter.note(fingerprint, "n")
-        self.filter.note_counts(*counts)
+            self.filter.add_to_mirror(fingerprint, "n")
+        self.filter.update_counts(*counts)
         died, expired, has_suspect, is_stopped = rest
         self.has_suspect = bool(has_suspect)
         taken = [
@@ -308,7 +317,7 @@ class SharedStore:
             is_started=start == b"done",
             left=left,
             pending=pending,
-            held=held,
+            leased=leased,
             has_suspect=self.has_suspect,
             counters=(int(pushed), int(done)),
             ended_at=self.ended_at,
@@ -319,7 +328,7 @@ class SharedStore:
         )
 
     def requeue(self, kind: str) -> int:
-        """Let requests that were set "aside", or are "dead", be pending again; how many."""
+        """Make all requests that are "aside" or "dead" pending again; return their number."""
         number = 0
         while True:
             answer = self._run(scripts.REQUEUE, self.filter.id, kind)
@@ -333,7 +342,7 @@ class SharedStore:
         return number
 
     def leave(self) -> None:
-        """Give back what was taken and is not done, and leave the queue to the others."""
+        """Return the unfinished requests of this worker to the queue, and leave it."""
         while True:
             answer = self._run(scripts.LEAVE, self.filter.id, self._worker)
             if answer[0] == b"other":

@@ -1,7 +1,6 @@
-"""How a queue in Redis stands: what is pending, who has how much, and whether the crawl is over.
+"""Read the figures of a queue in Redis, and change the queue, without being one of its workers.
 
-`scrapy_bloom.redis.scripts` has its keys. Anybody may have written them: what is damaged is
-refused.
+`scrapy_bloom.redis.scripts` documents the keys. They are untrusted: damaged values are refused.
 """
 
 import re
@@ -17,20 +16,20 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import TOKEN_BYTES, WORKER_BYTES, keys_of
 from scrapy_bloom.redis.shards import shard_keys
 
-SETS = ("pending", "suspects", "dead", "aside", "leased")  # that requests are in
+SETS = ("pending", "suspects", "dead", "aside", "leased")  # each request is in one of them
 
-_READ = 100  # requests that are read at once
+_READ = 100  # how many requests are read at once
 _WORKER = re.compile(rb"[0-9a-f]{16}")
 _NUMBER = re.compile(rb"[0-9]{1,15}")  # milliseconds have 13 digits
 
-# Keys: as all scripts have them. Removes the queue, and leaves the filter.
+# Removes the queue, but not the filter. Keys: those of all scripts.
 _REMOVE = """
 redis.call('UNLINK', unpack(KEYS, 2, 9))
-redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'held', 'ended', 'last',
+redis.call('HDEL', KEYS[1], 'pushed', 'done', 'start', 'crawl', 'kept', 'ended', 'last',
            'look', 'crew')
 """
 
-# Keys: as all scripts have them; names of workers. Asks them to end.
+# Asks workers to end. Keys: those of all scripts. Arguments: the names of the workers.
 _STOP = """
 local names, fields = {}, redis.call('HGETALL', KEYS[4])
 for _, name in ipairs(ARGV) do names[name] = true end
@@ -40,9 +39,9 @@ for index = 1, #fields, 2 do
 end
 """
 
-# Keys: as all scripts have them; "dead" or "pending", and between which of its members, as
-# ZRANGEBYLEX has it. Removes at most 100 of them, and returns how many. They count
-# as done before they are removed: if the script fails half-way, no entry seems to be missing.
+# Removes at most 100 requests, and returns their number. Keys: those of all scripts. Arguments:
+# "dead" or "pending"; a range of its members, in the form of ZRANGEBYLEX. Requests are counted as
+# done before they are removed, so that no entry seems to be missing if the script fails half-way.
 _DROP = r"""
 local from = KEYS[ARGV[1] == 'dead' and 6 or 2]
 local members = redis.call('ZRANGEBYLEX', from, ARGV[2], ARGV[3], 'LIMIT', 0, 100)
@@ -53,8 +52,8 @@ end
 return #members
 """
 
-# Keys: as all scripts have them; between which members of pending to look, as ZRANGEBYLEX has it.
-# Slots, each with its number of requests, at most 100.
+# Returns at most 100 slots, each with its number of pending requests. Keys: those of all scripts.
+# Arguments: a range of members of pending, in the form of ZRANGEBYLEX.
 _HOSTS = r"""
 local found, from = {}, ARGV[1]
 for _ = 1, 100 do
@@ -71,18 +70,24 @@ return found
 
 @dataclass(frozen=True)
 class Worker:
-    """A crawler that shares the queue: its lease, where it runs, and what it has taken."""
+    """A crawl process that shares the queue, with its lease and its numbers of requests."""
 
     id: str
     name: str  # host:pid
     lease_left: float  # seconds; negative: the lease has expired
+    lease_secs: float  # how long the lease lasts after a heartbeat
     in_flight: int
-    done: int  # requests that it has finished
+    done: int  # how many requests it has finished
 
     @property
     def is_alive(self) -> bool:
         """Return whether its lease has not expired."""
         return self.lease_left >= 0
+
+    @property
+    def heartbeat_secs(self) -> float:
+        """Return how many seconds ago the worker sent its last heartbeat."""
+        return max(0.0, self.lease_secs - self.lease_left)
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,12 @@ class QueueState:
     """The figures of a queue in Redis at one moment.
 
     Attributes:
-        crawl: the name of the spider whose queue it is; empty if no worker has joined it yet.
-        pending, suspects, dead, aside, leased: requests in the sets of these names.
-        done: requests that left the queue since it began.
-        is_started: the spider's start() is through.
-        ended_at: since when nothing is left, in seconds since 1970; 0: something is.
-        workers: those that share it, and those whose lease is over.
+        crawl: the name of the spider; empty if no worker has joined the queue yet.
+        pending, suspects, dead, aside, leased: how many requests are in the set of this name.
+        done: how many requests have left the queue since it was created.
+        is_started: whether the spider's start() has ended.
+        ended_at: when the queue became empty, in seconds since 1970; 0: it is not empty.
+        workers: the workers of the queue, also those whose lease has expired.
     """
 
     crawl: str
@@ -110,18 +115,18 @@ class QueueState:
     workers: Sequence[Worker]
 
     @property
-    def waiting(self) -> int:
-        """Return how many requests are in the queue, in flight or not, dead ones included."""
+    def total(self) -> int:
+        """Return how many requests are in the queue, including those in flight or dead."""
         return sum(getattr(self, name) for name in SETS)
 
     @property
     def live(self) -> Sequence[Worker]:
-        """Return the workers that use the queue now."""
+        """Return the workers whose lease is valid."""
         return [each for each in self.workers if each.is_alive]
 
 
 def read_state(server: RedisServer, key: str) -> QueueState | None:
-    """Return how the queue of a filter stands, None if it has none; raises a StorageError."""
+    """Return the figures of the queue of a filter, None without a queue; raises StorageError."""
     states = [read_shard(server, each) for each in shard_keys(server, key)]
     found = [each for each in states if each is not None]
     if len(states) == 1 or states[0] is None:
@@ -148,9 +153,8 @@ def read_state(server: RedisServer, key: str) -> QueueState | None:
 
 
 def read_shard(server: RedisServer, key: str) -> QueueState | None:
-    """Return how the queue of one shard stands; see `read_state`."""
-    with_queue = ("id", "crawl", "pushed", "done", "start", "ended")
-    found = server.send("HMGET", key, *with_queue)
+    """Return the figures of the queue in one shard, None without a queue; raises StorageError."""
+    found = server.send("HMGET", key, "id", "crawl", "pushed", "done", "start", "ended")
     filter_id, crawl, pushed, done, start, ended = found
     if filter_id is None or (crawl is None and pushed is None):
         return None
@@ -184,6 +188,7 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
             id=worker.decode(),
             name=fields.get(worker + b":name", b"?").decode(errors="backslashreplace"),
             lease_left=(until - now) / 1000,
+            lease_secs=_number(fields.get(worker + b":lease", b"0"), "lease") / 1000,
             in_flight=count,
             done=_number(fields.get(worker + b":done", b"0"), "number of requests done"),
         )
@@ -191,8 +196,8 @@ def _workers(server: RedisServer, names: dict[str, str]) -> list[Worker]:
     ]
 
 
-def read_members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
-    """Return the requests in one of the `SETS` of a queue, in its order; raises a StorageError."""
+def read_requests(server: RedisServer, key: str, name: str) -> Iterator[Member]:
+    """Return the requests in one of the `SETS` of a queue, in order; raises StorageError."""
     for each in shard_keys(server, key):
         yield from _members(server, each, name)
 
@@ -211,7 +216,7 @@ def _members(server: RedisServer, key: str, name: str) -> Iterator[Member]:
 
 
 def read_hosts(server: RedisServer, key: str) -> dict[str, int]:
-    """Return how many requests of each slot are pending, in the order in which they are served."""
+    """Return how many requests of each slot are pending; the slot that is next comes first."""
     found: dict[bytes, int] = {}
     for each in shard_keys(server, key):
         last = server.send("HGET", each, "last") or b""
@@ -225,7 +230,14 @@ def read_hosts(server: RedisServer, key: str) -> dict[str, int]:
 
 
 def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int) -> list[bytes]:
-    """Return the requests that are taken next, serialized: in turn the first ones of each slot."""
+    """Return the first pending requests, serialized, round-robin by slot.
+
+    Args:
+        server: the connection.
+        key: the key of the filter.
+        slots: how many requests of each slot are pending.
+        most: how many requests to return.
+    """
     names = [slot_name(slot) for slot in slots][:most]
     turns = turns_of(list(slots.values())[:most], most)
     rows: list[list[bytes]] = []
@@ -241,18 +253,18 @@ def read_next(server: RedisServer, key: str, slots: Mapping[str, int], most: int
 
 
 def remove_queue(server: RedisServer, key: str) -> None:
-    """Remove the queue of a filter, for all crawlers, with all that is in it."""
+    """Remove the queue of a filter and all its requests, for all workers."""
     for each in shard_keys(server, key):
         server.script(_REMOVE, keys_of(each))
 
 
 def drop_dead(server: RedisServer, key: str) -> int:
-    """Remove the dead letters of a queue; return how many there were."""
+    """Remove the dead letters of a queue; return their number."""
     return _drop(server, key, "dead", "-", "+")
 
 
 def drop_host(server: RedisServer, key: str, host: str) -> int:
-    """Remove the pending requests of a host; return how many there were. Workers may go on."""
+    """Remove the pending requests of a host, also during a crawl; return their number."""
     name = slot_name(host)
     return _drop(server, key, "pending", b"[" + name + b"\0", b"(" + name + b"\1")
 
@@ -266,7 +278,7 @@ def _drop(server: RedisServer, key: str, *words: str | bytes) -> int:
 
 
 def stop_workers(server: RedisServer, key: str, names: Iterable[str]) -> None:
-    """Ask workers of a queue, by their names, to end as by Ctrl-C; each does at its next batch."""
+    """Ask workers, by their names, to shut down gracefully at their next batch."""
     for each in shard_keys(server, key):
         server.script(_STOP, keys_of(each), *names)
 
@@ -277,8 +289,8 @@ def _keys(key: str) -> dict[str, str]:
 
 def _damaged(server: RedisServer, key: str, error: ValueError) -> RefusedError:
     return RefusedError(
-        f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is: "
-        "delete it with `scrapy bloom reset --queue --force`"
+        f"the queue {key!r} in {server.address} is damaged ({error}); it was left as it is. "
+        "Delete it with `scrapy bloom reset --queue --force`"
     )
 
 

@@ -1,7 +1,7 @@
-"""The requests of a job that are not done yet, and the log of its filter: a SQLite database.
+"""The SQLite database of a job: its unfinished requests, and the log of its filter.
 
-A batch is one transaction, so it survives the death of the process whole or not at all. After a
-power loss the last batches may be missing: the database is then that of an earlier instant.
+Each batch is one transaction, so a killed process leaves no partial batch. After a power loss, the
+last batches may be missing: the database is then in the state of an earlier moment.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from scrapy_bloom.job.paths import DATABASE_ID, set_aside
 from scrapy_bloom.queues.batch import Batch, Found, Taken, turns_of
 
 FORMAT_VERSION = 1
-MOST_DEATHS = 3  # processes that died with a request in flight; then it is a suspect
-CLOSED = 2**31  # in place of a number of downloads: no request of this slot is to be taken
-_LARGEST = 2**63 - 1  # an integer of SQLite
-_PATIENCE_MS = 5000  # with others that have the file open
-_LOG_BYTES = 64 << 20  # of the write-ahead log; a longer one is truncated between two batches
+MOST_DEATHS = 3  # a request becomes a suspect when so many processes died with it in flight
+CLOSED = 2**31  # stands for the number of downloads of a slot from which nothing may be taken
+_LARGEST = 2**63 - 1  # the largest integer of SQLite
+_PATIENCE_MS = 5000  # how long to wait for a lock of another process
+_LOG_BYTES = 64 << 20  # a longer write-ahead log is truncated between two batches
 
-# States of a request. It is set aside if it cannot be deserialized in this run.
+# The states of a request. A request is set aside if this run cannot deserialize it.
 PENDING, IN_FLIGHT, SUSPECT, DEAD, SET_ASIDE = range(5)
 
-# A slot is what the downloader counts for itself, mostly a host. Within a priority, requests go by
-# `position`. `filter_log` has one row: `applied` is the last batch that was deleted from `ops`,
-# `left` is the number of requests, `checksum` is what `_checksum_of` returns, and `done` is the
-# number of requests that were finished, for `scrapy bloom info`.
+# A slot is a slot of the downloader, usually a host. Within a priority, requests are taken by
+# `position`. `filter_log` has one row: `applied` is the number of the last batch that was deleted
+# from `ops`, `left` is the number of requests, `checksum` is the result of `_checksum_of`, and
+# `done` is the number of finished requests, for `scrapy bloom info`.
 _TABLES = (
     """
     CREATE TABLE requests (
@@ -75,7 +75,7 @@ _NEXT = """
     SELECT id, request FROM requests WHERE state = 0
     ORDER BY priority DESC, is_start, position LIMIT 1
 """
-# Not with the request itself, which only the chosen slot needs.
+# Without the serialized request, because only that of the chosen slot is needed.
 _FIRST_OF_SLOTS = """
     SELECT slot, id FROM requests WHERE state = 0
     ORDER BY slot, priority DESC, is_start, position LIMIT 1
@@ -89,30 +89,31 @@ _UPDATE_LOG = """
     UPDATE filter_log SET seq = ?, applied = ?, left = ?, checksum = ?, suspect = ?, done = ?
 """
 _COUNT_OF_SLOT = """
-    INSERT INTO slots VALUES (?, ?) ON CONFLICT DO UPDATE SET queued = queued + excluded.queued
+    INSERT INTO slots VALUES (?, ?)
+    ON CONFLICT (slot) DO UPDATE SET queued = queued + excluded.queued
 """
 _NEXT_SUSPECT = _NEXT.replace("= 0", "= 2")
 _REQUEUE = "UPDATE requests SET state = ?, deaths = 0 WHERE state = ?"
 
 
 class RequestDatabase:
-    """Stores a job's requests, and the changes of its filter: a `RequestStore` and a `FilterLog`.
+    """Stores a job's requests, and is the `FilterLog` of its filter.
 
     Args:
-        path: the file; made if missing. No other process may have it open.
-        by_slot: requests are taken slot by slot, see `RequestStore.take`; else by priority alone.
+        path: the file; created if missing. No other process may have it open.
+        by_slot: take requests round-robin by slot, from slots with the fewest downloads first;
+            otherwise by priority alone.
 
     Raises:
-        StorageError: it is damaged, foreign, of a newer format, or cannot be read or written. It is
-            then as it was.
+        StorageError: the file is damaged, foreign, of a newer format, or cannot be read or written.
+            The file is not changed then.
 
     Attributes:
-        left: how many requests are not done, the dead ones included.
-        resumed: how many requests it held when the run began, without the dead ones.
-        were_in_flight: how many of them were in flight when the last process died.
-        died: the serialized requests that were found to be dead at this opening.
+        left: how many requests are not done, dead requests included.
+        resumed: how many requests the file had when the run began, without dead requests.
+        were_in_flight: how many requests were in flight when the last process died.
+        died: the serialized requests that became dead at this opening.
         suspects: how many suspects can be taken.
-        counts_slots: count the requests of each slot that are stored from now on.
     """
 
     def __init__(self, path: Path, *, by_slot: bool) -> None:
@@ -120,7 +121,6 @@ class RequestDatabase:
         self.path = os.path.realpath(path)  # SQLite keeps its log there
         self.run = secrets.token_hex(8)
         self._by_slot = by_slot
-        self.counts_slots = False
         self._connect()
 
     def _connect(self) -> None:
@@ -129,7 +129,7 @@ class RequestDatabase:
         self._checkpointed = self.were_in_flight = 0
         self.died: list[bytes] = []
         self._log: BinaryIO | None = None
-        self._failure: OSError | None = None  # of a sync: there will be no further one
+        self._failure: OSError | None = None  # of a sync; nothing is synced after it
         check_no_links(path)
         was_there = path.exists()
         has_log = self._log_path.exists() and self._log_path.stat().st_size > 0
@@ -143,7 +143,7 @@ class RequestDatabase:
                 self._open(path, has_log=has_log)
             except BaseException:
                 close_unchanged(self._db, path)
-                if not was_there:  # an empty one would look like a queue that was emptied
+                if not was_there:  # an empty file would look like a queue that was emptied
                     for part in (path, *log_and_index(path)):
                         with contextlib.suppress(OSError):
                             part.unlink()
@@ -158,15 +158,15 @@ class RequestDatabase:
     def _open(self, path: Path, *, has_log: bool) -> None:
         run = self._db.execute
         is_new = not run("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        # SQLite takes the missing end of a page for an empty one.
+        # SQLite would read a page with a missing end as an empty page.
         size, page = path.stat().st_size, run("PRAGMA page_size").fetchone()[0]
         if size % page and not (is_new or has_log):
             raise ValueError("it is cut off")
         if not is_new:
             check_database(self._db, path)
-        run("PRAGMA journal_mode = WAL")  # a backup that SQLite made has none
+        run("PRAGMA journal_mode = WAL")  # a backup made by SQLite is not in this mode
         run("PRAGMA synchronous = NORMAL")
-        run("PRAGMA wal_autocheckpoint = 0")  # it would sync in the event loop
+        run("PRAGMA wal_autocheckpoint = 0")  # automatic checkpoints would sync in the event loop
         if is_new:
             run("BEGIN IMMEDIATE")
             run(f"PRAGMA application_id = {DATABASE_ID}")
@@ -175,7 +175,7 @@ class RequestDatabase:
                 run(table)
             run("INSERT INTO filter_log VALUES (?, 0, 0, 0, 0, 0, '', 0)", (secrets.token_hex(8),))
             run("COMMIT")
-            run("PRAGMA wal_checkpoint(TRUNCATE)")  # so the file itself says what it is
+            run("PRAGMA wal_checkpoint(TRUNCATE)")  # so that the file itself has the application id
         row = run("SELECT * FROM filter_log").fetchone()
         self.id, self.seq, self.applied, self.left, self._checksum, self._suspect, *rest = row
         last, self._done = rest
@@ -187,8 +187,8 @@ class RequestDatabase:
         self.pending = self.suspects = 0
 
     def _name_of_file(self) -> str:
-        """Return the path and the inode number of the file: a copy has others."""
-        return f"{self.path!a} {os.stat(self.path).st_ino}"  # noqa: PTH116 - its number
+        """Return the path and the inode number of the file, which differ in a copy."""
+        return f"{self.path!a} {os.stat(self.path).st_ino}"  # noqa: PTH116 - of the file, not of the name
 
     def begin(self) -> None:
         """Begin a run: requests that were in flight become pending, suspect or dead.
@@ -209,10 +209,10 @@ class RequestDatabase:
             run("UPDATE filter_log SET opened_as = ?, suspect = 0", (self._name_of_file(),))
             run("INSERT INTO runs VALUES (?)", (self.run,))
             run("COMMIT")
-            # Not only in the log, which somebody may remove.
+            # The changes must not be in the log alone, because a user may delete it.
             run("PRAGMA wal_checkpoint(TRUNCATE)")
             counts = dict(run("SELECT state, count(*) FROM requests GROUP BY state"))
-            # It stays open: a failed sync is reported to this descriptor, and only once.
+            # The log stays open: the kernel reports a failed sync to each descriptor once.
             self._log = self._log_path.open("r+b", buffering=0)
         except (sqlite3.Error, OSError) as error:
             raise unusable(Path(self.name), error) from error
@@ -221,14 +221,14 @@ class RequestDatabase:
         self.resumed = self.pending + self.suspects
 
     def start_over(self) -> str:
-        """Set the file aside, and begin with an empty one; return where the old one is."""
+        """Rename the file, and begin with an empty file; return the new path of the old file."""
         self._db.close()
         aside = set_aside(Path(self.name))
         self._connect()
         return str(aside)
 
     def _check_contents(self, *, is_suspicious: bool) -> None:
-        """Raise a ValueError if a part of the file is missing, or older than the rest."""
+        """Raise a ValueError if a part of the file is missing or outdated."""
         run = self._db.execute
         if is_suspicious and (found := run("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise ValueError(found.splitlines()[-1])
@@ -240,13 +240,17 @@ class RequestDatabase:
             raise ValueError("a part of it is older than the rest")
 
     def _judge_deaths(self) -> list[bytes]:
-        """Count the last process's death against what was in flight; return what is dead now."""
+        """Count the death of the last process for the requests that were in flight.
+
+        Returns:
+            the requests that became dead.
+        """
         run = self._db.execute
         count = run("SELECT count(*) FROM requests WHERE state = ?", (IN_FLIGHT,)).fetchone()
         (self.were_in_flight,) = count
         suspect = IN_FLIGHT, self._suspect
         died = run("SELECT request FROM requests WHERE state = ? AND id = ?", suspect).fetchone()
-        if died:  # it was handed out alone: the others were waiting for it
+        if died:  # the suspect was handed out alone, so the other requests are not to blame
             run("UPDATE requests SET state = ? WHERE id = ?", (DEAD, self._suspect))
             return list(died)
         run("UPDATE requests SET deaths = deaths + 1 WHERE state = ?", (IN_FLIGHT,))
@@ -255,14 +259,19 @@ class RequestDatabase:
     # The requests.
 
     def apply(self, batch: Batch) -> None:
-        """Store a batch in one transaction; raises sqlite3.Error: nothing has changed then."""
+        """Store a batch in one transaction; after an sqlite3.Error, nothing has changed."""
         with self._stored(batch):
             pass
 
     def take(self, batch: Batch, active: Callable[[str], int] = lambda _: 0) -> Taken | None:
-        """Store a batch, and take the next request, if any; raises sqlite3.Error.
+        """Store a batch, and take the next request, if any.
 
-        `active` returns how many downloads a slot has, or `CLOSED`.
+        Args:
+            batch: may be empty.
+            active: returns how many downloads a slot has, or `CLOSED`.
+
+        Raises:
+            sqlite3.Error: nothing has changed.
         """
         if not self.pending and not batch.found:
             if batch or self._checkpointed > self.applied:
@@ -278,7 +287,7 @@ class RequestDatabase:
         return Taken(*row)
 
     def take_suspect(self) -> Taken | None:
-        """Take a suspect, if any, and note that before it is handed out; raises sqlite3.Error."""
+        """Take a suspect, if any, and store first that it is handed out; raises sqlite3.Error."""
         if not self.suspects:
             return None
         with self._stored(Batch()):
@@ -291,7 +300,7 @@ class RequestDatabase:
 
     @contextlib.contextmanager
     def _stored(self, batch: Batch) -> Iterator[None]:
-        """Store a batch, with what is done in the block, in one transaction."""
+        """Store a batch, and the changes of the `with` block, in one transaction."""
         run = self._db.execute
         applied = max(self.applied, self._checkpointed)
         run("BEGIN IMMEDIATE")
@@ -299,9 +308,8 @@ class RequestDatabase:
             if batch.found:
                 rows = enumerate(batch.found, self._last_id + 1)
                 self._db.executemany(_INSERT, [_row(number, each) for number, each in rows])
-                if self.counts_slots:
-                    slots = Counter(_text(each.slot) for each in batch.found)
-                    self._db.executemany(_COUNT_OF_SLOT, slots.items())
+                slots = Counter(_text(each.slot) for each in batch.found if each.is_limited)
+                self._db.executemany(_COUNT_OF_SLOT, slots.items())
             number, numbers, done = len(batch.found), 0, self._done
             left = self.left + number
             ids = number * self._last_id + number * (number + 1) // 2
@@ -324,7 +332,7 @@ class RequestDatabase:
             yield
             run("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # SQLite ends it by itself if the disk is full
+            if self._db.in_transaction:  # if the disk is full, SQLite has rolled it back already
                 run("ROLLBACK")
             raise
         self.seq, self.applied, self.left = seq, applied, left
@@ -334,13 +342,13 @@ class RequestDatabase:
         self._bound_log()
 
     def queued_of(self, slot: str) -> int:
-        """Return how many requests of a slot were counted; raises sqlite3.Error."""
+        """Return how many requests of a slot were ever queued; raises sqlite3.Error."""
         query = "SELECT queued FROM slots WHERE slot = ?"
         found = self._db.execute(query, (_text(slot),)).fetchone()
         return found[0] if found else 0
 
     def _bound_log(self) -> None:
-        """Truncate the write-ahead log if it is long, unless it is being read just now."""
+        """Truncate the write-ahead log if it is long, unless another process reads it."""
         if self._log is None or os.fstat(self._log.fileno()).st_size <= _LOG_BYTES:
             return
         if self._failure is not None:
@@ -348,7 +356,7 @@ class RequestDatabase:
         try:
             self._db.execute("PRAGMA busy_timeout = 0")  # do not block the event loop
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:  # the batch is stored; if the log is not on the disk, never again
+        except sqlite3.Error:  # the batch is stored; a failed sync ends all further syncs
             with contextlib.suppress(OSError):
                 self.sync()
         self._db.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
@@ -357,7 +365,7 @@ class RequestDatabase:
         if not self._by_slot:
             return self._db.execute(_NEXT).fetchone()
         best = row = first = self._first_after(self._last_slot)
-        # Mostly, the next slot has no downloads; if it is the last one again, there is no other.
+        # Usually, the next slot has no downloads. If it is the last slot again, there is only one.
         fewest = active(first[0])
         if first[0] == self._last_slot and fewest < CLOSED:
             fewest = 0
@@ -370,28 +378,31 @@ class RequestDatabase:
         return self._db.execute(_REQUEST, (chosen,)).fetchone()
 
     def _first_after(self, slot: str) -> Any:
-        """Return the next slot, in the order of names and round again, and its first request."""
+        """Return the next slot by name, starting again after the last, and its first request."""
         row = self._db.execute(_NEXT_OF_SLOTS, (slot,)).fetchone()
         return row or self._db.execute(_FIRST_OF_SLOTS).fetchone()
 
     def withdraw_last(self) -> None:
-        """Remove the request that was stored last, and is pending; raises sqlite3.Error."""
+        """Remove the request that was stored last, which is pending; raises sqlite3.Error."""
         with self._stored(Batch(done=[self._last_id])):
             pass
         self.pending -= 1
 
     def set_aside(self, row: int) -> None:
-        """Keep a request in flight for a later run; raises sqlite3.Error."""
+        """Keep a request that is in flight for a later run; raises sqlite3.Error."""
         self._db.execute("UPDATE requests SET state = ? WHERE id = ?", (SET_ASIDE, row))
 
     # The log of the filter.
 
     def has_run(self, run: str) -> bool:
-        """Return whether that opening is one of this database's."""
+        """Return whether this database has been opened under that run id."""
         return bool(self._db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone())
 
     def changes(self) -> Iterator[tuple[int, Sequence[Change]]]:
-        """Return the batches that the filter may lack, in order; raises StorageError if damaged."""
+        """Return the batches that the filter may lack, in order.
+
+        Raises StorageError if the database is damaged.
+        """
         try:
             for seq, data in self._db.execute("SELECT seq, changes FROM ops ORDER BY seq"):
                 yield seq, unpack_changes(data)
@@ -404,7 +415,7 @@ class RequestDatabase:
         return (fingerprint for (fingerprint,) in self._db.execute(query))
 
     def sync(self) -> None:
-        """Write all batches so far to the disk; in any thread; raises OSError."""
+        """Write all batches so far to the disk; may be called in any thread; raises OSError."""
         assert self._log is not None
         if self._failure is None:
             try:
@@ -415,33 +426,33 @@ class RequestDatabase:
             raise self._failure
 
     def checkpointed(self, seq: int) -> None:
-        """Note that the filter has all changes up to that batch; in any thread.
+        """Mark the changes up to a batch as applied to the filter; may be called in any thread.
 
-        They are deleted with the next batch.
+        The next batch deletes these changes.
         """
         self._checkpointed = seq
-        # This may be another thread, which needs its own connection. A missing file is not created.
-        there = f"{Path(self.path).as_uri()}?mode=rw"
+        # Another thread needs its own connection. With mode=rw, a missing file is not created.
+        uri = f"{Path(self.path).as_uri()}?mode=rw"
         try:
-            with contextlib.closing(sqlite3.connect(there, uri=True)) as db:
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)")
-        except sqlite3.Error as error:  # perhaps of a sync, which is not to be repeated
+        except sqlite3.Error as error:  # perhaps of a sync, which must not be repeated
             self._failure = self._failure or OSError(f"its checkpoint failed: {error}")
 
     def close(self) -> None:
-        """Close the file: what is in flight is pending in the next run.
+        """Close the file, and make requests in flight pending again for the next run.
 
-        If that fails, the next run treats this one as killed, and no request is lost.
+        If that fails, the next run treats this run as killed, and no request is lost.
         """
         is_closed = False
         if self._log is not None:
             with contextlib.suppress(sqlite3.Error, OSError):
                 with self._stored(Batch()):
                     self._db.execute(_RELEASE, (MOST_DEATHS,))
-                # SQLite forgets that a sync has failed, and would write into the file what the log
-                # on the disk lacks.
+                # SQLite forgets that a sync has failed, and would copy pages into the file that the
+                # log on the disk lacks.
                 self.sync()
-                # It counts as closed once all else is in the file itself.
+                # The file is marked as closed only when all other changes are in it.
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._db.execute("UPDATE filter_log SET opened_as = '', suspect = 0")
                 is_closed = True
@@ -452,15 +463,15 @@ class RequestDatabase:
 
 
 def _checksum_of(ids: int, numbers: int) -> int:
-    """Return a checksum of the requests' ids and the numbers in `ops`, from the sum of each.
+    """Return a checksum from the sum of the requests' ids and the sum of the numbers in `ops`.
 
-    Ids only grow during a run, so a part of the file that is older than the rest changes it.
+    Ids only grow during a run, so an outdated part of the file changes the checksum.
     """
     return (ids + 1_000_003 * numbers) % 2**62
 
 
 def _text(slot: str) -> str:
-    """Return the name of a slot as SQLite can have it: without surrogates."""
+    """Return the name of a slot without surrogates, which SQLite cannot store."""
     return slot if slot.isascii() else slot.encode(errors="backslashreplace").decode()
 
 
@@ -479,61 +490,70 @@ def _row(number: int, found: Found) -> tuple[Any, ...]:
 
 
 def check_database(db: sqlite3.Connection, path: Path) -> None:
-    """Raise a StorageError if an open database is foreign, or of a newer format."""
+    """Raise a StorageError if an open database is foreign or of a newer format."""
     is_ours = db.execute("PRAGMA application_id").fetchone()[0] == DATABASE_ID
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) > FORMAT_VERSION and is_ours:
         raise StorageError(
-            f"{path} has format version {version}, and this scrapy_bloom knows versions up to "
-            f"{FORMAT_VERSION}; upgrade scrapy_bloom to go on with this job"
+            f"{path} has format version {version}, and this scrapy_bloom supports versions up to "
+            f"{FORMAT_VERSION}. Upgrade scrapy_bloom to resume this job"
         )
     if not is_ours or not has_schema(db, ";".join([*_TABLES, *_INDEXES.values()])):
         raise StorageError(
-            f"{path} is a database of something else; it was left as it is: move it away, or give "
-            "the crawl another JOBDIR"
+            f"{path} is a database of another program; it was left as it is. Move it away, or set "
+            "another JOBDIR"
         )
 
 
 def unusable(path: Path, why: sqlite3.Error | OSError | ValueError | str) -> StorageError:
-    """Return what to raise of a database that cannot be read, and why."""
+    """Return the error for a database that cannot be read."""
     return StorageError(
         f"{path} cannot be used: {why}; it was left as it is. If it is damaged, restore it from "
-        "a backup, or move it away, with the filter beside it, to start the job over"
+        "a backup, or move it and the filter next to it away to start the job over"
     )
 
 
-# What commands read of a queue, and change in it while no crawl uses it.
+# Functions for commands. A queue may be read during a crawl, but changed only without one.
 
 
 def read_counts(path: Path) -> tuple[int, int]:
-    """Count the requests that are pending, and in flight, also of a running crawl.
+    """Count the requests that are pending, and those in flight.
 
-    Raises a StorageError if the file cannot be read, or is damaged.
+    The crawl may be running.
+
+    Raises:
+        StorageError: the file cannot be read, or is damaged.
     """
     counts = dict(_read(path, "SELECT state, count(*) FROM requests GROUP BY state"))
-    waiting = counts.get(PENDING, 0) + counts.get(SUSPECT, 0) + counts.get(SET_ASIDE, 0)
-    return waiting, counts.get(IN_FLIGHT, 0)
+    pending = sum(counts.get(state, 0) for state in (PENDING, SUSPECT, SET_ASIDE))
+    return pending, counts.get(IN_FLIGHT, 0)
 
 
 def read_done(path: Path) -> int:
-    """Return how many requests of a job were finished, in all its runs; raises as `read_counts`."""
+    """Return how many requests of a job were finished, in all its runs; raises StorageError."""
     ((done,),) = _read(path, "SELECT done FROM filter_log")
     return int(done)
 
 
 def read_dead(path: Path) -> list[bytes]:
-    """Return the dead requests, serialized; raises as `read_counts`."""
+    """Return the dead requests, serialized; raises StorageError."""
     query = "SELECT request FROM requests WHERE state = ? ORDER BY id"
     return [data for (data,) in _read(path, query, DEAD)]
 
 
 def read_slots(path: Path) -> dict[str, int]:
-    """Return how many requests of each slot are pending; raises as `read_counts`."""
+    """Return how many requests of each slot are pending; raises StorageError."""
     query = "SELECT slot, count(*) FROM requests WHERE state = ? GROUP BY slot ORDER BY slot"
     return dict(_read(path, query, PENDING))
 
 
 def read_first(path: Path, slots: Mapping[str, int], most: int) -> list[bytes]:
-    """Return pending requests, serialized: in turn the first ones of each slot."""
+    """Return the first pending requests, serialized, round-robin by slot.
+
+    Args:
+        path: the file.
+        slots: how many requests of each slot are pending.
+        most: how many requests to return.
+    """
     names = list(slots)[:most]
     turns = turns_of(list(slots.values())[:most], most)
     query = """
@@ -550,8 +570,8 @@ class QueuedRequest(NamedTuple):
     Attributes:
         found: the request; its fingerprint is not copied, because the filter has it.
         state: PENDING, IN_FLIGHT, SUSPECT, DEAD or SET_ASIDE.
-        position: when it was queued: 1 for the first request, and counting on.
-        deaths: how many processes died with it in flight.
+        position: 1 for the request that was queued first, 2 for the next, and so on.
+        deaths: how many processes died with the request in flight.
     """
 
     found: Found
@@ -561,7 +581,7 @@ class QueuedRequest(NamedTuple):
 
 
 def read_requests(path: Path) -> Iterator[QueuedRequest]:
-    """Return all requests of a job, in the order in which they were queued; raises StorageError."""
+    """Return all requests of a job in the order of their queueing; raises StorageError."""
     query = (
         "SELECT request, NULL, slot, priority, is_start, position < 0, state, abs(position), "
         "deaths FROM requests ORDER BY abs(position), id"
@@ -575,7 +595,7 @@ def read_requests(path: Path) -> Iterator[QueuedRequest]:
 
 
 def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
-    """Make the database of a job that holds these requests, in any order; return their number."""
+    """Create a job's database with requests, in any order; return their number."""
     empty = RequestDatabase(path, by_slot=True)
     empty.begin()
     empty.close()
@@ -586,7 +606,7 @@ def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
             latest = max(latest, position)
             _, _, *row, _, _, data = _row(position, found)
             db.execute(_INSERT, (-number, state, *row, deaths, None, data))
-        # Ids are higher than any position, so that what is queued later gets a higher one, too.
+        # Ids are higher than any position, so that the position of a later request is higher, too.
         db.execute("UPDATE requests SET id = ? - id", (latest,))
         db.execute(
             "UPDATE filter_log SET (left, checksum) = "
@@ -597,9 +617,9 @@ def write_requests(path: Path, requests: Iterable[QueuedRequest]) -> int:
 
 
 def requeue_dead(path: Path) -> int:
-    """Make the dead requests of a job pending, and suspect of nothing; return how many there were.
+    """Make the dead requests of a job pending, with no deaths counted; return their number.
 
-    No crawl may use the job. Raises as `read_counts`.
+    No crawl may use the job. Raises StorageError.
     """
     try:
         check_no_links(path)
@@ -611,12 +631,22 @@ def requeue_dead(path: Path) -> int:
 
 
 def drop_dead(path: Path) -> int:
-    """Remove the dead requests of a job; return how many there were. Raises as `requeue_dead`."""
+    """Remove the dead requests of a job, which no crawl may use; return their number.
+
+    Raises StorageError.
+    """
     return _drop(path, "state = ?", DEAD)
 
 
 def drop_slot(path: Path, slot: str) -> int:
-    """Remove the pending requests of a slot; return how many there were. Raises as `drop_dead`."""
+    """Remove the pending requests of a slot of a job, which no crawl may use.
+
+    Returns:
+        their number.
+
+    Raises:
+        StorageError: the file cannot be changed, or is damaged.
+    """
     return _drop(path, "state = ? AND slot = ?", PENDING, slot)
 
 
@@ -629,7 +659,7 @@ def _drop(path: Path, where: str, *values: object) -> int:
             query = f"SELECT count(*), ifnull(sum(id), 0) FROM requests WHERE {where}"  # noqa: S608
             number, ids = db.execute(query, values).fetchone()
             (checksum,) = db.execute("SELECT checksum FROM filter_log").fetchone()
-            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - of constants
+            db.execute(f"DELETE FROM requests WHERE {where}", values)  # noqa: S608 - only constants
             db.execute(
                 "UPDATE filter_log SET left = left - ?, checksum = ?",
                 (number, _checksum_of(checksum - ids, 0)),
@@ -641,7 +671,7 @@ def _drop(path: Path, where: str, *values: object) -> int:
 
 
 def read_recent(path: Path) -> list[Change]:
-    """Return the changes that a filter may lack, in order; raises as `read_counts`."""
+    """Return the changes that a filter may lack, in order; raises StorageError."""
     try:
         rows = _read(path, "SELECT changes FROM ops ORDER BY seq")
         return [change for (data,) in rows for change in unpack_changes(data)]

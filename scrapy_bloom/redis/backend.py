@@ -1,4 +1,4 @@
-"""One filter for many crawlers, in Redis or Valkey."""
+"""The backend for a filter in Redis or Valkey that many crawlers share."""
 
 import logging
 import time
@@ -28,35 +28,36 @@ from scrapy_bloom.text import counted, escaped
 
 logger = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # fingerprints recorded by one script: in less than 5 ms
+_AT_ONCE = 64  # fingerprints recorded by one script, so that it takes less than 5 ms
 MOST_LOSSES = 100  # in a row
-_MOST_UNCONFIRMED = 1000  # answers of the mirrors since the server's last word
+_MOST_UNCONFIRMED = 1000  # answers of the mirrors since the last reply of the server
 
 
 class RedisBackend:
-    """A Bloom filter that many crawlers share.
+    """A Bloom filter in Redis that many crawlers share.
 
-    What is recorded is kept in mirrors in memory, too: bits only ever go from 0 to 1, so what a
-    mirror knows needs no question. All else is one script on the server.
+    Mirrors in memory hold the bits known to be set. Bits only change from 0 to 1, so a fingerprint
+    that a mirror has is a duplicate, without asking the server. Otherwise one script looks the
+    fingerprint up and records it.
 
     Args:
         server: the connection.
         key: the name of the filter's hash, and part of the names of its other keys.
-        policy: how large the filter is, and when it grows and expires; for all crawlers together.
-        origin: what the filter holds, and whose.
-        mirror: whether to keep one: as much memory as the filter takes, up to 1 GiB.
-        flush: remove the filter at the close.
-        job: the crawl's job directory, with a queue that must fit the filter.
-        trust_secs: how long the mirror is trusted without a word from the server.
-        clock: seconds since 1970, for tests; None: the server's.
-        shards: how many filters there are of this kind, of which this is one.
+        policy: the size of the filter, and when it grows and expires, for all crawlers together.
+        origin: the fingerprinter, the spider and the salt.
+        mirror: whether to mirror the bits, which takes as much memory as the filter, up to 1 GiB.
+        flush: whether to remove the filter at the close.
+        job: the crawl's job directory, whose queue must fit the filter.
+        trust_secs: how long the mirrors are trusted without a reply of the server.
+        clock: returns seconds since 1970, for tests; None: the server's clock.
+        shards: how many shards the filter has, of which this object is one.
 
     Attributes:
         parts: this backend alone; a `ShardedBackend` has several.
-        filter: its generations and mirrors.
-        collect: what `add` calls in place of the server, if a shared queue records fingerprints.
-        unconfirmed: how many answers came from the mirrors since the server's last word.
-        voided: how often the server turned out to have lost the filter.
+        filter: the access to the stored filter, with its mirrors.
+        collect: called by `add` instead of the server, if a shared queue records fingerprints.
+        unconfirmed: how many answers came from the mirrors since the last reply of the server.
+        losses: how often the server was found to have lost the filter or changes of it.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RedisBackend:
         self.key = key
         self.flush = flush
         self.collect: Callable[[bytes], bool] | None = None
-        self.unconfirmed = self.voided = 0
+        self.unconfirmed = self.losses = 0
         self._mirror_hits = 0
         self._policy = policy
         self._origin = replace(origin, error_rate=policy.error_rate)
@@ -104,38 +105,38 @@ class RedisBackend:
         """Connect, and join the filter, or create it.
 
         Raises:
-            StorageError: or one of its children: the server is out of reach or refuses, the key
-                holds something else, or another fingerprinter's filter; the job is in use, or was
-                killed and shall be looked at.
+            StorageError: or one of its children: the server is unreachable or refuses; the key is
+                not a filter, or a filter of another fingerprinter; the job is in use, or was killed
+                and BLOOM_ON_UNCLEAN_SHUTDOWN is "stop".
             SeenFileError: the job's requests.seen cannot be imported.
         """
         self.warn_of_eviction()
         if not self.filter.join(self._prepare_job()):
             self.log_differences()
-        self.confirm()  # what the server refuses is better known now than at the first request
+        self.confirm()  # so that a refusal of the server is reported now, not at the first request
 
     def join(self) -> None:
-        """Take part in the filter again, or create it; raises StorageError."""
+        """Join the filter again, or create it; raises StorageError."""
         self.filter.join()
 
     def warn_of_eviction(self) -> None:
-        """Warn if the server may remove keys of the filter."""
+        """Warn if the server may evict keys of the filter."""
         if policy := self.server.eviction_policy():
             logger.warning(
-                "%s removes keys when its memory is full (maxmemory-policy %s): the filter would "
-                "be lost, and pages be crawled again; set it to noeviction",
+                "%s evicts keys when its memory is full (maxmemory-policy %s), so the filter may "
+                "be lost, and its requests crawled again. Set maxmemory-policy to noeviction",
                 self.server.address,
                 escaped(policy),
             )
 
     def _prepare_job(self) -> Path | None:
-        """Deal with a job that was killed; return the requests.seen for a new filter."""
+        """Recover a job that was killed; return the requests.seen for a new filter, or None."""
         job, stored = self._job, self.filter.read()
         if stored is None and job.path is not None and filter_files(path := job.path / "bloom"):
             logger.warning(
-                '%s holds a filter that is not used, since BLOOM_BACKEND is "redis": what it '
-                "recorded is crawled again. To use it, copy it to the server first, with scrapy "
-                "bloom push",
+                '%s holds a filter that this crawl does not use, because BLOOM_BACKEND is "redis", '
+                "so its requests are crawled again. To use the filter, copy it to the server with "
+                "`scrapy bloom push` before the crawl",
                 path,
             )
         importable = job.importable()
@@ -159,13 +160,13 @@ class RedisBackend:
         return None
 
     def _set_aside(self, stored: Stored) -> str:
-        """Keep the filter under another name, for all crawlers; where it is now, for people."""
+        """Rename the filter, for all crawlers; return a description of its new place."""
         name = f"{{{self.key}}}{SET_ASIDE}{time.strftime('%Y%m%d-%H%M%S')}-{stored.id}"
         self.server.transaction(("RENAME", self.key, name), ("UNLINK", *self.filter.keys[1:]))
         return f"the key {name!r} of {self.server.address}"
 
     def log_differences(self) -> None:
-        """Log how a filter that is there differs from what a crawl's settings ask for."""
+        """Log how an existing filter differs from the settings of this crawl."""
         live, differences = self.filter.live, []
         if self._origin.salt not in {None, bytes.fromhex(self.filter.info.salt)}:
             differences.append("its own salt (BLOOM_SALT is for a new one)")
@@ -179,9 +180,9 @@ class RedisBackend:
             differences.append("a time window" if live[-1].open_until else "no time window")
         if differences:
             logger.info(
-                "This crawl joins %s, which was made with other settings and stays as it is: %s. "
-                "The settings count for further generations; all crawlers that share a filter "
-                "should have the same",
+                "This crawl joins %s, which was created with other settings and keeps them: %s. "
+                "The settings of this crawl apply to new generations only; give all crawlers that "
+                "share a filter the same settings",
                 self.filter.name,
                 ", ".join(differences),
             )
@@ -191,7 +192,7 @@ class RedisBackend:
         self._job.begin(self.filter.id)
         newest = self.filter.live[-1]
         if newest.open_until and not self.life.has_window:
-            # There is no window any more: what is recorded now shall not end with the quarter.
+            # The window was removed from the settings, so requests recorded now must not expire.
             try:
                 self.filter.append(self._policy.first(), self.filter.now(), 0.0)
             except NoRoomError as error:
@@ -199,7 +200,7 @@ class RedisBackend:
                 self.life.log_cannot_turn(error)
 
     def _changed(self) -> None:
-        """Plan for a list of generations that has changed."""
+        """Update the plans after a change of the generations."""
         try:
             self._job.change_filter(self.filter.id)
         finally:  # also if the disk is full
@@ -209,9 +210,10 @@ class RedisBackend:
                 self.forgotten.open()
 
     def add(self, fingerprint: bytes) -> bool:
-        """Record a fingerprint; True if it was new, to all crawlers; raises StorageError.
+        """Record a fingerprint; return whether it was new to all crawlers; raises StorageError.
 
-        A fingerprint whose first answer got lost counts as new: rather crawled twice than never.
+        If the first reply was lost, the fingerprint counts as new, so that its request is crawled
+        again rather than skipped.
         """
         if self.collect is not None:
             return self.collect(fingerprint)
@@ -222,18 +224,18 @@ class RedisBackend:
         return answer in NEW or self.server.retries > retries
 
     def add_many(self, fingerprints: Sequence[bytes]) -> int:
-        """Record fingerprints, many with one round trip; return how many were surely new."""
+        """Record fingerprints, many per round trip; return how many were certainly new."""
         self.confirm()
         added, start = 0, 0
         while start < len(fingerprints):
-            batch, voided = fingerprints[start : start + _AT_ONCE], self.voided
+            batch, losses = fingerprints[start : start + _AT_ONCE], self.losses
             unknown = [each for each in batch if not self.filter.knows(each) or self._is_back(each)]
-            # So few that the newest generation is hardly fuller than it may be.
+            # In steps of 1 % of the capacity, so that the newest generation is not overfilled.
             few = max(1, self.filter.live[-1].capacity // 100)
             for first in range(0, len(unknown), few):
                 answers = self._exchange(unknown[first : first + few], "n")
                 added += sum(answer in NEW for answer in answers)
-            if self.voided == voided:  # else the mirrors were wrong
+            if self.losses == losses:  # otherwise the mirrors were wrong, and the batch is repeated
                 start += _AT_ONCE
         return added
 
@@ -243,9 +245,9 @@ class RedisBackend:
         return self.is_known(fingerprint) or self._exchange([fingerprint], "?") not in NEW
 
     def _exchange(self, fingerprints: Sequence[bytes], kind: str) -> str:
-        """Exchange a batch with the server; if it has lost the filter, begin an empty one.
+        """Send a batch to the server; if it has lost the filter, start over with an empty filter.
 
-        Its answer shows that what the mirrors said until now was right.
+        A reply confirms all earlier answers of the mirrors.
         """
         for _ in range(MOST_LOSSES):
             try:
@@ -254,38 +256,40 @@ class RedisBackend:
                 self.keep_up()
                 answers = self.filter.exchange(fingerprints, kind)
             except OtherFilterError as error:
-                self.begin_anew(error)
+                self.start_over(error)
                 continue
             self._confirm_at = time.monotonic() + self._trust_secs
             self.unconfirmed = 0
             return answers
-        raise StorageError(f"{self.filter.name} is lost each time it is made; start again")
+        raise StorageError(
+            f"the server loses {self.filter.name} again and again; check its memory and its "
+            "maxmemory-policy, and start the crawl again"
+        )
 
     def keep_up(self) -> None:
-        """Let the generations grow and turn, if that is due."""
+        """Add a generation or end a quarter of the window, if that is due."""
         life = self.life
         if life.has_window and self.filter.now() >= life.due_at:
             life.turn()
         if life.is_full():
             life.grow()
 
-    def begin_anew(self, error: OtherFilterError) -> None:
-        """Drop what is known of a filter that the server has lost, all of it or a part."""
+    def start_over(self, error: OtherFilterError) -> None:
+        """Continue after the server has lost the filter, or a part or changes of it."""
         if self.filter.live:
-            self.voided += 1
+            self.losses += 1
             name = self.filter.name[0].upper() + self.filter.name[1:]
             if isinstance(error, WentBackError):
                 logger.warning(
-                    "%s has lost its latest changes, as when a server is restored from a snapshot "
-                    "or its replica takes over. What was lost is crawled again, so that no page is "
-                    "left out",
+                    "%s has lost its latest changes, for example after a failover or a restore "
+                    "from a snapshot. The requests that were lost are crawled again",
                     name,
                 )
             else:
                 logger.warning(
-                    "%s was lost: removed, flushed, evicted, or not saved before a restart. An "
-                    "empty filter was begun, and pages are crawled again, so that none is left "
-                    "out. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
+                    "%s was lost: removed, flushed, evicted, or not saved before a restart. The "
+                    "crawl starts over with an empty filter; check persistence (appendonly yes) "
+                    "and maxmemory-policy (noeviction)",
                     name,
                 )
         if isinstance(error, WentBackError):
@@ -297,13 +301,13 @@ class RedisBackend:
             self.filter.join()
 
     def knows(self, fingerprint: bytes) -> bool:
-        """Return whether a mirror has a fingerprint, which is not forgotten; nothing is asked."""
+        """Return whether a mirror has a fingerprint that is not forgotten, without the server."""
         is_known = self.filter.knows(fingerprint) and not self._is_back(fingerprint)
         self._mirror_hits += is_known
         return is_known
 
     def is_known(self, fingerprint: bytes) -> bool:
-        """Return what `knows` does, and ask from time to time whether the server agrees."""
+        """Return the result of `knows`, which the server has to confirm from time to time."""
         if not self.knows(fingerprint):
             return False
         self.unconfirmed += 1
@@ -318,51 +322,52 @@ class RedisBackend:
         except OutageError:
             if self.unconfirmed > _MOST_UNCONFIRMED:
                 raise
-            # What is known needs no server; what is new will wait for it, and tell.
+            # A duplicate needs no server. The next new request will wait for it, or fail.
             self._confirm_at = next_attempt(begun, self._trust_secs)
-        return self.filter.knows(fingerprint)  # it may have been lost, or expired
+        # The filter may have been lost meanwhile, or the fingerprint has expired.
+        return self.filter.knows(fingerprint)
 
     def _is_back(self, fingerprint: bytes) -> bool:
         return self.forgotten.may_have(fingerprint)
 
     def confirm(self) -> None:
-        """Ask the server whether the unconfirmed answers were right; raises StorageError."""
+        """Have the server confirm the answers of the mirrors; raises StorageError."""
         self._exchange([], "n")
 
     def clear(self) -> None:
-        """Remove the filter, for all crawlers; the next request begins another one."""
+        """Remove the filter, for all crawlers; the next request creates a new filter."""
         self.filter.clear()
 
     def close(self) -> None:
-        """Disconnect, and remove the filter if that is wanted; raises StorageError."""
-        self.server.hurry()
+        """Disconnect, and with `flush` remove the filter; raises StorageError."""
+        self.server.shorten_deadline()
         try:
             if self.filter.live:
-                with suppress(StorageError):  # what others have recorded since the last batch
-                    self.filter.refresh()
+                with suppress(StorageError):
+                    self.filter.refresh()  # for the counts of other crawlers
             self._last_status = self.status()
             if self.flush:
-                self.filter.remove()
+                self.filter.remove(only_unused=True)
             else:
-                with suppress(StorageError):  # after some days, the server forgets it by itself
+                with suppress(StorageError):  # otherwise the field is removed after a week
                     self.filter.leave()
         finally:
             try:
-                # Scrapy has closed the queue, and it fits what was recorded.
+                # Scrapy has closed the queue, which fits the filter.
                 self._job.end()
             except OSError as error:
                 raise StorageError(
                     f"{self._job.path} could not be written to the disk: "
-                    f"{error.strerror or error}; the next run will take it for not closed"
+                    f"{error.strerror or error}; the next run will treat this run as killed"
                 ) from error
             finally:
                 self.server.close()
 
     def status(self) -> FilterStatus:
-        """Return the filter's figures now; those of the close, once it is closed."""
+        """Return the filter's current figures; after `close`, the last figures."""
         if self._last_status is not None:
             return self._last_status
-        # Without any: what the next request would create.
+        # Without a filter: the generation that the next request would create.
         live = self.filter.live or [RedisGeneration.of(self._policy.first(), 1, 0.0)]
         return self.life.status(
             f"{self.server.address}, key {escaped(self.key)}",

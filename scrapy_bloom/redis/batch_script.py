@@ -1,17 +1,17 @@
-"""The scripts that apply a batch, to a filter and its queue, or to a filter alone.
+"""Lua scripts that apply a batch to a filter and its queue, or to a filter alone.
 
-`scrapy_bloom.redis.scripts` lists the fields and the layout of a member.
+`scrapy_bloom.redis.scripts` documents the stored fields and the layout of a member.
 """
 
 from scrapy_bloom.redis.scripts import BASE, MOVES
 
-# Before the fingerprints of a batch comes how many generations there are, and the hashes of each,
-# oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as many as the
-# most of the generations need), and for each generation by the key that has its block, the length
-# of that key in bytes, and the first bit of the block in it.
+# Arguments before the fingerprints of a batch: the number of generations, and the number of hashes
+# of each, oldest first. A fingerprint is followed by its positions in a block (2 bytes each, as
+# many as the generation with the most hashes needs), and for each generation by the key of its
+# block, the length of that key in bytes, and the first bit of the block in the key.
 #
-# The answer is "n": new, "f": forgotten, so new once more, or the place of a generation that has
-# it, as a character.
+# The answer to a fingerprint is "n" (new), "f" (forgotten, so new once more), or the place of a
+# generation that has the fingerprint, as a character.
 _BITS = r"""
 local any_forgotten = call('EXISTS', forgotten) == 1
 local hashes, most = {}, 0
@@ -22,7 +22,7 @@ end
 local layout = '>' .. string.rep('H', most)
 local whole, words, recorded = {}, {}, 0
 
--- Of the fingerprint that was read last; the key and the bit are those of the newest generation.
+-- About the fingerprint that was read last; key and first bit are of the newest generation.
 local fingerprint, positions, key, first, is_set
 
 local function has_all(hashes)
@@ -32,8 +32,8 @@ local function has_all(hashes)
   return true
 end
 
--- Reads a fingerprint and its positions ('' if there is no fingerprint), and returns the answer;
--- nil if a key was lost.
+-- Reads a fingerprint and its positions ('' for no fingerprint), and returns the answer, or nil if
+-- a key was lost.
 local function look_up()
   local answer, length, packed = 'n', nil, nil
   fingerprint, packed, is_set = arg(), arg(), false
@@ -52,7 +52,8 @@ local function look_up()
   return answer
 end
 
--- Sets the bits by one command: each takes its time. What is new is not forgotten any more.
+-- Sets the bits by one command, because each command takes time. Removes a new fingerprint from the
+-- forgotten set.
 local function record(answer)
   if not is_set then
     local last = 4 * hashes[#hashes]
@@ -67,22 +68,22 @@ local function record(answer)
 end
 """
 
-# Key of the forgotten set, id, version, field of the newest generation's count, field of the mirror
-# ('' without one), number of the batch, what that field is set to (its number and the time in
-# seconds; '' if the number is that of the batch before, since nothing of this one feeds the
-# mirror), "?" if nothing is recorded; the generations; fingerprints.
+# Arguments: the key of the forgotten set, id, version, the field of the newest generation's count,
+# the field of the mirror ('' without a mirror), the number of the batch, the new value of the
+# mirror's field (number and time in seconds; '' if this batch does not feed the mirror, and has the
+# number of the batch before), "?" if nothing is to be recorded; the generations; fingerprints.
 _RECORD = r"""
-local forgotten, id, version, count_field, mirror, batch, noted, is_question =
+local forgotten, id, version, count_field, mirror, batch, mirror_value, is_question =
   arg(), arg(), arg(), arg(), arg(), number(), arg(), arg() == '?'
 local state = call('HMGET', filter, 'id', 'version', 'forgets', count_field, mirror)
 if state[1] ~= id then return {'other'} end
 local last = tonumber(string.match(state[5] or '0', '^%d+'))
-if mirror ~= '' and batch ~= last and not (noted ~= '' and batch == last + 1) then
+if mirror ~= '' and batch ~= last and not (mirror_value ~= '' and batch == last + 1) then
   return {'back'}
 end
 if state[2] ~= version then return {'version'} end
-if mirror ~= '' and not state[5] then  -- a new one: remove those of crawls that were killed
-  local now, fields = string.match(noted, '%d+$'), call('HGETALL', filter)
+if mirror ~= '' and not state[5] then  -- a new mirror: remove the fields of crawls that were killed
+  local now, fields = string.match(mirror_value, '%d+$'), call('HGETALL', filter)
   for index = 1, #fields, 2 do
     local last_used = string.match(fields[index + 1], '^%d+ (%d+)$')
     if string.sub(fields[index], 1, 7) == 'mirror:' and last_used and now - last_used > 604800 then
@@ -101,25 +102,33 @@ while at < #ARGV do
   if (answer == 'n' or answer == 'f') and not is_question then record(answer) end
 end
 if recorded > 0 then count = call('HINCRBY', filter, count_field, recorded) end
-if noted ~= '' then call('HSET', filter, mirror, noted) end
+if mirror_value ~= '' then call('HSET', filter, mirror, mirror_value) end
 return {'ok', table.concat(answers), forgets, count}
 """
 
-# id, version, worker, number, lease in ms; field of the newest generation's count, the generations;
-# how many requests of a slot are ever queued (0: any number);
-# requests found: how many, and of each: kind, 1 if the newest comes first, order, data, and its
-# fingerprint, or '' for both of its words; fingerprints that are recorded without a request, those
-# to forget, tokens done, tokens set aside: how many, and these; requests that are downloaded: how
-# many, and of each its token, its slot, and for how many ms no other worker may have one of the
-# slot; how many to take, 1 by slots, slots and downloads: how many, and these; the limit of a slot
-# (0: any number of downloads), and 1 if it has a delay; slots with limits of their own: how many,
-# and of each its name, and these two; 1 to take a suspect although the worker has other requests,
-# 1 to take none; 1 to run start(), 1 if start() is through, 1 if the crawl is over.
+# Arguments, in this order; "n times" is preceded by a number n:
+# - id, version, worker, number of the batch, lease in ms
+# - field of the newest generation's count, the generations
+# - how many requests of a slot are ever queued (0: any number)
+# - requests found, n times: kind, 1 if the newest comes first, 1 if the limit of its slot applies,
+#   order, data, the fingerprint with its bits, or '' twice without a fingerprint
+# - fingerprints to be recorded without a request, n times
+# - fingerprints to be forgotten, n times
+# - tokens of requests that are done, n times
+# - tokens of requests that are set aside, n times
+# - requests that are downloaded, n times: token, slot, for how many ms no other worker may take a
+#   request of the slot
+# - how many requests to take, 1 to take them by slots
+# - downloads of this worker, n times: slot, number
+# - the limit of a slot (0: any number of downloads), 1 if it has a delay
+# - limits of single slots, n times: slot, limit, 1 if it has a delay
+# - 1 to take a suspect although the worker has other requests, 1 to take no suspect
+# - 1 to run start(), 1 if start() has ended, 1 if the crawl has ended
 #
 # A kind is "n": filtered, "u": queued whatever the filter says, "?": filtered and not recorded. An
-# order is what a member begins with, up to its position. The answer is "x" to a request that is not
-# queued, nor recorded, because its slot has had its limit. A batch whose reply was lost is answered
-# without the answers to what was found.
+# order is the beginning of a member, up to its position. The answer is "x" to a request that is not
+# queued or recorded, because its slot has reached its limit. A repeated batch, whose reply was
+# lost, gets a reply without these answers.
 _BATCH = r"""
 local id, version, me, batch, lease, count_field =
   arg(), arg(), arg(), number(), number(), arg()
@@ -145,10 +154,11 @@ end
 local function reply(entries)
   call('HSET', workers, me, now + lease, me .. ':number', batch)
   local state = call('HMGET', filter, 'pushed', 'done', 'start', 'ended')
-  local waiting = call('ZCARD', pending)
+  local number = call('ZCARD', pending)
   return {'ok', table.concat(answers), {forgets, count},
-          entries, state[3] or '', waiting + call('ZCARD', suspects) + call('ZCARD', leased),
-          waiting, held_by(me), state[1] or '0', state[2] or '0', state[4] or '', died, expired,
+          entries, state[3] or '', number + call('ZCARD', suspects) + call('ZCARD', leased),
+          number, count_leased(me), state[1] or '0', state[2] or '0', state[4] or '', died,
+          expired,
           call('HEXISTS', workers, me .. ':suspect'), call('HEXISTS', workers, me .. ':stop')}
 end
 
@@ -165,21 +175,22 @@ end
 
 local most_of_slot = number()
 local function is_full(slot)
-  return most_of_slot > 0 and (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
+  return (tonumber(call('HGET', slots, slot)) or 0) >= most_of_slot
 end
 
 for index = 1, number() do
-  local kind, newest_first, order, data = arg(), arg() == '1', arg(), arg()
+  local kind, newest_first, is_limited = arg(), arg() == '1', arg() == '1'
+  local order, data = arg(), arg()
   local answer = look_up()
   if not answer then return {'lost'} end
   local is_new = answer == 'n' or answer == 'f'
   if is_new or kind == 'u' then
     local slot = string.sub(order, 1, string.find(order, '\0', 1, true) - 1)
-    if is_full(slot) then
+    if is_limited and is_full(slot) then
       answer, is_new = 'x', false
     else
       enqueue(order, newest_first, data)
-      if most_of_slot > 0 then call('HINCRBY', slots, slot, 1) end
+      if is_limited then call('HINCRBY', slots, slot, 1) end
     end
   end
   if is_new and kind ~= '?' then record(answer) end
@@ -228,7 +239,7 @@ for _ = 1, number() do
   call('ZREM', downloading, prefix .. token)
 end
 
--- Returns what is leased to nobody: the worker has left, or joined again, or was lost.
+-- Returns requests of workers that are not in the hash: they have left or rejoined, or were lost.
 local function return_orphans(known)
   table.sort(known)
   local from = '-'
@@ -261,7 +272,7 @@ local function return_expired()
         expired[#expired + 1] = give_back(name, true, died)
       end
     elseif is_empty and string.sub(name, 17) == ':back' then
-      call('HDEL', workers, name)  -- nothing is left that it could be blamed for
+      call('HDEL', workers, name)  -- no request is left that counts this worker
     end
   end
   return_orphans(known)
@@ -272,7 +283,8 @@ end
 local lasts_until = tonumber(call('HGET', workers, me))
 local look = tonumber(call('HGET', filter, 'look'))
 if not lasts_until or lasts_until < now then
-  -- All may have stood still, as when the server was away: let the others renew theirs first.
+  -- All workers may have been unable to renew their leases, for example during an outage of the
+  -- server. So the others get the time of a lease to renew theirs.
   call('HSET', filter, 'look', now + lease)
 elseif not look or look <= now or look > now + lease then
   call('HSET', filter, 'look', return_expired())
@@ -293,7 +305,7 @@ end
 local stands_still, has_others, may_start, start_ended, is_over =
   arg() == '1', arg() == '1', arg() == '1', arg() == '1', arg() == '1'
 
-local entries = taken_by_this()  -- which has failed half-way before
+local entries = taken_by_this()  -- not empty if this batch has failed half-way before
 local taken = #entries
 local function take(from, member)
   local token = struct.pack('>I6', batch) .. struct.pack('>H', taken)
@@ -313,11 +325,11 @@ local function take(from, member)
   move(from, member, leased, entry)
 end
 
--- How many requests of each slot this worker may take, as far as that was asked for.
+-- How many requests this worker may take, by slot; filled by `room_of`.
 local rooms, crew = {}, tonumber(call('HGET', filter, 'crew')) or 1
 
--- A slot with a delay is served by one worker at a time, which keeps to the delay. Of others, each
--- worker may have its share.
+-- Requests of a slot with a delay are taken by one worker at a time, which keeps to the delay. Of
+-- the limit of another slot, each worker may use its share.
 local function room_of(slot)
   if rooms[slot] then return rooms[slot] end
   local most, has_delay = unpack(special[slot] or usual)
@@ -347,7 +359,8 @@ local function room_of(slot)
   return room
 end
 
-local slots_to_read, bytes_to_read = 64, 262144  -- whole requests, to know their slots
+-- To find the next slot, its first request is read, so the number of slots is bounded.
+local slots_to_read, bytes_to_read = 64, 262144
 local function slot_after(slot)
   local member = call('ZRANGEBYLEX', pending, '(' .. slot .. '\1', '+', 'LIMIT', 0, 1)[1]
       or call('ZRANGE', pending, 0, 0)[1]
@@ -356,9 +369,9 @@ local function slot_after(slot)
   return string.sub(member, 1, string.find(member, '\0', 1, true) - 1), member
 end
 
--- The slots that may be served, in turn, from the one after that which was served last, and their
--- places by the number of their downloads; not more of them than may be taken. Also the first
--- request of each, and the slot that was looked at last.
+-- Returns, beginning after the slot from which a request was taken last: the slots from which this
+-- worker may take requests, no more than it wants; the first request of each; the places of these
+-- slots by their number of downloads; the highest such number; the slot that was looked at last.
 local function slots_in_turn()
   local slots, firsts, levels, highest, idle = {}, {}, {}, 0, want - taken
   local slot, member = slot_after(call('HGET', filter, 'last') or '')
@@ -380,7 +393,7 @@ local function slots_in_turn()
   return slots, firsts, levels, highest, looked_at
 end
 
--- Of the slots with the fewest downloads, always the one after that which was served last.
+-- Takes requests from the slots with the fewest downloads first, round-robin.
 local function take_by_slot()
   local slots, firsts, levels, highest, looked_at = slots_in_turn()
   local level, last = 0, 0
@@ -393,7 +406,7 @@ local function take_by_slot()
     for _, place in ipairs(places) do
       if taken >= want or not may_move() then break end
       local slot = slots[place]
-      -- A priority may begin with bytes of 255, which `first_of` takes for the end.
+      -- Not by `first_of`, whose range ends before a priority that begins with a byte of 255.
       local from, to = '[' .. slot .. '\0', '(' .. slot .. '\1'
       local member = firsts[place] or call('ZRANGEBYLEX', pending, from, to, 'LIMIT', 0, 1)[1]
       if member then
@@ -425,10 +438,10 @@ if want > taken and not call('HGET', workers, me .. ':suspect') then
     end
   end
   if call('ZCARD', pending) == 0 and taken == 0 and not has_others
-      and (stands_still or held_by(me) == 0) then
+      and (stands_still or count_leased(me) == 0) then
     local member = call('ZRANGE', suspects, 0, 0)[1]
     if member then
-      -- Perhaps some of the workers came back that seemed to have died of it.
+      -- Workers that seemed to have died may have rejoined, so that their deaths do not count.
       if deaths_of(member) >= MOST_DEATHS then
         take(suspects, member)
       else

@@ -1,6 +1,6 @@
 """The forgotten requests of a shared filter: a sorted set in Redis, by the time of forgetting.
 
-`scrapy_bloom.redis.scripts` has its name, and the scripts that use it with the filter.
+`scrapy_bloom.redis.scripts` documents the set; the scripts of a batch change it, too.
 """
 
 import time
@@ -12,15 +12,15 @@ from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.scripts import keys_of
 
 _BATCH = 1000
-_OVERLAP_SECS = 10.0  # between two looks: a server that takes over may have another clock
+_OVERLAP_SECS = 10.0  # of two reads, because the clock may differ after a failover
 
 _NOW = """
 local time = redis.call('TIME')
 local now = string.format('%d.%06d', time[1], time[2])
 """
 
-# Keys: the filter's hash, the set. Arguments: id of the filter; fingerprints. All get the same
-# time, and the filter's `forgets` tells the others to look.
+# Keys: the filter's hash, the set. Arguments: id of the filter; fingerprints, which get the current
+# time. A change of the filter's `forgets` makes other crawls read the set.
 _ADD = (
     _NOW
     + """
@@ -31,20 +31,20 @@ return 1
 """
 )
 
-# Key: the set. Argument: a time. Returns the time now, and what was added since.
+# Key: the set. Argument: a time. Returns the current time, and the fingerprints added since then.
 _SINCE = _NOW + "return {now, redis.call('ZRANGEBYSCORE', KEYS[1], ARGV[1], '+inf')}"
 
 
 class RedisForgotten:
-    """A set of forgotten fingerprints that many crawlers share: each is taken by exactly one.
+    """A set of forgotten fingerprints that many crawlers share; only one crawler can take each.
 
     Args:
         server: the connection.
-        key: of the filter.
-        filter_id: of the filter; nothing is added to the set of another one.
+        key: the key of the filter.
+        filter_id: the id of the filter; to the set of another filter, nothing is added.
 
     Attributes:
-        filter_id: may be set, when the crawl goes on with another filter.
+        filter_id: to be set when the crawl continues with another filter.
     """
 
     def __init__(self, server: RedisServer, key: str, filter_id: str) -> None:
@@ -56,7 +56,10 @@ class RedisForgotten:
         self._look_again_at = 0.0  # on a monotonic clock
 
     def news(self) -> Iterable[bytes]:
-        """Return what others have added since the last call. During an outage, return nothing."""
+        """Return the fingerprints that others have added since the last call.
+
+        During an outage, return nothing.
+        """
         found: list[bytes]
         if (begun := time.monotonic()) < self._look_again_at:
             return []
@@ -76,7 +79,7 @@ class RedisForgotten:
         return members
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; raises an OtherFilterError if the filter is another one by now."""
+        """Add fingerprints; raises an OtherFilterError if the filter was replaced."""
         for start in range(0, len(fingerprints), _BATCH):
             batch = fingerprints[start : start + _BATCH]
             if not self._server.script(_ADD, [self._filter, self._name], self.filter_id, *batch):
@@ -85,9 +88,10 @@ class RedisForgotten:
                 )
 
     def take(self, fingerprint: bytes) -> bool:
-        """Take a fingerprint out; return whether it was there.
+        """Remove a fingerprint; return whether it was in the set.
 
-        After a lost reply the answer is True: a request is then crawled twice rather than skipped.
+        After a lost reply, the result is True, so that the request is crawled again rather than
+        skipped.
         """
         retries = self._server.retries
         removed = self._server.send("ZREM", self._name, fingerprint)
@@ -98,7 +102,7 @@ class RedisForgotten:
         return self.among([fingerprint])[0]
 
     def among(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Check which of some fingerprints can be taken."""
+        """Return for each fingerprint whether it is in the set."""
         if not fingerprints:
             return []
         scores = self._server.send("ZMSCORE", self._name, *fingerprints)
@@ -109,8 +113,8 @@ class RedisForgotten:
         return number
 
     def expire(self, secs: float) -> None:
-        """Remove what was added longer ago than that."""
+        """Remove fingerprints that were added more than `secs` seconds ago."""
         self._server.send("ZREMRANGEBYSCORE", self._name, "-inf", self._server.now() - secs)
 
     def close(self) -> None:
-        """Do nothing: others close the connection."""
+        """Do nothing, because the backend closes the connection."""

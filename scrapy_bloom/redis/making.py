@@ -1,11 +1,11 @@
 """Make the keys of a filter, which no crawl uses before a script publishes them.
 
 The keys expire within an hour, so a process that dies leaves nothing behind. A lock keeps two
-processes from making the same generation, which would take its memory twice. It does no more than
-that: the script that publishes a generation decides whose keys are used.
+processes from making the same generation, which would take its memory twice. The lock is not needed
+for correctness: the script that publishes a generation decides whose keys are used.
 
-The script that publishes a generation, or removes one, leaves a field in the filter's hash, which
-says what is left to do with the keys. Every crawl that reads such a field does it.
+The script that publishes or removes a generation adds a field to the filter's hash, which tells
+what is left to do with the keys. Any crawl that reads such a field does it.
 """
 
 import secrets
@@ -20,15 +20,16 @@ from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.scripts import CREATE, MAKE, block_key, keys_of, maker_key
 from scrapy_bloom.redis.stored import RedisGeneration, Unfinished
 
-EXPIRE_SECS = 3600  # keys that were not published in that time are gone
+EXPIRE_SECS = 3600  # until keys expire that were not published
 _LOCK_MS = 60_000
 _RENEW_SECS = 10.0
+_EXTEND_SECS = 600.0  # between two extensions of the time until the keys expire
 _MADE_AT_ONCE = 2  # keys made by one script: a key of 1 MiB takes a millisecond
-_KEYS_AT_ONCE = 64  # in one command that takes no time for each
+_KEYS_AT_ONCE = 64  # in one command that takes little time per key
 
 
 class Maker:
-    """Makes generations of one filter; to be closed.
+    """Makes generations of one filter; `close` must be called at the end.
 
     Args:
         server: the connection.
@@ -43,35 +44,36 @@ class Maker:
         self._made: list[RedisGeneration] = []
         self._sets: dict[str, int] = {}  # numbers of members, by the final names of the sets
         self._renewed_at = 0.0
+        self._extended_at = time.monotonic()
 
     def begin(self, filter_id: str, version: str) -> bool:
         """Take the lock.
 
         Args:
-            filter_id: of the filter as the caller knows it; empty if there is none.
-            version: likewise.
+            filter_id: the id of the filter that the caller knows; empty if there is no filter.
+            version: the version of that filter; empty if there is no filter.
 
         Returns:
-            False if another process is making a generation, or has changed the filter meanwhile.
+            False if another process is making a generation, or has changed the filter.
         """
         commands = [
             ("SET", self._lock, self._token, "NX", "PX", _LOCK_MS),
             ("GET", self._lock),
             ("HMGET", self._key, "id", "version"),
         ]
-        _, owner, there = self._server.batches(commands)
+        _, owner, found = self._server.batches(commands)
         self._renewed_at = time.monotonic()
         return bool(
             owner == self._token.encode()
-            and [each or b"" for each in there] == [filter_id.encode(), version.encode()]
+            and [each or b"" for each in found] == [filter_id.encode(), version.encode()]
         )
 
     def make(self, new: RedisGeneration, content: BloomFilter | None = None) -> None:
-        """Make the keys of a generation, which are empty, or have the content of a filter.
+        """Make the keys of a generation, empty or with the bits of a filter.
 
         Raises:
             NoRoomError: the server's memory is full.
-            StorageError: or one of its children: what was written differs when it is read.
+            StorageError: or one of its children: a key that was read back differs.
         """
         self._made.append(new)
         if content is None:
@@ -81,8 +83,8 @@ class Maker:
             for chunk in range(new.num_chunks):
                 blocks = new.blocks(chunk)
                 self._write(new, chunk, bytes(content.blocks(blocks.start, blocks.stop)))
-        # The server checks its memory before a write, not after it: the last key may have filled
-        # it, and then this call fails.
+        # The server checks its memory before a write, not after it. If the last key has filled the
+        # memory, this call fails.
         self._make_empty(new, range(new.num_chunks - 1, new.num_chunks))
 
     def _make_empty(self, new: RedisGeneration, chunks: range) -> None:
@@ -98,15 +100,15 @@ class Maker:
         )
         if written[1] != data:
             raise StorageError(
-                f"the copy in {self._server.address} differs; it was removed: try again, and check "
-                "the memory of that machine"
+                f"the copy in {self._server.address} differs, and was removed. Check the memory of "
+                "that machine, and try again"
             )
         self.renew()
 
     def add(self, name: str, score: float, members: Iterable[bytes]) -> None:
-        """Add members to a sorted set, which gets its name when the filter is created.
+        """Add members to a temporary sorted set, which gets its name when the filter is created.
 
-        Raises a NoRoomError if the server's memory is full.
+        Raises NoRoomError if the server's memory is full.
         """
         words = [word for member in members for word in (score, member)]
         temporary = self._temporary(name)
@@ -120,16 +122,24 @@ class Maker:
         return f"{name}:{self._token}"
 
     def renew(self) -> None:
-        """Keep the lock, if it is time to."""
-        if time.monotonic() > self._renewed_at + _RENEW_SECS:
+        """Renew the lock, and the time until the keys expire, if that is due."""
+        now = time.monotonic()
+        if now > self._renewed_at + _RENEW_SECS:
             self._server.send("EXPIRE", self._lock, _LOCK_MS // 1000)
-            self._renewed_at = time.monotonic()
+            self._renewed_at = now
+        if now > self._extended_at + _EXTEND_SECS:
+            self._extended_at = now
+            for new in self._made:
+                for names in _names(self._key, new.id, new.num_chunks):
+                    self._server.batches([("EXPIRE", name, EXPIRE_SECS) for name in names])
+            for name in self._sets:
+                self._server.send("EXPIRE", self._temporary(name), EXPIRE_SECS)
 
     def check(self) -> None:
-        """Check that all keys are still there, before they are published.
+        """Check before the publication that all keys still exist.
 
-        When its memory is full, a server whose maxmemory-policy is one of volatile-* removes them,
-        because they expire. So a generation that has no room would look as if it had.
+        When its memory is full, a server with a maxmemory-policy of volatile-* evicts these keys,
+        because they expire, instead of refusing writes.
 
         Raises:
             NoRoomError: keys are missing.
@@ -137,13 +147,13 @@ class Maker:
         for new in self._made:
             for names in _names(self._key, new.id, new.num_chunks):
                 if self._server.send("EXISTS", *names) != len(names):
-                    raise NoRoomError("the server has removed keys while they were made")
+                    raise NoRoomError("the server has evicted keys while they were made")
 
     def create(self, filter_id: str, fields: Mapping[str, str]) -> str:
-        """Create the filter, with all that was made, in one step.
+        """Create the filter from all keys that were made, in one step.
 
         Returns:
-            "ok"; "other" if there is a filter; "lost" if the server has lost members of a set.
+            "ok"; "other" if a filter exists; "lost" if the server has lost members of a set.
         """
         for each in self._made:
             fields = {**fields, **each.new_fields}
@@ -156,9 +166,9 @@ class Maker:
 
     def close(self) -> None:
         """Remove the keys of generations that were not published, and release the lock."""
-        with suppress(StorageError):  # the keys and the lock expire
+        with suppress(StorageError):  # otherwise the keys and the lock expire
             for new in self._made:
-                # The reply of the script that publishes may have been lost.
+                # They may be published although the reply was lost.
                 stored = self._server.send("HGET", self._key, f"gen:{new.number}")
                 if new.id.encode() not in (stored or b""):
                     remove_blocks(self._server, self._key, new.id, new.num_chunks)
@@ -171,7 +181,7 @@ class Maker:
 def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> None:
     """Make the keys of published generations permanent, and remove those of expired generations.
 
-    It may be done any number of times, by any number of crawls.
+    The function is idempotent, and several crawls may call it at the same time.
     """
     for action, generation_id, number in unfinished:
         if action == "unlink":
@@ -183,7 +193,7 @@ def finish(server: RedisServer, key: str, unfinished: Sequence[Unfinished]) -> N
 
 
 def remove_blocks(server: RedisServer, key: str, generation_id: str, number: int) -> None:
-    """Remove the keys of a generation that is not in the filter's hash any more."""
+    """Remove the keys of a generation that is no longer in the filter's hash."""
     for names in _names(key, generation_id, number):
         server.send("UNLINK", *names)
 

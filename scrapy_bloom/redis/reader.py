@@ -1,4 +1,4 @@
-"""Read a filter in Redis, also while crawlers use it, without any change to it."""
+"""Read a filter in Redis without changing it, also while crawls use it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, zip_longest
@@ -17,34 +17,34 @@ from scrapy_bloom.text import counted
 
 
 def unjoined(server: RedisServer, key: str) -> SharedFilter:
-    """Return a filter to be read, copied or removed, and not to be taken part in."""
+    """Return a filter to be read, copied or removed, without joining it."""
     return SharedFilter(server, key, Policy(expected=1, error_rate=0.1), ANY_ORIGIN, mirror=False)
 
 
 def read_filter(filter_: SharedFilter) -> Stored:
-    """Return what is stored of a filter, to be copied; raises a StorageError if there is none."""
+    """Return a stored filter for copying; raises StorageError if it is missing or has shards."""
     stored = read_any_filter(filter_)
     if stored.info.shards > 1:
         raise StorageError(
-            f"{filter_.name} has {stored.info.shards} shards (BLOOM_REDIS_SHARDS), and such a "
-            "filter cannot be copied"
+            f"{filter_.name} has {stored.info.shards} shards (BLOOM_REDIS_SHARDS), and a filter "
+            "with shards cannot be copied"
         )
     return stored
 
 
 def read_any_filter(filter_: SharedFilter) -> Stored:
-    """Return what is stored of a filter, or a shard; raises a StorageError if there is none."""
+    """Return a stored filter or shard; raises StorageError if it is missing."""
     stored = filter_.read()
     if stored is None:
         raise StorageError(
-            f"{filter_.server.address} has no filter {filter_.key!r}; check BLOOM_REDIS_KEY, with "
-            "the spider's name in it"
+            f"{filter_.server.address} has no filter {filter_.key!r}; check BLOOM_REDIS_KEY, which "
+            "may contain the spider's name"
         )
     return stored
 
 
 def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes]:
-    """Return the blocks of a generation, key by key; raises a StorageError if one was lost."""
+    """Return the blocks of a generation, key by key; raises StorageError if a key was lost."""
     for chunk in range(generation.num_chunks):
         data = filter_.server.send("GET", filter_.chunk_key(generation, chunk))
         if data is None or len(data) != generation.chunk_bytes(chunk):
@@ -53,14 +53,14 @@ def chunks(filter_: SharedFilter, generation: RedisGeneration) -> Iterator[bytes
 
 
 class RedisReader:
-    """Reads a filter in Redis, as its generations are now; `FilterReader` is its twin for files.
+    """Reads a filter in Redis, with the interface of `FilterReader`, which reads files.
 
-    Each method may raise a StorageError, as the constructor does if there is no such filter.
+    Each method may raise a StorageError. The constructor raises it if the filter is missing.
 
     Args:
         server: the connection, which `close` closes.
-        key: the filter's name.
-        window: BLOOM_WINDOW_SECS of its crawls; 0: as the filter tells.
+        key: the key of the filter.
+        window: BLOOM_WINDOW_SECS of its crawls; 0: the window that is stored with the filter.
     """
 
     def __init__(self, server: RedisServer, key: str, *, window: float = 0.0) -> None:
@@ -79,7 +79,7 @@ class RedisReader:
             self._live = [
                 each
                 for each in self.generations
-                if each.id in live or each.number >= stored.held_from
+                if each.id in live or each.number >= stored.kept_from
             ]
         most = max(each.geometry.num_hashes for each in self.generations)
         self._locate = make_hasher(bytes.fromhex(self.salt), most)
@@ -94,9 +94,9 @@ class RedisReader:
         ]
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, or seem to be."""
+        """Return which fingerprints are recorded, with false positives."""
         seen = [False] * len(fingerprints)
-        for generation in reversed(self._live):  # what is asked for is mostly in the newest
+        for generation in reversed(self._live):  # the newest has most of the fingerprints
             rest = [index for index, is_seen in enumerate(seen) if not is_seen]
             answers = self._look(generation, [fingerprints[index] for index in rest])
             for index, is_seen in zip(rest, answers, strict=True):
@@ -116,7 +116,7 @@ class RedisReader:
             ]
             key = self._filter.chunk_key(generation, chunk)
             commands.append(("BITFIELD_RO", key, *words))
-        # Of a key that was lost, each bit is 0.
+        # BITFIELD_RO returns 0 for the bits of a lost key, so the lengths are checked.
         lengths = [("STRLEN", self._filter.chunk_key(generation, chunk)) for chunk in used]
         answers = self._server.batches([*commands, *lengths])
         if answers[len(commands) :] != [generation.chunk_bytes(chunk) for chunk in used]:
@@ -124,7 +124,7 @@ class RedisReader:
         return [all(answer) for answer in answers[: len(commands)]]
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let recorded fingerprints be new once more."""
+        """Add fingerprints to the forgotten set, so that they are new once more."""
         self.forgotten.add(fingerprints)
 
     def block_fills(self) -> list[Iterator[float]]:
@@ -136,11 +136,11 @@ class RedisReader:
         return len(self.forgotten)
 
     def is_closed(self) -> bool | None:
-        """Return None: nobody knows which crawls share the filter."""
+        """Return None, because it is unknown which crawls share the filter."""
         return None
 
     def is_in_use(self) -> bool | None:
-        """Return None: nobody knows which crawls share the filter."""
+        """Return None, because it is unknown which crawls share the filter."""
         return None
 
     def close(self) -> None:
@@ -156,10 +156,10 @@ class RedisReader:
 
 
 class ShardedReader:
-    """A filter in Redis that is split: see `RedisReader`, which has the same names.
+    """Reads a filter in Redis with shards, with the interface of `RedisReader`.
 
     Args:
-        shards: as they are now.
+        shards: the readers of all shards.
     """
 
     def __init__(self, shards: Sequence[RedisReader]) -> None:
@@ -179,7 +179,7 @@ class ShardedReader:
         return self._asked(fingerprints, RedisReader.are_seen)
 
     def are_recorded(self, fingerprints: Sequence[bytes]) -> list[bool]:
-        """Return which fingerprints are recorded, or seem to be."""
+        """Return which fingerprints are recorded, with false positives."""
         return self._asked(fingerprints, RedisReader.are_recorded)
 
     def _asked(
@@ -198,7 +198,7 @@ class ShardedReader:
         return parts
 
     def forget(self, fingerprints: Sequence[bytes]) -> None:
-        """Let recorded fingerprints be new once more."""
+        """Add fingerprints to the forgotten set, so that they are new once more."""
         for shard, part in self._split(fingerprints).items():
             shard.forget(part)
 
@@ -215,7 +215,7 @@ class ShardedReader:
 def opened_reader(
     server: RedisServer, key: str, *, window: float = 0.0
 ) -> RedisReader | ShardedReader:
-    """Return a filter's reader, whether it is split or not: see `RedisReader`."""
+    """Return the reader of a filter, with or without shards."""
     readers = [RedisReader(server, each, window=window) for each in shard_keys(server, key)]
     return readers[0] if len(readers) == 1 else ShardedReader(readers)
 
@@ -223,5 +223,5 @@ def opened_reader(
 def _lost(filter_: SharedFilter, generation: RedisGeneration) -> StorageError:
     return StorageError(
         f"{filter_.server.address} has lost keys of generation {generation.number} of the filter "
-        f"{filter_.key!r}; a crawl that uses it begins an empty one"
+        f"{filter_.key!r}; the next crawl starts over with an empty filter"
     )

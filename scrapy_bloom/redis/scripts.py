@@ -1,69 +1,75 @@
-"""The steps of a filter and a queue in Redis or Valkey, each one atomic Lua script.
+"""Lua scripts for a filter and a queue in Redis or Valkey, and their keys. A script is atomic.
 
 All keys of a filter `<key>` are in one slot of a Cluster:
 
     <key>                     a hash
-      id                        random: another one is another filter, with another queue
+      id                        random; another id is another filter, with another queue
       filter                    JSON: salt, fingerprinter, spider, ...
       version                   changes with the generations
       gen:<n>                   JSON: generation n: id, geometry, capacity, error rate, times
-      count:<n>                 requests recorded in it
-      persist:<id>              number of keys of a new generation that still expire; whoever reads
-                                this makes them permanent, and removes this field
-      unlink:<id>               number of keys of an expired generation; whoever reads this removes
-                                them, and then this field
-      mirror:<name>             of a crawl without this queue: number of its last batch, and when in
-                                seconds; without it, its batches are refused
+      count:<n>                 how many requests are recorded in generation n
+      persist:<id>              number of keys of a new generation that still expire; any crawl that
+                                reads this field makes them permanent, and removes the field
+      unlink:<id>               number of keys of an expired generation; any crawl that reads this
+                                field removes them, and then the field
+      mirror:<name>             of a crawl without this queue: number of its last batch, and time of
+                                that batch in seconds; without the field, its batches are refused
       forgets                   how often fingerprints were forgotten
-      pushed, done              how many requests entered the queue, and left it, ever
-      start                     the worker that runs the spider's start(); "done" when it is through
+      pushed, done              how many requests have entered the queue, and have left it
+      start                     the worker that runs the spider's start(); "done" when it has ended
       crawl                     name of the spider whose queue it is
-      held                      number of the generation that was the newest when the queue began:
-                                what is recorded from there on does not expire until the crawl ends
-      ended                     when nothing was left of the crawl, in ms since 1970
-      last                      the slot that was served last
-      crew                      how many workers there are, about
-      look                      when to look for expired leases next, in ms
-    {<key>}:blocks:<id>:<c>   the blocks of a generation, 127 to a key, as they are in a file; they
+      kept                      number of the newest generation when the queue was created: requests
+                                recorded from then on do not expire until the crawl has ended
+      ended                     when the queue became empty, in ms since 1970
+      last                      the slot from which a request was taken last
+      crew                      the approximate number of workers
+      look                      when to check for expired leases next, in ms
+    {<key>}:blocks:<id>:<c>   the blocks of a generation, 127 per key, in the format of files; they
                               expire in an hour until the generation is in the hash
-    {<key>}:maker             a string: who makes a generation at the moment; it expires in a minute
+    {<key>}:maker             a string: the process that is making a generation; expires in a minute
     {<key>}:forgotten         a sorted set: fingerprints, by the time of forgetting in seconds
-    {<key>}:pending           a sorted set whose scores are all 0, in the order of its members:
-                              slot, NUL, priority (8 bytes), rank (1), position (8), number of
-                              deaths (1), the workers that died of it (16 each), the request
-    {<key>}:suspects          likewise: three workers died of each; handed out alone
-    {<key>}:dead              likewise: so did the worker that had it alone
-    {<key>}:aside             likewise: what no worker of this run can make a request of
-    {<key>}:leased            likewise: worker (16), token (8), the member as it was pending
-    {<key>}:downloading       a sorted set whose scores are all 0: slot, NUL, worker, token of each
-                              leased request of a slot with a limit until it is downloaded; or slot,
-                              NUL, worker, 255, and until when no other worker may have a request
-                              of the slot (7 bytes), in ms
+    {<key>}:pending           a sorted set of requests. All scores are 0, so it is in the order of
+                              its members: slot, NUL, priority (8 bytes), rank (1), position (8),
+                              number of deaths (1), the workers that died with the request in flight
+                              (16 each), the request
+    {<key>}:suspects          members like those of pending: requests with three such workers
+    {<key>}:dead              members like those of pending: suspects whose worker died, too
+    {<key>}:aside             members like those of pending: requests that no worker of this run can
+                              deserialize
+    {<key>}:leased            a sorted set with scores 0: worker (16 bytes), token (8), the member
+                              as it was in pending
+    {<key>}:downloading       a sorted set with scores 0. Either slot, NUL, worker, token of a
+                              leased request that is not downloaded yet, if its slot has a limit; or
+                              slot, NUL, worker, 255, and until when no other worker may take a
+                              request of the slot (7 bytes), in ms
     {<key>}:slots             a hash, with BLOOM_MAX_PAGES_PER_SLOT: how many requests of each slot
                               were ever queued
     {<key>}:workers           a hash
-      <worker>                  until when its lease lasts, in ms since 1970; without it, what the
-                                worker still has is leased to nobody
-      <worker>:number           of its last batch; "gone" stands before it once the worker has
-                                lost its lease, or joined again; then its batches are refused
-      <worker>:name             host:pid, for people
-      <worker>:done             how many requests it has finished, for people
-      <worker>:suspect          token of the suspect that it has
-      <worker>:stop             `scrapy bloom stop` asks it to end
-      <worker>:back             it came back: what it had is not blamed for its death
-      <worker>:dead             what the dead letter begins with that its death has made
+      <worker>                  when its lease expires, in ms since 1970; without this field, its
+                                requests belong to no worker
+      <worker>:number           number of its last batch; with "gone " before it when the worker has
+                                lost its lease, or has rejoined: then its batches are refused
+      <worker>:name             host:pid, for `info`
+      <worker>:lease            how long its lease lasts, in ms, for `info`
+      <worker>:done             how many requests it has finished, for `info`
+      <worker>:suspect          token of the suspect that is leased to it
+      <worker>:stop             set by `scrapy bloom stop`, which asks the worker to shut down
+      <worker>:back             set when the worker has rejoined after it had lost its lease, so its
+                                requests have not killed it
+      <worker>:dead             beginning of the dead letter that its death has made
 
-Numbers are big-endian. A priority is 2^63 - 1 less its value, a rank 128 more. A position is n, or
-2^53 - n where the newest comes first; n counts what was pushed. A token is the number of the batch
-in which a request was taken (6 bytes), and its index there (2): no worker uses it again. The clock
-is the server's.
+Numbers are big-endian. A priority is stored as 2^63 - 1 - priority, a rank as rank + 128. A
+position is n, or 2^53 - n where the newest comes first; n is the value of `pushed` with the
+request. A token is the number of the batch in which a request was taken (6 bytes), and its index in
+the batch (2): a worker uses it only once. The clock is the server's.
 
-A script that fails half-way keeps what it has written. So a request is where it goes before it
-leaves where it was, `pushed` is counted after that and `done` before, and the number of a batch is
-written last.
+A script that fails half-way keeps what it has written. So a request is added to its new set before
+it is removed from its old set, `pushed` is raised after a request was added, `done` before a
+request is removed, and the number of a batch is written last.
 """
 
-# Of 8 KiB in one key. With the allocator's header it has 1 MiB; with 128 it would take 1.25.
+# Blocks of 8 KiB per key. With the allocator's header, a key takes 1 MiB; with 128 blocks, it would
+# take 1.25 MiB.
 CHUNK_BLOCKS = 127
 WORKER_BYTES, TOKEN_BYTES = 16, 8
 
@@ -90,7 +96,7 @@ local MOST_DEATHS = 3
 local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- What a script may still move, so that it takes no longer than 5 ms: a further request, and bytes.
+-- How many requests and bytes the script may still move, so that it takes no longer than 5 ms.
 local moves, bytes = 100, 262144
 local function may_move()
   return moves > 0 and bytes > 0
@@ -106,11 +112,11 @@ local function first_of(key, prefix)
   return call('ZRANGEBYLEX', key, '[' .. prefix, '(' .. prefix .. '\255', 'LIMIT', 0, 1)[1]
 end
 
-local function held_by(worker)
+local function count_leased(worker)
   return call('ZLEXCOUNT', leased, '[' .. worker, '(' .. worker .. '\255')
 end
 
--- Where the number of deaths is in a member.
+-- Returns the place of the number of deaths in a member.
 local function deaths_at(member)
   return string.find(member, '\0', 1, true) + 18
 end
@@ -133,8 +139,8 @@ local function blamed(member, worker)
       .. string.sub(member, place + 16 * number + 1)
 end
 
--- What a worker had is pending again: how much of it, and whether that is all. What was too much
--- for one script is found by the next look for expired leases.
+-- Makes the requests of a worker pending again. Returns their number, and whether no more are left.
+-- If there are too many for one script, the next check for expired leases finds the rest.
 local function give_back(worker, is_blamed, died)
   local last = call('HGET', workers, worker .. ':number')
   if tonumber(last) then call('HSET', workers, worker .. ':number', 'gone ' .. last) end
@@ -145,7 +151,7 @@ local function give_back(worker, is_blamed, died)
     local entry = first_of(leased, worker)
     if not entry then
       call('HDEL', workers, worker, worker .. ':name', worker .. ':suspect', worker .. ':stop',
-           worker .. ':done')
+           worker .. ':done', worker .. ':lease')
       return given, true
     end
     local member, to = string.sub(entry, 25), pending
@@ -176,9 +182,9 @@ end
 
 COMMON = BASE + MOVES
 
-# id, worker, its name, the spider's, lease in ms, the worker's former self or '', the number of the
-# newest generation, 1 if this shard has start(). It may be sent again. The answer ends with the
-# number of the last batch of the former self that this server knows; '' if it does not know it.
+# Arguments: id, worker, its name, the spider's name, lease in ms, the worker's former id or '', the
+# number of the newest generation, 1 if this shard has start(). The script is idempotent. The reply
+# ends with the number of the last batch under the former id; '' if the server does not have it.
 JOIN = (
     COMMON
     + r"""
@@ -189,7 +195,7 @@ if not state[1] or state[1] ~= id then return {'other', state[1]} end
 if state[2] and state[2] ~= spider then return {'spider', state[2]} end
 if not state[2] then
   if not has_start then call('HSET', filter, 'start', 'done') end
-  call('HSET', filter, 'crawl', spider, 'held', newest)
+  call('HSET', filter, 'crawl', spider, 'kept', newest)
 end
 local last = call('HGET', workers, former .. ':number') or ''
 if former ~= '' then
@@ -205,14 +211,14 @@ if former ~= '' then
   end
   give_back(former, false)
 end
-call('HSET', workers, me, now + lease, me .. ':name', name)
+call('HSET', workers, me, now + lease, me .. ':name', name, me .. ':lease', lease)
 call('HSETNX', workers, me .. ':number', 0)
 return {'ok', alive_but(me), call('ZCARD', pending), call('ZCARD', aside), state[3] or '',
-        call('HGET', filter, 'held') or newest, string.match(last, '%d*$')}
+        call('HGET', filter, 'kept') or newest, string.match(last, '%d*$')}
 """
 )
 
-# id, worker. It may have to be sent again, until it says that nothing is left.
+# Arguments: id, worker. To be repeated until the reply says that no request is left to return.
 LEAVE = (
     COMMON
     + r"""
@@ -226,7 +232,7 @@ return {'ok', is_through and 1 or 0, alive_but(me),
 """
 )
 
-# id; the key's last word: "aside" or "dead". What is there is pending again, some at a time.
+# Makes requests pending again, some at a time. Arguments: id; "aside" or "dead".
 REQUEUE = (
     COMMON
     + r"""
@@ -247,7 +253,8 @@ return {'ok', number, call('ZCARD', from)}
 """
 )
 
-# id, version, next version; names of fields to remove, and fields to set: how many, and these.
+# Arguments: id, version, next version; the number of fields to remove, and their names; the number
+# of fields to set, and their names and values.
 CHANGE = (
     BASE
     + r"""
@@ -264,17 +271,16 @@ return {'ok'}
 """
 )
 
-# Keys: as all scripts have them; then temporary sets, and the names that they get. Arguments: id of
-# a new filter; how many members each set must have; the filter's fields: how many, and these.
-# Nothing is changed if there is a filter. Until the hash is there, the sets expire, and those of an
-# earlier filter belong to none.
+# Keys: those of all scripts; then temporary sets, and their final names. Arguments: id of a new
+# filter; how many members each set must have; the number of the filter's fields, and these fields.
+# Nothing is changed if the filter exists. Until the hash is written, the sets expire.
 CREATE = (
     BASE
     + r"""
 local ours = 10
 local id, sets = arg(), (#KEYS - ours) / 2
-local there = call('HGET', filter, 'id')
-if there then return {there == id and 'ok' or 'other'} end  -- ours: the reply was lost
+local found = call('HGET', filter, 'id')
+if found then return {found == id and 'ok' or 'other'} end  -- our id: the reply was lost
 local numbers = {}
 for index = 1, sets do
   numbers[index] = number()
@@ -293,8 +299,8 @@ return {'ok'}
 """
 )
 
-# Keys of blocks. Arguments: seconds until they expire; the length of each in bytes. A key that is
-# there is not changed, since a copy of this call may arrive late; but the write to it fails if the
+# Keys: of blocks. Arguments: seconds until they expire; the length of each in bytes. An existing
+# key is not changed, because a repeated call may arrive late; but the write to it fails if the
 # server's memory is full.
 MAKE = (
     BASE
@@ -308,11 +314,14 @@ end
 """
 )
 
-# id. Removes a filter, and its queue, at once; its blocks are left to the caller.
+# Removes a filter and its queue in one step; the caller removes the blocks. Arguments: id; 1 to
+# keep them while a worker uses the queue, or requests are pending.
 REMOVE = (
     COMMON
     + r"""
 if call('HGET', filter, 'id') ~= arg() then return {'other'} end
+local left = call('ZCARD', pending) + call('ZCARD', leased) + call('ZCARD', suspects)
+if arg() == '1' and left + alive_but('') > 0 then return {'used'} end
 call('UNLINK', unpack(KEYS))
 return {'ok'}
 """
@@ -320,14 +329,14 @@ return {'ok'}
 
 
 def keys_of(key: str) -> list[str]:
-    """Return the keys of a filter and its queue, as the scripts take them; not those of blocks."""
+    """Return the keys of a filter and its queue in the order of the scripts, without blocks."""
     names = ["pending", "leased", "workers", "suspects", "dead", "aside", "downloading"]
     names += ["slots", "forgotten"]
     return [key, *(f"{_tag(key)}:{name}" for name in names)]
 
 
 def maker_key(key: str) -> str:
-    """Return the name of the lock of whoever makes a generation."""
+    """Return the name of the lock for making a generation."""
     return f"{_tag(key)}:maker"
 
 
@@ -336,6 +345,6 @@ def _tag(key: str) -> str:
 
 
 def block_key(key: str, generation_id: str, chunk: int) -> str:
-    """Return the name of a key of blocks. Those of a filter that was set aside keep theirs."""
+    """Return the name of a key of blocks, which stays the same when the filter is set aside."""
     tag = key[1:].partition("}")[0] if key.startswith("{") else key
     return f"{{{tag}}}:blocks:{generation_id}:{chunk}"

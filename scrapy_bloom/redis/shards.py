@@ -1,4 +1,4 @@
-"""Filters of which each has a part of the requests, for crawls beyond the memory of one master."""
+"""A filter that is split into shards, for crawls beyond the memory of one master."""
 
 import json
 import logging
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 def shard_of(data: bytes, shards: int) -> int:
-    """Return which shard has a fingerprint, or a request without one; never another one."""
+    """Return the index of the shard for a fingerprint, or for a request without fingerprint."""
     return crc32(data) % shards if shards > 1 else 0
 
 
 def shard_key(key: str, shard: int) -> str:
-    """Return the key of a shard. The first one has that of a filter which is not split."""
+    """Return the key of a shard; for the first shard, that is the key of the filter."""
     return f"{key}:{shard}" if shard else key
 
 
 def shard_keys(server: RedisServer, key: str) -> list[str]:
-    """Return the keys of all shards of a filter; that alone if it is not split, or damaged."""
+    """Return the keys of all shards of a filter; only `key` if it has no shards, or is damaged."""
     try:
         shards = json.loads(server.send("HGET", key, "filter") or b"")["shards"]
         return [shard_key(key, shard) for shard in range(min(int(shards), MAX_SHARDS))] or [key]
@@ -39,9 +39,9 @@ def shard_keys(server: RedisServer, key: str) -> list[str]:
 
 
 def share_of(expected: int, shards: int) -> int:
-    """Return how many of the expected requests one shard must have room for.
+    """Return for how many of the expected requests one shard must have room.
 
-    The shares differ by chance: by more than four standard deviations hardly ever.
+    The numbers of requests per shard vary by chance, so four standard deviations are added.
 
     >>> share_of(1_000_000, 1), share_of(1_000_000, 4)
     (1000000, 252000)
@@ -52,35 +52,39 @@ def share_of(expected: int, shards: int) -> int:
 
 
 def join_shards(shards: Sequence[SharedFilter]) -> bool:
-    """Take part in all shards, or create them; return whether some were lost, so that all are new.
+    """Join all shards, or create them.
 
-    They have one id, that of the first. Once that has the queue of a crawl, all were there: if one
-    is not, or is another one, the first is removed, and so all of them are void.
+    All shards have the id of the first shard. If the first shard has the queue of a crawl, all
+    shards did exist. If one of them is missing or has another id, the first shard is removed, and
+    all shards are created again.
+
+    Returns:
+        Whether a shard was lost, so that all shards are new.
     """
     first, *others = shards
     any_lost = False
     while True:
         first.join()
-        were_there = bool(others) and bool(first.server.send("HEXISTS", first.key, "crawl"))
-        if all(_is_joined(each, first.id, were_there=were_there) for each in others):
+        have_existed = bool(others) and bool(first.server.send("HEXISTS", first.key, "crawl"))
+        if all(_is_joined(each, first.id, have_existed=have_existed) for each in others):
             return any_lost
         any_lost = True
         first.clear()
 
 
-def _is_joined(shard: SharedFilter, filter_id: str, *, were_there: bool) -> bool:
+def _is_joined(shard: SharedFilter, filter_id: str, *, have_existed: bool) -> bool:
     try:
-        shard.join(new_id=filter_id, creates=not were_there)
+        shard.join(new_id=filter_id, creates=not have_existed)
     except OtherFilterError:
         return False
-    if shard.id == filter_id or were_there:
+    if shard.id == filter_id or have_existed:
         return shard.id == filter_id
-    shard.clear()  # of an earlier filter
-    return _is_joined(shard, filter_id, were_there=False)
+    shard.clear()  # it belongs to an earlier filter
+    return _is_joined(shard, filter_id, have_existed=False)
 
 
 def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
-    """Return the generations of all shards as those of one filter, by their age."""
+    """Return the generations of all shards as the generations of one filter, oldest first."""
     merged = []
     for alike in zip_longest(*shards):
         found = [each.figures for each in alike if each is not None]
@@ -97,10 +101,12 @@ def summed(shards: Sequence[Sequence[Generation]]) -> list[Generation]:
 
 
 class ShardedBackend:
-    """A filter in shards, whose queue (see `ShardedStore`) records: see `RedisBackend`.
+    """A filter in shards, with the interface of `RedisBackend`.
+
+    The batches of its queue, a `ShardedStore`, record the fingerprints.
 
     Args:
-        parts: the shards, each with its own generations and mirrors.
+        parts: the backends of all shards.
     """
 
     def __init__(self, parts: Sequence[RedisBackend]) -> None:
@@ -113,13 +119,13 @@ class ShardedBackend:
         self.flush = False
 
     def open(self) -> None:
-        """Connect, and join the shards, or create them; see `RedisBackend.open`."""
+        """Connect, and join the shards, or create them; raises StorageError."""
         self.parts[0].warn_of_eviction()
         self.join()
         self.parts[0].log_differences()
 
     def join(self) -> None:
-        """Take part in the shards; see `join_shards`."""
+        """Join all shards again, or create them; raises StorageError."""
         if join_shards([each.filter for each in self.parts]):
             self._log_lost()
 
@@ -129,7 +135,7 @@ class ShardedBackend:
             each.begin()
 
     def add(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is new, as far as the queue knows, which records it."""
+        """Return whether a fingerprint is new; the queue records it with its request."""
         assert self.collect is not None
         return self.collect(fingerprint)
 
@@ -137,16 +143,16 @@ class ShardedBackend:
         return not self.add(fingerprint)
 
     def knows(self, fingerprint: bytes) -> bool:
-        """See `RedisBackend.knows`."""
+        """Return whether a mirror has a fingerprint that is not forgotten, without the server."""
         return self.parts[shard_of(fingerprint, len(self.parts))].knows(fingerprint)
 
     def keep_up(self) -> None:
-        """Let the generations grow and turn, if that is due."""
+        """Add generations or end quarters of the window, if that is due."""
         for each in self.parts:
             each.keep_up()
 
-    def begin_anew(self, error: OtherFilterError) -> None:
-        """Start over in all shards, since one was lost, or another worker has done so."""
+    def start_over(self, error: OtherFilterError) -> None:
+        """Start over in all shards, because one was lost, or another worker has done so."""
         self._log_lost()
         if isinstance(error, LostKeysError):
             self.clear()
@@ -154,19 +160,19 @@ class ShardedBackend:
 
     def _log_lost(self) -> None:
         logger.error(
-            "A shard of %s was lost: removed, flushed, evicted, or set back by more than a minute. "
-            "The others have only parts of the crawl, so all %d shards start over, and pages are "
-            "crawled again. Check persistence (appendonly yes) and maxmemory-policy (noeviction)",
+            "A shard of %s was lost: removed, flushed, evicted, or rolled back by more than a "
+            "minute. The others have only parts of the crawl, so all %d shards start over; check "
+            "persistence (appendonly yes) and maxmemory-policy (noeviction)",
             self.parts[0].filter.name,
             len(self.parts),
         )
 
     def clear(self) -> None:
-        """Remove the first shard: without it, the others are void. They have to be joined again."""
+        """Remove the first shard, which makes the others invalid; `join` must follow."""
         self.parts[0].clear()
 
     def status(self) -> FilterStatus:
-        """Return the figures of all shards together; those of the close, once it is closed."""
+        """Return the current figures of all shards together; after `close`, the last figures."""
         parts = [each.status() for each in self.parts]
         hits = sum(each.more["redis/mirror_hits"] for each in parts)
         return replace(
@@ -180,7 +186,7 @@ class ShardedBackend:
         )
 
     def close(self) -> None:
-        """Disconnect, and remove the filter if that is wanted; raises StorageError."""
+        """Disconnect, and with `flush` remove the filter; raises StorageError."""
         with ExitStack() as closing:
             for each in reversed(self.parts):
                 each.flush = self.flush

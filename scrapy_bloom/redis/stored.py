@@ -1,6 +1,6 @@
-"""What the hash of a filter in Redis says. Anybody may have written it: it is checked, or refused.
+"""Parse and check the hash of a filter in Redis, which is untrusted.
 
-`scrapy_bloom.redis.scripts` lists its fields.
+`scrapy_bloom.redis.scripts` documents its fields.
 """
 
 import json
@@ -27,15 +27,15 @@ from scrapy_bloom.redis.scripts import CHUNK_BLOCKS
 
 FORMAT_VERSION = 1
 MAX_SHARDS = 64
-MAX_MIRROR_BYTES = 1 << 30  # of all generations together; the server is asked for the others
+MAX_MIRROR_BYTES = 1 << 30  # of all generations together; further generations have no mirror
 
 _FIGURES = ("capacity", "error_rate", "created_at", "open_until")
-_MOST = 1 << 63  # integers are below it
+_MOST = 1 << 63  # all integers must be smaller
 _LONGEST = 1 << 16  # bytes of a field; ours have a few hundred
 _ID = re.compile(rb"[0-9a-f]{16}")
 _SALT = re.compile(rb"[0-9a-f]{%d}" % (2 * SALT_BYTES))
 _NUMBER = re.compile(rb"[0-9]{1,18}")
-_KEYS = re.compile(rb"[0-9]{1,7}")  # how many there are of a generation
+_KEYS = re.compile(rb"[0-9]{1,7}")  # the number of keys of a generation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class FilterInfo:
     spider: str  # for information
     created_at: float  # seconds since 1970
     error_rate: float  # as asked for when the filter was made
-    shards: int = 1  # that filter and queue are split into
+    shards: int = 1  # of filter and queue
     format: int = FORMAT_VERSION
     hash_scheme: int = HASH_SCHEME
 
     @classmethod
     def of(cls, origin: Origin, created_at: float, shards: int = 1) -> "FilterInfo":
-        """Describe a new filter, with a random salt if none was asked for."""
+        """Describe a new filter, with a random salt unless the origin has a salt."""
         return cls(
             salt=checked_salt(origin.salt).hex(),
             fingerprinter=origin.fingerprinter,
@@ -64,7 +64,7 @@ class FilterInfo:
         )
 
     def check_shards(self, name: str, asked: int) -> None:
-        """Raise a SettingError if a crawl asks for another number of shards."""
+        """Raise a SettingError if BLOOM_REDIS_SHARDS is another number."""
         if asked != self.shards:
             raise SettingError(
                 f"{name} was made with BLOOM_REDIS_SHARDS = {self.shards}, and the setting is "
@@ -74,15 +74,15 @@ class FilterInfo:
 
     @property
     def text(self) -> str:
-        """The field `filter`."""
+        """Return the value of the field `filter`."""
         return json.dumps(asdict(self))
 
 
 @dataclass(eq=False, kw_only=True)
 class RedisGeneration(Generation):
-    """A generation in Redis, and what of it is known here."""
+    """A generation in Redis, and its mirror in this process."""
 
-    id: str = field(default_factory=lambda: secrets.token_hex(8))  # in the names of its keys
+    id: str = field(default_factory=lambda: secrets.token_hex(8))  # part of the names of its keys
     mirror: BloomFilter | None = None  # the bits known to be set
 
     @property
@@ -101,12 +101,12 @@ class RedisGeneration(Generation):
 
     @property
     def new_fields(self) -> dict[str, str]:
-        """Its fields of the hash when it is published: its keys have to be made permanent."""
+        """Return its fields of the hash when it is published; its keys still expire then."""
         return {**self.fields, f"persist:{self.id}": str(self.num_chunks)}
 
     @property
     def fields(self) -> dict[str, str]:
-        """Its fields of the hash."""
+        """Return its fields of the hash."""
         content = {
             "id": self.id,
             "num_blocks": self.geometry.num_blocks,
@@ -117,7 +117,7 @@ class RedisGeneration(Generation):
 
 
 def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> None:
-    """Give live generations a mirror each, the newest first, as far as a shard has room for it."""
+    """Give live generations mirrors, the newest first, within the memory for a shard."""
     used = sum(each.geometry.nbytes for each in live if each.mirror is not None)
     for each in reversed(live):
         nbytes = each.geometry.nbytes
@@ -133,7 +133,7 @@ def add_mirrors(live: Sequence[RedisGeneration], salt: bytes, shards: int) -> No
 
 
 class Unfinished(NamedTuple):
-    """What is left to do with the keys of a generation, after the generations were changed."""
+    """Work left to do with the keys of a generation after a change of the generations."""
 
     action: str  # "persist" or "unlink"
     generation_id: str
@@ -142,22 +142,22 @@ class Unfinished(NamedTuple):
 
 @dataclass(frozen=True)
 class Stored:
-    """Content of a filter's hash."""
+    """The parsed hash of a filter."""
 
     id: str
     version: str
     info: FilterInfo
     generations: Sequence[RedisGeneration]  # oldest first, at least one
-    held_from: float  # number of the first generation that must not end; infinite: all may
+    kept_from: float  # number of the first generation that must not end; infinite: none
     unfinished: Sequence[Unfinished]
 
 
 def parsed(raw: Mapping[bytes, bytes]) -> Stored:
-    """Return what all fields of a hash say.
+    """Parse all fields of a hash.
 
     Raises:
         StorageError: the filter is of a newer format.
-        ValueError: this is no filter of ours, or a damaged one; it says what is wrong.
+        ValueError: the hash is not a filter, or is damaged; the message names the field.
     """
     name, generations, unfinished = b"", [], []
     try:
@@ -173,8 +173,8 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
                 _check(_ID, rest)
                 _check(_KEYS, value)
                 unfinished.append(Unfinished(kind.decode(), rest.decode(), int(value)))
-        name = b"held"
-        held = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
+        name = b"kept"
+        kept_from = math.inf if b"ended" in raw or name not in raw else _number(raw[name])
     except KeyError:
         raise ValueError(f"it has no field {name.decode()!r}") from None
     except (ValueError, OverflowError, RecursionError) as error:
@@ -190,7 +190,7 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
         version=raw[b"version"].decode(),
         info=info,
         generations=generations,
-        held_from=held,
+        kept_from=kept_from,
         unfinished=unfinished,
     )
 
@@ -198,8 +198,8 @@ def parsed(raw: Mapping[bytes, bytes]) -> Stored:
 def _info(text: bytes) -> FilterInfo:
     if (version := _members(text, {"format": int})["format"]) > FORMAT_VERSION:
         raise StorageError(
-            f"the filter has format version {version}, and this scrapy_bloom knows versions up to "
-            f"{FORMAT_VERSION}; upgrade scrapy_bloom to use it"
+            f"the filter has format version {version}, and this scrapy_bloom supports versions up "
+            f"to {FORMAT_VERSION}. Upgrade scrapy_bloom to use it"
         )
     info = FilterInfo(**_members(text, {each.name: each.type for each in fields(FilterInfo)}))
     if info.format != FORMAT_VERSION or info.hash_scheme != HASH_SCHEME:
@@ -234,10 +234,10 @@ def _number(value: bytes) -> int:
 
 
 def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members of a JSON object that are known, each of its type."""
+    """Return the known members of a JSON object, and check their types."""
     found, members = json.loads(text) if len(text) < _LONGEST else None, {}
     if not isinstance(found, dict):
-        raise ValueError("it is no JSON object, or far too long")  # noqa: TRY004 - of the content
+        raise ValueError("it is no JSON object, or far too long")  # noqa: TRY004 - a wrong value, not a wrong argument
     for name, kind in types.items():
         value: Any = found.get(name)
         if kind is float and type(value) is int:
@@ -245,6 +245,6 @@ def _members(text: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
         if type(value) is not kind or (kind is int and abs(value) >= _MOST):
             raise ValueError(f"{name} is {ascii(value)[:60]}")
         if kind is str:
-            value.encode()  # JSON may hold half of a pair, and no file or terminal
+            value.encode()  # refuses lone surrogates, which JSON may contain
         members[name] = value
     return members

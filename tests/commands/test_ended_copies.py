@@ -98,7 +98,7 @@ def test_a_push_that_is_killed_leaves_nothing_for_good(
         ended()
     assert blocks(server, key)
     again = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
-    assert "another crawl or copy is making the filter" in again.error
+    assert "another crawl or copy is creating the filter" in again.error
     assert all(server.client.ttl(each) > 0 for each in server.client.keys(f"*{key}*"))
     server.client.delete(maker_key(key))  # as when it expires, after a minute
     before = blocks(server, key)

@@ -57,7 +57,7 @@ def test_names_of_workers(tmp_path: Path) -> None:
     crawl.server.client.hdel(crawl.key, "look")
     crawl.finish()
     assert not controls(worker.output)
-    (line,) = crawl.told("gives no sign of life")
+    (line,) = crawl.told("has expired without a heartbeat")
     assert f"The worker {ESCAPED}{PLAIN} gives" in line
     site.end()
 

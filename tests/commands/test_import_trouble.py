@@ -117,7 +117,7 @@ def test_no_room_to_grow(tmp_path: Path) -> None:
         under=["prlimit", "--fsize=100000"],
     )
     assert ran.status == 1
-    assert "the filter is full, and there is no room for more of it" in ran.err
+    assert "the filter is full, and there is no room for another generation" in ran.err
     assert "repeat the command to continue" in ran.err
     assert ran.err.count("\n") == 1
     figures = bloom("info", "filter", "--json", cwd=tmp_path).json

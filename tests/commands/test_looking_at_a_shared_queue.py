@@ -95,7 +95,7 @@ def test_reset_of_the_queue_keeps_the_filter(
     before = bloom("info", *place, "--json", cwd=tmp_path).json
     late = Crawl(tree.url, tmp_path, settings(key))
     assert late.finish() == 0
-    assert "nothing is left of it" in late.output
+    assert "this worker has nothing to do" in late.output
     assert bloom("reset", *place, "--queue", "--yes", cwd=tmp_path).status == 0
     assert not queue_keys(server, key)
     after = bloom("info", *place, "--json", cwd=tmp_path).json

@@ -101,7 +101,7 @@ def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: 
     crawl = SharedCrawl(wide, tmp_path, BLOOM_QUEUE_WHEN_EMPTY="wait")
     crawl.start(2)
     servers.wait_for(lambda: len(wide.hits) == PAGES, lambda: "not all pages are crawled")
-    servers.wait_for(lambda: not crawl.state().waiting, lambda: f"{crawl.state()}")
+    servers.wait_for(lambda: not crawl.state().total, lambda: f"{crawl.state()}")
     before = fields(crawl, b":number")
 
     def go_on() -> bool:

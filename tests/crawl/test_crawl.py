@@ -294,7 +294,7 @@ def test_a_nightly_run_crawls_what_was_not_crawled_within_the_window(
     (later / "sitecustomize.py").write_text(LATER)
     crawl = Crawl.finished(tree.url, tmp_path, settings, prefix=("env", f"PYTHONPATH={later}"))
     assert len(tree.hits) == PAGES
-    assert "are forgotten: generation" in crawl.output
+    assert "have expired, with generation" in crawl.output
     expired = re.search(r"'bloom/expired': (\d+)", crawl.output)
     assert expired
     assert int(expired[1]) >= PAGES - 1

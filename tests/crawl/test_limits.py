@@ -82,7 +82,7 @@ def test_workers_keep_to_the_limits_together(hosts: list[Host], tmp_path: Path) 
     for worker in workers:
         assert worker.finish() == 0, worker.output
         assert not worker.told("WARNING"), worker.output
-        assert "hold for all workers of the queue in " in worker.output
+        assert "apply to all workers of the queue in " in worker.output
     assert [host.total() for host in hosts] == [len(host.hits) for host in hosts] == pages
     assert narrow.most <= 2
     assert usual.most <= 6
@@ -123,7 +123,7 @@ def test_shards_know_only_a_part(hosts: list[Host], tmp_path: Path) -> None:
     crawl = SharedCrawl(hosts[0], tmp_path, BLOOM_SHARED_LIMITS=True, BLOOM_REDIS_SHARDS=2)
     crawl.finish(crawl.start())
     (warning,) = crawl.workers[0].told("WARNING")
-    assert "hold for each worker alone" in warning
+    assert "apply to each worker of the queue in " in warning
     assert "it has 2 shards" in warning
 
 

@@ -256,7 +256,8 @@ def test_a_job_of_ours_is_refused_under_scrapys_scheduler(tree: Site, tmp_path: 
     crawl = under_way(tree, tmp_path, SAFE)
     crawl.interrupt()
     line = Crawl(tree.url, tmp_path, JOB).refusal()
-    assert f"requests of the job wait in {tmp_path}/job/requests.sqlite" in line
+    assert f"{tmp_path}/job/requests.sqlite holds" in line
+    assert "pending requests, which this crawl's scheduler cannot use" in line
     finished(tree, tmp_path, SAFE)
     assert len(tree.hits) == PAGES
 

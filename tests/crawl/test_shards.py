@@ -37,7 +37,7 @@ def test_two_workers(wide: Site, tmp_path: Path) -> None:
     assert shard_keys(server, crawl.key) == keys(crawl)
     states = [read_shard(server, each) for each in keys(crawl)]
     server.close()
-    assert all(each and each.waiting for each in states)
+    assert all(each and each.total for each in states)
     crawl.finish()
     assert len(wide.hits) == PAGES
     assert wide.total() == PAGES + TWICE
@@ -143,7 +143,7 @@ def test_a_master_of_a_cluster_that_is_set_back(
     assert len(tree.hits) == PAGES
     assert crawl.starts() == 1
     assert not crawl.told("", "ERROR")
-    assert len(crawl.told("This worker's lease of the queue")) == len(crawl.workers)
+    assert len(crawl.told("This worker has rejoined the queue")) == len(crawl.workers)
 
 
 def masters(cluster: servers.Cluster, key: str) -> set[servers.Server]:

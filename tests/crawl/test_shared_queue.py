@@ -70,7 +70,7 @@ def test_a_pause_of_all_workers(tree: Site, tmp_path: Path) -> None:
     state = crawl.state()
     assert state.pending > 0
     assert (state.leased, len(state.workers), state.ended_at) == (0, 0, 0)
-    assert len(crawl.told("is not over, and nobody is left to crawl")) == 1
+    assert len(crawl.told("is unfinished, and no worker is left")) == 1
     assert len(tree.hits) < PAGES
     crawl.finish(crawl.start())
     assert len(tree.hits) == PAGES
@@ -89,7 +89,10 @@ def test_all_workers_are_killed(tree: Site, tmp_path: Path) -> None:
     crawl.finish(worker)
     assert len(tree.hits) == PAGES
     assert crawled_twice(tree) <= 2 * (CONCURRENT + JUST_DONE)
-    assert len([line for line in worker.told("INFO") if "gives no sign of life" in line]) == 2
+    assert (
+        len([line for line in worker.told("INFO") if "has expired without a heartbeat" in line])
+        == 2
+    )
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -117,8 +117,8 @@ def test_what_start_yields_after_the_close(tree: Site, tmp_path: Path) -> None:
     )
     crawl = SharedCrawl(tree, tmp_path, code=code, first_time=late, CLOSESPIDER_PAGECOUNT=5)
     crawl.finish(crawl.start(), reason="closespider_pagecount")
-    assert not crawl.told("This worker's lease")
-    assert crawl.told("is not over, and nobody is left to crawl")
+    assert not crawl.told("This worker has rejoined")
+    assert crawl.told("is unfinished, and no worker is left")
     assert not crawl.state().workers
 
 

@@ -108,14 +108,14 @@ def test_a_window_that_is_shorter_than_the_crawl(tmp_path: Path) -> None:
         assert {path for path, number in tree.hits.items() if number > 1} <= {"/p/0"}
         assert not crawl.told("", "WARNING")
         # A further crawl with that filter finds it expired.
-        crawl.server.client.hdel(crawl.key, "crawl", "held", "ended", "start", "pushed", "done")
+        crawl.server.client.hdel(crawl.key, "crawl", "kept", "ended", "start", "pushed", "done")
         begun = seconds(crawl.server)
         servers.wait_for(lambda: seconds(crawl.server) > begun + 2, lambda: "")
         tree.hits.clear()
         crawl.workers.clear()
         crawl.finish(crawl.start())
         assert len(tree.hits) == PAGES
-        assert crawl.told("forgotten: generation")
+        assert crawl.told("expired, with generation")
     finally:
         tree.end()
 

@@ -126,5 +126,5 @@ def test_a_job_directory_with_a_queue_of_its_own(tmp_path: Path) -> None:
     fill(path, b"x")
     crawl = Crawl(NOWHERE, tmp_path, in_redis(tmp_path.name, **SHARED, JOBDIR="job"))
     error = crawl.refusal()
-    assert f"1 request of the job waits in {path}" in error
+    assert f"{path} holds 1 pending request, which" in error
     assert "scrapy bloom push" in error

@@ -69,12 +69,12 @@ def test_a_hostile_queue_is_refused(statements: list[str], tmp_path: Path) -> No
     before = path.read_bytes()
     for command in (["info", "job"], ["push", "job", "redis://127.0.0.1:9/0", "--key", "k"]):
         ran = bloom(*command, cwd=tmp_path)
-        assert command[0] == "push" or "is a database of something else" in ran.error
+        assert command[0] == "push" or "is a database of another program" in ran.error
         assert ran.status == 1
     for settings in (JOB, {"JOBDIR": "job"}):
         crawl = Crawl(NOWHERE, tmp_path, settings)
         assert crawl.finish() != 0
-        assert "is a database of something else" in crawl.told("ERROR")[0]
+        assert "is a database of another program" in crawl.told("ERROR")[0]
     assert path.read_bytes() == before
 
 

@@ -234,8 +234,8 @@ def test_killed_connections_are_opened_again_without_a_word(
 
 LOST = (
     f"The filter '{KEY}' in SERVER was lost: removed, flushed, evicted, or not saved before a "
-    "restart. An empty filter was begun, and pages are crawled again, so that none is left out. "
-    "Check persistence (appendonly yes) and maxmemory-policy (noeviction)"
+    "restart. The crawl starts over with an empty filter; check persistence (appendonly yes) and "
+    "maxmemory-policy (noeviction)"
 )
 
 

@@ -94,12 +94,12 @@ def test_a_suspended_worker_resumes_without_harm(tree: Site, tmp_path: Path) -> 
     victim, other = crawl.hold(20)
     victim.stop()
     crawl.end_leases(victim)
-    gone = "gives no sign of life: its lease is over"
+    gone = "has expired without a heartbeat"
     other.wait_until(lambda: bool(crawl.told(gone)))
     victim.send(signal.SIGCONT)
     finish(crawl, repeats=MOST)
     assert len(crawl.told(gone)) == 1
-    (late,) = crawl.told("This worker's lease of the queue")
+    (late,) = crawl.told("This worker has rejoined the queue")
     assert late in victim.output
 
 

@@ -59,5 +59,5 @@ def test_times() -> None:
     for value in (0, LAST):
         check_time("it", value)
     for value in (-1, LAST + 1):
-        with pytest.raises(ValueError, match=f"it is {value}, which is no time"):
+        with pytest.raises(ValueError, match=f"it is {value}, which is not a time"):
             check_time("it", value)

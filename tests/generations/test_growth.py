@@ -164,7 +164,7 @@ class TestNoRoom:
         assert record.levelno == logging.ERROR
         assert re.search(
             "No room for a new generation: .*generation-0002.bloom cannot be created: File too "
-            "large; the file takes .* bytes: free some space.*growing is tried again",
+            "large; the file takes .* bytes: free some space.*tries again",
             record.getMessage(),
         )
         assert files(tmp_path) == ["generation-0001.bloom"]
@@ -182,7 +182,7 @@ class TestNoRoom:
         clock.now += WINDOW / 4
         with file_size_limit(5000):
             assert backend.add(b"in spite")
-        assert "remembered for longer than BLOOM_WINDOW_SECS" in caplog.text
+        assert "stay recorded for longer than BLOOM_WINDOW_SECS" in caplog.text
         clock.now += WINDOW / 16
         assert backend.add(b"late")
         assert [each.count for each in backend.status().generations] == [2, 1]

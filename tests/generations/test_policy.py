@@ -9,7 +9,7 @@ from scrapy_bloom.filters.sizing import (
     choose_geometry,
     expected_false_positives,
 )
-from scrapy_bloom.generations.backend import FilterStatus, any_errs
+from scrapy_bloom.generations.backend import FilterStatus, combined_rate
 from scrapy_bloom.generations.policy import (
     Generation,
     Policy,
@@ -201,7 +201,7 @@ def test_the_figures_of_a_filter() -> None:
     fill = sum(each.fill_ratio * m for each, m in zip(live, bits, strict=True)) / sum(bits)
     assert status.fill_ratio == pytest.approx(fill)
     now = [each.error_rate_now for each in live]
-    assert status.error_rate_now == pytest.approx(any_errs([*now, kept[0].error_rate_now]))
+    assert status.error_rate_now == pytest.approx(combined_rate([*now, kept[0].error_rate_now]))
     drops = sum(each.expected_false_positives for each in [*live, *kept])
     drops += now[0] * 20_000 + (now[0] + now[1]) * 10_000
     assert status.expected_false_positives == pytest.approx(drops)
@@ -212,8 +212,8 @@ def test_the_figures_of_a_filter() -> None:
 
 
 def test_one_of_several_errs() -> None:
-    assert any_errs([]) == 0
-    assert any_errs([0.5, 0.5, 0.5]) == pytest.approx(0.875)
-    assert any_errs([1e-20] * 3) == pytest.approx(3e-20)
-    assert any_errs([1.0, 0.5]) == pytest.approx(1)
-    assert any_errs([0.1, 0.2]) == pytest.approx(1 - 0.9 * 0.8)
+    assert combined_rate([]) == 0
+    assert combined_rate([0.5, 0.5, 0.5]) == pytest.approx(0.875)
+    assert combined_rate([1e-20] * 3) == pytest.approx(3e-20)
+    assert combined_rate([1.0, 0.5]) == pytest.approx(1)
+    assert combined_rate([0.1, 0.2]) == pytest.approx(1 - 0.9 * 0.8)

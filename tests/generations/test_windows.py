@@ -50,14 +50,17 @@ class TestWindow:
         clock.now += WINDOW / 4
         backend.add(b"second quarter")
         assert files(tmp_path) == ["generation-0001.bloom", "generation-0002.bloom"]
-        assert "A quarter of the time window is over: generation 2 takes" in caplog.text
+        assert "A quarter of the time window has ended: generation 2 records" in caplog.text
         clock.now += WINDOW + 1
         backend.add(b"much later")
         assert files(tmp_path) == ["generation-0003.bloom"] or files(tmp_path) == [
             "generation-0002.bloom",
             "generation-0003.bloom",
         ]
-        assert "10 requests recorded more than 1000 seconds ago are forgotten" in caplog.text
+        assert (
+            "10 requests recorded more than 1000 seconds ago have expired, with generation"
+            in caplog.text
+        )
         assert backend.status().expired >= 10
         assert backend.status().count <= 2
         backend.close()

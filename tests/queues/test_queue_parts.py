@@ -9,7 +9,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_waiting
+from scrapy_bloom.queues.conflicts import check_no_database, check_no_disk_queue, has_pending
 from scrapy_bloom.queues.shared import Member, order_of, slot_name
 from tests.support.request_queues import begun, name_of, push, take
 
@@ -59,17 +59,17 @@ class TestConflicts:
     def test_requests_wait_in_the_database(self, tmp_path: Path) -> None:
         queue = begun(tmp_path / "requests.sqlite", by_slot=False)
         check_no_database(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
         push(queue, "a")
-        assert has_waiting(tmp_path)
+        assert has_pending(tmp_path)
         for name in "bc":
             push(queue, name)
         assert take(queue)
-        with pytest.raises(StorageError, match="3 requests .* not know of them"):
+        with pytest.raises(StorageError, match="3 pending requests, .* scheduler cannot use"):
             check_no_database(tmp_path)
-        with pytest.raises(StorageError, match='3 requests .* and BLOOM_BACKEND is "redis"'):
+        with pytest.raises(StorageError, match='3 pending requests, .* BLOOM_BACKEND is "redis"'):
             check_no_database(tmp_path, in_redis=True)
-        assert has_waiting(tmp_path)
+        assert has_pending(tmp_path)
         check_no_disk_queue(tmp_path)
         queue.close()
 
@@ -81,7 +81,7 @@ class TestConflicts:
         os.utime(state, (1, 1))
         with pytest.raises(StorageError, match="a job of Scrapy's own scheduler"):
             check_no_disk_queue(tmp_path)
-        assert not has_waiting(tmp_path)
+        assert not has_pending(tmp_path)
 
     def test_a_directory_that_cannot_be_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

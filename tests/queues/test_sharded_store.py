@@ -11,7 +11,7 @@ from scrapy_bloom.exceptions import OutageError
 from scrapy_bloom.generations.policy import Origin, Policy
 from scrapy_bloom.queues.batch import Found, Taken
 from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import Reply, SharedBatch, VoidError
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch
 from scrapy_bloom.queues.shared_state import read_shard
 from scrapy_bloom.redis.connection.server import RedisServer
 from scrapy_bloom.redis.filter import LostKeysError, SharedFilter
@@ -122,9 +122,9 @@ def test_what_is_done_waits_for_all_shards(shards: Shards) -> None:
         store.apply(batch)
     assert shards.leased()[0] == 1
     reply = store.apply(batch)
-    assert (reply.left, reply.held) == (2, 1)
+    assert (reply.left, reply.leased) == (2, 1)
     reply = store.apply(SharedBatch())
-    assert (reply.left, reply.held) == (1, 0)
+    assert (reply.left, reply.leased) == (1, 0)
 
 
 def test_what_waits_is_sent_when_the_worker_leaves(shards: Shards) -> None:
@@ -162,7 +162,7 @@ def test_one_shard_forgets_the_worker(shards: Shards) -> None:
         store.apply(SharedBatch([page(number)]))
     assert len(take(store, 6)) == 6
     shards.server.send("HSET", keys_of(shards.keys[2])[3], store._stores[2]._worker + b":number", 4)
-    with pytest.raises(VoidError) as caught:
+    with pytest.raises(RejoinedError) as caught:
         store.apply(SharedBatch())
     assert caught.value.last_known[2] == 4
     assert min(caught.value.last_known[shard] for shard in (0, 1, 3)) == 7
@@ -183,7 +183,7 @@ def kept(*pages: int, number: int) -> tuple[Parcel, Reply]:
 def test_a_shard_gets_what_it_has_lost() -> None:
     kept_by = Kept(SHARDS)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     (lost,) = {shard_of(b"page 7", SHARDS)}
     last_known = [9] * SHARDS
     last_known[lost] = 6
@@ -200,11 +200,11 @@ def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> N
     kept_by = Kept(SHARDS)
     monkeypatch.setattr(collected, "_MOST_KEPT_BYTES", 5)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     assert kept_by.lost([4] * SHARDS)
     kept_by = Kept(SHARDS)
     for number in range(10):
-        kept_by.note(*kept(number, number=number))
+        kept_by.add(*kept(number, number=number))
     with pytest.raises(LostKeysError):
         kept_by.lost([9, 9, 3, 9])
     assert not kept_by.start_over()  # it has a parent
@@ -212,9 +212,9 @@ def test_what_is_lost_is_not_kept_any_more(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_single_shard_keeps_what_has_no_parent() -> None:
     kept_by = Kept(1)
-    kept_by.note(*kept(1, 2, number=1))
+    kept_by.add(*kept(1, 2, number=1))
     batch, reply = kept(3, 4, number=2)
     batch.entries[0] = batch.entries[0]._replace(has_parent=False)
-    kept_by.note(batch, reply)
+    kept_by.add(batch, reply)
     assert not kept_by.lost([2])
     assert [each.found for each in kept_by.lost([-1])] == [page(3)]

@@ -7,7 +7,7 @@ import pytest
 
 from scrapy_bloom import StorageError
 from scrapy_bloom.queues.shared import SharedBatch
-from scrapy_bloom.queues.shared_state import read_members, read_state, remove_queue
+from scrapy_bloom.queues.shared_state import read_requests, read_state, remove_queue
 from tests.support.request_queues import InRedis, done, push, take
 
 
@@ -20,7 +20,7 @@ def test_how_it_stands(shared: InRedis) -> None:
         push(first, name)
     taken = take(first)
     state = shared.state()
-    assert (state.crawl, state.pending, state.leased, state.waiting) == ("shop", 3, 1, 4)
+    assert (state.crawl, state.pending, state.leased, state.total) == ("shop", 3, 1, 4)
     assert (state.done, state.is_started, state.ended_at) == (0, False, 0.0)
     assert {each.name for each in state.workers} == {f"{socket.gethostname()}:{os.getpid()}"}
     workers = {each.id: (each.is_alive, each.in_flight) for each in state.workers}
@@ -28,7 +28,7 @@ def test_how_it_stands(shared: InRedis) -> None:
     first.apply(SharedBatch(set_aside=[taken.id], may_start=True))
     shared.lapse(second)
     state = shared.state()
-    assert (state.leased, state.aside, state.waiting) == (0, 1, 4)
+    assert (state.leased, state.aside, state.total) == (0, 1, 4)
     assert [each.id for each in state.live] == [first._worker.decode()]
     first.apply(SharedBatch(start_ended=True))
     assert shared.state().is_started
@@ -56,11 +56,11 @@ def test_its_requests(name: str, shared: InRedis) -> None:
     if name == "leased":
         while store.apply(SharedBatch(want=50)).pending:
             pass
-    found = list(read_members(shared.server, shared.key, name))
+    found = list(read_requests(shared.server, shared.key, name))
     assert {each.position for each in found} == {2**53 - number for number in range(1, 151)}
     shared.server.send("ZADD", shared.keys[name], 0, b"zzz of somebody else" * 3)
     with pytest.raises(StorageError, match="is damaged .*no request of CrashSafeScheduler"):
-        list(read_members(shared.server, shared.key, name))
+        list(read_requests(shared.server, shared.key, name))
 
 
 def test_it_is_removed(shared: InRedis) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scrapy_bloom.queues.batch import Found, deserialized, serialized
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
+from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
 from scrapy_bloom.redis import scripts
 from scrapy_bloom.redis.batch_script import BATCH
 from tests.support import servers
@@ -168,7 +168,7 @@ def test_a_lease_that_ends_by_itself(shared: InRedis) -> None:
     found: list[Any] = []
     servers.wait_for(lambda: bool(found.append(take(other)) or found[-1]), lambda: "not taken")
     assert name_of(found[-1]) == "a"
-    with pytest.raises(VoidError, match="has forgotten this worker"):
+    with pytest.raises(RejoinedError, match="has no lease of this worker"):
         done(stopped, taken)
     done(stopped, taken)  # it goes on as another worker, to whom this token says nothing
     assert take(stopped) is None
@@ -340,7 +340,7 @@ def test_a_worker_that_comes_back_takes_the_blame_away(shared: InRedis) -> None:
     watching.apply(SharedBatch())
     assert die_of(shared, 2, watching) == []
     assert shared.state().suspects == 1
-    with pytest.raises(VoidError):
+    with pytest.raises(RejoinedError):
         stopped.apply(SharedBatch())
     reply = stopped.apply(SharedBatch(want=1))
     reply = stopped.apply(SharedBatch(want=1)) if not reply.taken else reply
@@ -356,7 +356,7 @@ def test_a_dead_letter_comes_back_with_the_worker_that_had_it(shared: InRedis) -
     assert names(stopped, 1) == ["page"]
     shared.lapse(stopped)
     assert watching.apply(SharedBatch()).died
-    with pytest.raises(VoidError):
+    with pytest.raises(RejoinedError):
         stopped.apply(SharedBatch())
     state = shared.state()
     assert (state.suspects, state.dead) == (1, 0)

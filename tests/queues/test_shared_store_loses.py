@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from scrapy_bloom.queues.batch import Found, serialized
-from scrapy_bloom.queues.shared import SharedBatch, SharedStore, VoidError
+from scrapy_bloom.queues.shared import RejoinedError, SharedBatch, SharedStore
 from scrapy_bloom.redis.filter import LostKeysError, OtherFilterError
 from tests.support import servers
 from tests.support.request_queues import InRedis, done, find, name_of, names, push, set_aside, take
@@ -36,7 +36,7 @@ def drained(*workers: SharedStore) -> list[str]:
 def crawled(worker: SharedStore) -> list[str]:
     try:
         taken = worker.apply(SharedBatch(want=1)).taken
-    except VoidError:
+    except RejoinedError:
         taken = worker.apply(SharedBatch(want=1)).taken
     done(worker, *taken)
     return [name_of(each) for each in taken]
@@ -88,7 +88,7 @@ def test_lost_workers_join_again(own: InRedis, server: servers.Server) -> None:
     push(worker, "a")
     assert names(worker, 1) == ["a"]
     server.client.delete(own.keys["workers"])
-    with pytest.raises(VoidError):
+    with pytest.raises(RejoinedError):
         worker.apply(SharedBatch())
     assert drained(worker) == ["a"]
 
@@ -108,7 +108,7 @@ def test_a_server_that_is_set_back_has_its_requests_crawled_again(
     assert len(drained(*workers)) == 7
     set_back(server)
     for worker in workers:
-        with pytest.raises(VoidError):
+        with pytest.raises(RejoinedError):
             worker.apply(SharedBatch())
     assert drained(*workers) == [str(number) for number in range(8)]
     assert find_answer(workers[0], "new") == "n"  # nobody takes it for seen

@@ -43,7 +43,7 @@ class TestBadPlaces:
         client = servers.shared("valkey").client
         raw = json.loads(client.hget(key, "filter"))
         client.hset(key, "filter", json.dumps({**raw, "format": 2}))
-        with pytest.raises(StorageError, match="upgrade scrapy_bloom"):
+        with pytest.raises(StorageError, match="Upgrade scrapy_bloom"):
             opened("valkey", key)
 
     def test_blocks_of_another_type(self, key: str) -> None:

@@ -30,7 +30,7 @@ def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     assert all(len(lines) <= 1 for lines in outcome.warnings), outcome.warnings
     told = [line for lines in outcome.warnings for line in lines]
     if way.name in {"killed, back empty", "flushed, not killed"}:
-        assert "An empty filter was begun" in told[0]
+        assert "The crawl starts over with an empty filter" in told[0]
     else:
         assert all("has lost its latest changes" in line for line in told)
 
@@ -204,7 +204,7 @@ class TestUnconfirmed:
         assert not any(backend.add(fingerprint) for fingerprint in fps(50))
         assert backend.unconfirmed == 50
         backend.confirm()
-        assert (backend.unconfirmed, backend.voided) == (0, 0)
+        assert (backend.unconfirmed, backend.losses) == (0, 0)
         assert not any(fingerprint not in backend for fingerprint in fps(50))
         assert backend.unconfirmed == 50
         assert backend.add(b"new")
@@ -212,6 +212,6 @@ class TestUnconfirmed:
         assert not any(backend.add(fingerprint) for fingerprint in fps(50))
         flush(server)
         backend.confirm()
-        assert (backend.unconfirmed, backend.voided) == (0, 1)
+        assert (backend.unconfirmed, backend.losses) == (0, 1)
         assert fps(1)[0] not in backend
         backend.close()

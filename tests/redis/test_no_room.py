@@ -61,7 +61,7 @@ class TestFull:
         assert len(backend.status().generations) == 1
         (error,) = messages(caplog, ERROR)
         assert error.startswith("No room for a new generation: the server's memory is full")
-        assert error.endswith("Requests are remembered for longer than BLOOM_WINDOW_SECS")
+        assert error.endswith("Requests stay recorded for longer than BLOOM_WINDOW_SECS")
         assert not backend.add(b"first")
         server.client.config_set("maxmemory", 0)
         clock.now += 300

@@ -4,15 +4,17 @@ import functools
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from scrapy_bloom.crawl.scheduler import collected
 from scrapy_bloom.crawl.scheduler.collected import Collected, Entry, Kept, Parcel
 from scrapy_bloom.exceptions import OutageError
+from scrapy_bloom.generations.lifecycle import NoRoomError
 from scrapy_bloom.generations.policy import ANY_ORIGIN, Policy
 from scrapy_bloom.queues.batch import Found
 from scrapy_bloom.queues.sharded import ShardedStore, store_of
-from scrapy_bloom.queues.shared import Reply, SharedBatch, VoidError
+from scrapy_bloom.queues.shared import RejoinedError, Reply, SharedBatch
 from scrapy_bloom.redis import filter as filter_module
 from scrapy_bloom.redis import making
 from scrapy_bloom.redis.connection.server import RedisServer
@@ -185,12 +187,12 @@ class Worker:
             except OutageError:
                 continue
             except OtherFilterError as error:
-                self._begin_anew(error)
+                self._start_over(error)
             else:
                 self._note(reply)
 
-    def _begin_anew(self, error: OtherFilterError) -> None:
-        if not isinstance(error, VoidError):
+    def _start_over(self, error: OtherFilterError) -> None:
+        if not isinstance(error, RejoinedError):
             self._join(error)
             return
         try:
@@ -264,7 +266,8 @@ class Worker:
     def _exchange(self) -> Reply:
         for each in self.filters:
             if each.live[-1].count >= POLICY.grow_at(each.live):
-                each.append(POLICY.next(each.live), each.now(), 0.0)
+                with suppress(NoRoomError):  # the server was set back while the keys were made
+                    each.append(POLICY.next(each.live), each.now(), 0.0)
         if self._unanswered is None:
             self._unanswered = self._collected.parcel()
             self._unanswered.may_start = self._start is None
@@ -273,14 +276,14 @@ class Worker:
 
     def _note(self, reply: Reply) -> None:
         assert self._unanswered
-        self._kept.note(self._unanswered, reply)
+        self._kept.add(self._unanswered, reply)
         self._unanswered = None
         self._unsent = {int(each.found.data) for each in self._collected.entries}
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = [name for name, _ in self._collected._changes]
         waiting = self.store._waiting.done if isinstance(self.store, ShardedStore) else []
-        assert reply.held == len(self._in_flight) + rest.count("done") + len(waiting)
+        assert reply.leased == len(self._in_flight) + rest.count("done") + len(waiting)
         if reply.runs_start and self._start is None and "start_ended" not in rest:
             self._start = self.world.site.start()
         is_idle = not self._in_flight and not rest and self._start is None

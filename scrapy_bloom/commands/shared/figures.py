@@ -13,7 +13,7 @@ from scrapy_bloom.generations.backend import FilterStatus
 from scrapy_bloom.generations.policy import window_of
 from scrapy_bloom.queues.added import count_added
 from scrapy_bloom.queues.batch import url_of
-from scrapy_bloom.queues.shared_state import read_hosts, read_members, read_state
+from scrapy_bloom.queues.shared_state import read_hosts, read_requests, read_state
 from scrapy_bloom.queues.sqlite import read_counts, read_dead, read_done, read_slots
 
 Figures = dict[str, Any]
@@ -119,14 +119,14 @@ def queue_figures(place: Path | SharedPlace) -> Figures | None:
             "is_alive": each.is_alive,
             "in_flight": each.in_flight,
             "done": each.done,
-            "heartbeat_secs": max(0.0, place.lease_secs - each.lease_left),
+            "heartbeat_secs": each.heartbeat_secs,
         }
         for each in state.workers
     ]
     return figures | {
         "pending": state.pending + state.suspects,
         "in_flight": state.leased,
-        "dead": [url_of(each.data) for each in read_members(place.server, place.key, "dead")],
+        "dead": [url_of(each.data) for each in read_requests(place.server, place.key, "dead")],
         "set_aside": state.aside,
         "done": state.done,
         "spider": state.crawl or None,

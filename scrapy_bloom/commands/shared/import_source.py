@@ -28,7 +28,7 @@ from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.files.file import MAGIC
 from scrapy_bloom.job import paths as jobdir
 from scrapy_bloom.job.requests_seen import SeenFile
-from scrapy_bloom.queues.conflicts import has_waiting
+from scrapy_bloom.queues.conflicts import has_pending
 from scrapy_bloom.redis.connection.server import RedisServer
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
@@ -149,7 +149,7 @@ def _check_queue(job_dir: Path, dest: str) -> None:
             "are recorded in requests.seen too, and would be skipped as duplicates. Start it once "
             f"more, with BloomDupeFilter, which logs how it handles them; {way_out}"
         )
-    if has_waiting(job_dir):
+    if has_pending(job_dir):
         raise BloomError(
             f"the queue in {job_dir} holds requests that are recorded in requests.seen, too, "
             "and would be skipped as duplicates. Let that job finish first, or go on with it (a "

@@ -17,7 +17,7 @@ from scrapy_bloom.copying.transfer import Copied
 from scrapy_bloom.exceptions import BloomError
 from scrapy_bloom.files.directory import filter_directory
 from scrapy_bloom.generations.backend import FilterStatus
-from scrapy_bloom.queues.conflicts import has_waiting
+from scrapy_bloom.queues.conflicts import has_pending
 from scrapy_bloom.text import counted, escaped, masked, number_text, size_text
 
 _WIDEST = 10_000  # characters of a table: rich would cut off digits to make it narrower
@@ -222,7 +222,7 @@ def warn_of_queue(path: Path) -> None:
     """Warn of recorded requests that are pending in a queue that was not copied."""
     directory = filter_directory(path)
     job_dir = directory.parent
-    if directory.name == "bloom" and has_waiting(job_dir):
+    if directory.name == "bloom" and has_pending(job_dir):
         note(
             f"scrapy bloom: warning: the queue of {job_dir} has pending requests that are recorded "
             f"in {directory}. A crawl with the copy skips them as duplicates: let that job finish "

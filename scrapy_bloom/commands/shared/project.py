@@ -181,7 +181,6 @@ class SharedPlace(NamedTuple):
 
     server: RedisServer
     key: str
-    lease_secs: float
 
     @property
     def name(self) -> str:
@@ -220,7 +219,7 @@ def opened_place(options: argparse.Namespace, settings: Settings) -> Iterator[Pa
     project = load_project(settings, options.spider, options.place)
     filter_ = connect(options, project)
     with closing(filter_.server):
-        yield SharedPlace(filter_.server, filter_.key, project.bloom.queue_lease_secs)
+        yield SharedPlace(filter_.server, filter_.key)
 
 
 def files_reader(path: Path, *, window: float = 0.0) -> FilterReader:

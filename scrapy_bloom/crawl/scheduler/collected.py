@@ -1,4 +1,4 @@
-"""What a worker has to tell the queue that it shares: in order, in batches of a bounded size."""
+"""Collect a worker's changes of a shared queue, in order, and split them into batches."""
 
 import time
 from collections import deque
@@ -15,10 +15,11 @@ from scrapy_bloom.queues.shared import BEYOND_LIMIT, MAX_BATCH, MAX_BATCH_BYTES,
 from scrapy_bloom.redis.filter import NEW, LostKeysError
 from scrapy_bloom.redis.forgotten import RedisForgotten
 
-# How long, and how much, is kept of what would not be found again if the server lost it.
+# How long, and how many bytes of, requests are kept that the crawl would not find again if the
+# server lost them.
 _KEPT_SECS, _MOST_KEPT_BYTES = 60.0, 1 << 26
 
-# What is collected before the output of callbacks has to wait.
+# Limits of the collected changes; beyond them, the output of callbacks is not consumed.
 _ROOM_CHANGES, _ROOM_BYTES = 4 * MAX_BATCH, 16 * MAX_BATCH_BYTES
 
 
@@ -26,10 +27,12 @@ class Entry(NamedTuple):
     """A request that was found.
 
     Attributes:
-        found: as it is queued.
-        request: for the signal, if it turns out to be a duplicate; None: that would be no news.
-        has_parent: a callback or errback has yielded it, or start(), or the downloader has replaced
-            another one by it. If the server loses it, it is found again.
+        found: the request as it is queued.
+        request: the request for the signal `request_dropped`, if the server reports a duplicate;
+            None: no signal is sent.
+        has_parent: whether a callback, an errback or start() has yielded the request, or the
+            downloader has replaced another request by it. Then the crawl finds it again if the
+            server loses it.
     """
 
     found: Found
@@ -39,14 +42,15 @@ class Entry(NamedTuple):
 
 @dataclass
 class Parcel(SharedBatch):
-    """A batch, and how it is sent.
+    """A batch with the data that the worker needs when it is sent and answered.
 
     Attributes:
-        entries: what `found` was made of.
-        era: how often all was void when it was made.
-        sent_at: when, on a monotonic clock: the lease lasts from then on.
-        is_last: leave the queue, in place of sending anything.
-        lost: what the server has lost of earlier batches, and nobody would find again.
+        entries: the entries of the requests in `found`.
+        era: how often the worker had rejoined the queue when the batch was made.
+        sent_at: the time of sending on a monotonic clock, when the lease begins.
+        is_last: whether to leave the queue instead of sending a batch.
+        lost: requests of earlier batches that the server has lost, and the crawl would not find
+            again.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -59,10 +63,11 @@ class Parcel(SharedBatch):
 class Collected:
     """Changes of the queue and its filter, in the order in which they happened.
 
-    So what is done follows all that it led to, in the same batch or an earlier one.
+    The order ensures that a request is reported as done in the batch of the requests that it led
+    to, or later.
 
     Attributes:
-        found: how many requests were found.
+        found: how many of the changes are requests that were found.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -76,12 +81,12 @@ class Collected:
 
     @property
     def fills_a_batch(self) -> bool:
-        """Return whether it is time to send some."""
+        """Return whether there are enough changes for a batch."""
         return len(self._changes) >= MAX_BATCH or self._bytes >= MAX_BATCH_BYTES
 
     @property
     def has_room(self) -> bool:
-        """Return whether more may be collected."""
+        """Return whether there is room for more changes."""
         return len(self._changes) < _ROOM_CHANGES and self._bytes < _ROOM_BYTES
 
     @property
@@ -96,11 +101,11 @@ class Collected:
         self._bytes += len(entry.found.data)
 
     def add(self, name: str, each: Any) -> None:
-        """Add to what a `SharedBatch` has under this name."""
+        """Add a change: a value for the attribute of a `SharedBatch` with this name."""
         self._changes.append((name, each))
 
     def parcel(self) -> Parcel:
-        """Take out what came first, as much as a batch may have."""
+        """Remove the first changes, as many as fit into a batch, and return that batch."""
         parcel, nbytes = Parcel(), 0
         for _ in range(min(len(self._changes), MAX_BATCH)):
             name, each = self._changes[0]
@@ -109,7 +114,7 @@ class Collected:
                 if parcel.found and nbytes + size > MAX_BATCH_BYTES:
                     break
                 if each.found.fingerprint in parcel.forgotten:
-                    break  # of one batch, what is found comes before what is forgotten
+                    break  # a script applies `found` before `forgotten`
                 nbytes += size
                 parcel.found.append(each.found)
                 parcel.entries.append(each)
@@ -124,22 +129,23 @@ class Collected:
 
 
 class Kept:
-    """What was queued lately and would not be found again if the server lost it.
+    """Recently queued requests that the crawl would not find again if the server lost them.
 
-    In one shard, that is what has no parent. Where there are more, a parent may be in another one.
+    Without shards, these are the requests without a parent. With shards, all recent requests are
+    kept, because the parent may be done in another shard that lost nothing.
 
     Args:
-        shards: of the queue.
+        shards: how many shards the queue has.
     """
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
         self._bytes = 0
-        self._entries: deque[tuple[float, int, Entry]] = deque()  # when, and in which batch
-        self._dropped = -1  # number of a batch of which something is not kept any more
+        self._entries: deque[tuple[float, int, Entry]] = deque()  # time, and number of the batch
+        self._dropped = -1  # number of the last batch of which a request was dropped
 
-    def note(self, batch: Parcel, reply: Reply) -> None:
-        """Keep what a batch has found, for a while."""
+    def add(self, batch: Parcel, reply: Reply) -> None:
+        """Keep the requests that a batch has queued, and drop those that are too old."""
         now = time.monotonic()
         for index, entry in enumerate(batch.entries):
             if (self._shards > 1 or not entry.has_parent) and is_queued(entry, reply, index):
@@ -152,25 +158,29 @@ class Kept:
             self._bytes -= len(entry.found.data)
 
     def lost(self, last_known: Sequence[int]) -> list[Entry]:
-        """Return what is to be sent again; see `VoidError`. The worker has joined again.
+        """Return the requests to be sent again after the worker has rejoined the queue.
 
-        Raises LostKeysError if some of it is not kept any more.
+        Args:
+            last_known: as in `RejoinedError`.
+
+        Raises:
+            LostKeysError: some of the requests are not kept any more.
         """
         if self._shards > 1 and min(last_known) < self._dropped:
-            raise LostKeysError("a shard has lost more than what is kept")
+            raise LostKeysError("a shard has lost more requests than are kept")
         lost = []
         for _ in range(len(self._entries)):
             at, number, entry = self._entries.popleft()
             if number > last_known[shard_of_request(entry.found, self._shards)]:
                 lost.append(entry)
                 self._bytes -= len(entry.found.data)
-            else:  # it comes before all batches of the new worker
+            else:  # 0 is before all batches of the new worker
                 self._entries.append((at, 0, entry))
         self._dropped = min(self._dropped, 0)
         return lost
 
     def start_over(self) -> list[Entry]:
-        """Return what is to be sent to another queue: nothing leads to it."""
+        """Return the kept requests without a parent, for the queue that replaces the lost one."""
         lost = [entry for _, _, entry in self._entries if not entry.has_parent]
         self._entries.clear()
         self._bytes, self._dropped = 0, -1
@@ -178,7 +188,7 @@ class Kept:
 
 
 def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
-    """Return whether a batch has queued one of its requests; it had not been seen, for example."""
+    """Return whether the server has queued the request at `index` of a batch."""
     if not reply.answers:
         return True
     answer = reply.answers[index]
@@ -189,13 +199,13 @@ def is_queued(entry: Entry, reply: Reply, index: int) -> bool:
 class QueuedForgotten:
     """The forgotten fingerprints of a filter that is changed by the batches of its queue.
 
-    The event loop asks and changes nothing on the server: what is forgotten goes with a batch, and
-    a thread reads the news.
+    The event loop sends nothing to the server: fingerprints to be forgotten go into a batch, and a
+    thread reads the fingerprints that other workers have added.
 
     Args:
-        stored: what is on the server, of each shard.
-        forget: collects what is forgotten.
-        forgets: how often any worker has forgotten fingerprints until now.
+        stored: the set of each shard.
+        forget: adds a fingerprint to be forgotten to the next batch.
+        forgets: how often any worker has forgotten fingerprints so far.
     """
 
     def __init__(
@@ -203,39 +213,39 @@ class QueuedForgotten:
     ) -> None:
         self._stored = stored
         self._forget = forget
-        self._heard: list[bytes] = []
+        self._news: list[bytes] = []
         self._forgets = forgets
 
-    def hear(self, forgets: int) -> None:
-        """Read the news, in a thread, if the filter has any."""
+    def read_news(self, forgets: int) -> None:
+        """Read what other workers have added, if anything; called in a thread."""
         if forgets != self._forgets:
-            self._heard += chain.from_iterable(each.news() for each in self._stored)
+            self._news += chain.from_iterable(each.news() for each in self._stored)
             self._forgets = forgets
 
     def news(self) -> Iterable[bytes]:
-        """Return what others have added since the last call."""
-        heard, self._heard = self._heard, []
-        return heard
+        """Return the fingerprints that others have added since the last call."""
+        news, self._news = self._news, []
+        return news
 
     def all(self) -> Iterable[bytes]:
         """Return the whole set."""
         return chain.from_iterable(each.all() for each in self._stored)
 
     def add(self, fingerprints: Sequence[bytes]) -> None:
-        """Add fingerprints; those that are there count as added now."""
+        """Add fingerprints; if they are in the set, they count as added now."""
         for each in fingerprints:
             self._forget(each)
 
-    def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script does it
+    def take(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch does it
         """Take a fingerprint out; return whether it was there."""
         return False
 
-    def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script knows
+    def has(self, fingerprint: bytes) -> bool:  # noqa: ARG002 - the script of the batch decides
         """Return whether a fingerprint is in the set."""
         return True
 
     def expire(self, secs: float) -> None:
-        """Remove what was added longer ago than that."""
+        """Remove fingerprints that were added more than `secs` seconds ago."""
         for each in self._stored:
             each.expire(secs)
 

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 from scrapy import Request
 from scrapy.utils.reactor import CallLaterOnce
@@ -51,6 +52,7 @@ class InFlight:
         self._in_memory: dict[int, _Flight] = {}
         self._not_fetched: set[int] = set()
         self._replaced: list[Request] = []
+        self._replacements: WeakSet[Request] = WeakSet()
         listen(
             engine,
             "CrashSafeScheduler does not work",
@@ -98,6 +100,7 @@ class InFlight:
             _end_download(flight)
         if isinstance(result, Request):
             # Not at once, because the engine schedules the other request right after this call.
+            self._replacements.add(result)
             self._replaced.append(request)
             CallLaterOnce(self.end_replaced).schedule()
 
@@ -108,6 +111,10 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def is_replacement(self, request: Request) -> bool:
+        """Return whether the downloader has put a request in place of another one."""
+        return request in self._replacements
 
     def end_replaced(self) -> None:
         """End the requests that were replaced, now that the other requests are scheduled."""

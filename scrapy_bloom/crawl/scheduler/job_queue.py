@@ -52,7 +52,6 @@ class JobQueue(SafeQueue):
             ours.failures if ours else Failures(crawler),
             max_pages=ours.settings.max_pages_per_slot if ours else 0,
         )
-        store.counts_slots = bool(self._max_pages)
         self._queued_of: Counter[str] = Counter()  # by slot: requests in this batch
         self._database = store
         self._df = df
@@ -79,7 +78,8 @@ class JobQueue(SafeQueue):
         changes = self._changes
         if changes is None:
             return self._enqueue_unlogged(request)
-        if self._max_pages and self._is_full(slot := self._slot_of(request)):
+        is_limited = self._is_limited(request)
+        if is_limited and self._is_full(slot := self._slot_of(request)):
             self._count_beyond_limit(slot)
             return DROPPED
         before, fingerprint = changes.number, None
@@ -125,7 +125,7 @@ class JobQueue(SafeQueue):
     def _add(self, found: Found) -> None:
         collected = self._batch.found
         collected.append(found)
-        self._queued_of[found.slot] += 1
+        self._queued_of[found.slot] += found.is_limited
         if len(collected) >= _MOST_FOUND:
             self.flush()
         elif len(collected) == 1:
@@ -139,7 +139,9 @@ class JobQueue(SafeQueue):
         call_later(0 if files[1:] else _LOOK_SECS, self._read_added)
         if not files:
             return
-        requests = read_added(files[0])
+        requests = self._attempt(read_added, files[0])
+        if self.has_failed:  # the file stays for the next run
+            return
         if requests is None:
             if aside := self._attempt(set_aside, files[0]):
                 self._logger.error(

@@ -194,11 +194,21 @@ class SafeQueue(ABC):
             priority=request.priority,
             rank=rank,
             newest_first=newest_first,
+            is_limited=self._is_limited(request),
         )
 
     def _slot_of(self, request: Request) -> str:
         """Return the slot of the downloader; a project may name slots by numbers, too."""
         return str(self._downloader.get_slot_key(request)) if self._downloader else ""
+
+    def _is_limited(self, request: Request) -> bool:
+        """Return whether BLOOM_MAX_PAGES_PER_SLOT applies to a request.
+
+        A page that was admitted is not to be lost because its retry or redirect is refused. So
+        requests with `dont_filter`, and those that replace another one, do not count.
+        """
+        is_page = not request.dont_filter and not self._in_flight.is_replacement(request)
+        return self._max_pages > 0 and is_page
 
     def _count_beyond_limit(self, slot: str) -> None:
         """Count a request that is dropped because of BLOOM_MAX_PAGES_PER_SLOT."""

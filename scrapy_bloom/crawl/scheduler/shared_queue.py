@@ -1,4 +1,4 @@
-"""A worker's part in a crawl whose queue is shared in Redis: batches, start(), and the end."""
+"""The scheduler's queue of a worker in a crawl whose queue is shared in Redis."""
 
 import logging
 import queue
@@ -43,8 +43,8 @@ from scrapy_bloom.crawl.scheduler.safe_queue import (
     serves_least_busy_slot,
 )
 from scrapy_bloom.queues.batch import Found, Taken
-from scrapy_bloom.queues.sharded import ShardedStore, join_anew, store_of
-from scrapy_bloom.queues.shared import BEYOND_LIMIT, Reply, SharedStore, VoidError
+from scrapy_bloom.queues.sharded import ShardedStore, rejoin, store_of
+from scrapy_bloom.queues.shared import BEYOND_LIMIT, RejoinedError, Reply, SharedStore
 from scrapy_bloom.redis.backend import RedisBackend
 from scrapy_bloom.redis.filter import OtherFilterError
 from scrapy_bloom.redis.forgotten import RedisForgotten
@@ -54,18 +54,18 @@ from scrapy_bloom.text import counted, escaped
 logger = logging.getLogger(__name__)
 
 _MOST_PREFETCHED = 16
-_SOON_SECS = 0.03  # until less than a whole batch is sent
-_HUNGRY_SECS = 0.003  # likewise, while nothing is left to be handed out
-_LOOK_AGAIN_SECS = 0.25  # when nothing was to be taken
-_LIMITED_SECS = 0.1  # when something was, but for limits
-_MOST_WAITING = 4  # times what is prefetched, of slots that wait
-_LAST_LOOK_SECS = 0.05  # when nothing seems to be left
+_SOON_SECS = 0.03  # until an incomplete batch is sent
+_HUNGRY_SECS = 0.003  # until an incomplete batch is sent, if no request is prefetched
+_LOOK_AGAIN_SECS = 0.25  # until the next batch if no request was pending
+_LIMITED_SECS = 0.1  # until the next batch if limits allowed no pending request
+_MOST_WAITING = 4  # requests of slots with a delay may be prefetched: so many times the others
+_LAST_LOOK_SECS = 0.05  # until the second look, which finds the crawl ended
 _POLL_SECS = 0.5
-_RENEWALS = 4  # in the time that a lease lasts
+_RENEWALS = 4  # heartbeats per lease
 
 
 def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
-    """Join the workers of the queue in Redis, and return this worker's end of it.
+    """Join the workers of the queue in Redis, and return the queue of this worker.
 
     Raises a BloomError if the server cannot be used, or has the queue of another spider.
     """
@@ -84,13 +84,13 @@ def join_crawl(crawler: Crawler, df: BloomDupeFilter) -> "SharedQueue":
     )
     try:
         store.join()
-        if settings.redis_flush and store.ended_at and not store.others:
-            # The last worker of that crawl died before it could remove the queue.
+        if settings.redis_flush and store.ended_at and not (store.others or store.aside):
+            # The last worker of an ended crawl died before it could remove the queue.
             backend.clear()
             backend.join()
             store.join()
-    except OtherFilterError as error:  # the server has been emptied since the filter was joined
-        join_anew(store, backend, error)
+    except OtherFilterError as error:  # the server was emptied after the filter was joined
+        rejoin(store, backend, error)
     _log_joined(store, extra, waits=settings.queue_when_empty == "wait")
     if settings.shared_limits:
         _log_limits(store, extra, is_limited=is_limited)
@@ -111,9 +111,9 @@ def _log_joined(
         )
     elif store.ended_at and (store.others or not store.aside):
         logger.info(
-            "The crawl of the queue in %s ended at %s, and nothing is left of it: this worker "
-            "has nothing to do. To crawl again, set another BLOOM_REDIS_KEY, or start after "
-            "`scrapy bloom reset`; with --queue, that keeps the filter",
+            "The crawl of the queue in %s ended at %s, so this worker has nothing to do. To crawl "
+            "again, set another BLOOM_REDIS_KEY, or run `scrapy bloom reset` first (with --queue, "
+            "it keeps the filter)",
             store.name,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(store.ended_at)),
             extra=extra,
@@ -133,7 +133,7 @@ def _log_limits(
     if is_limited:
         logger.info(
             "The limits of downloads per host (CONCURRENT_REQUESTS_PER_DOMAIN, DOWNLOAD_DELAY, "
-            "DOWNLOAD_SLOTS) hold for all workers of the queue in %s together "
+            "DOWNLOAD_SLOTS) apply to all workers of the queue in %s together "
             "(BLOOM_SHARED_LIMITS)",
             store.name,
             extra=extra,
@@ -146,8 +146,8 @@ def _log_limits(
             '"scrapy.pqueues.DownloaderAwarePriorityQueue", which tells hosts apart'
         )
         logger.warning(
-            "The limits of downloads per host hold for each worker alone, and so a host gets "
-            "more with each further worker of the queue in %s: %s. Set "
+            "The limits of downloads per host apply to each worker of the queue in %s separately, "
+            "because %s, so each further worker adds to the load of a host. Set "
             "CONCURRENT_REQUESTS_PER_DOMAIN and DOWNLOAD_DELAY for the number of workers, and "
             "BLOOM_SHARED_LIMITS = False",
             store.name,
@@ -157,16 +157,16 @@ def _log_limits(
 
 
 class SharedQueue(SafeQueue):
-    """A worker's queue; see `SafeQueue`.
+    """The queue of a worker, in Redis.
 
-    What callbacks produce is collected in a batch, and a thread sends one at a time. The answers
-    bring further requests. So the event loop never waits for the server.
+    The output of callbacks is collected in batches, and a thread sends one batch at a time. The
+    replies bring further requests. So the event loop never waits for the server.
 
     Args:
-        crawler: whose requests they are.
-        store: joined.
-        df: the duplicate filter: its settings count, and a batch records its fingerprints.
-        backend: its filter.
+        crawler: the crawler of the worker.
+        store: the store, which the worker has joined.
+        df: the duplicate filter, whose settings are used, and whose fingerprints batches record.
+        backend: the backend of the duplicate filter.
     """
 
     place = "redis"
@@ -185,20 +185,20 @@ class SharedQueue(SafeQueue):
         self._df = df
         self._backend = backend
         self._lease_secs = lease_secs = df.settings.queue_lease_secs
-        self._flush = df.settings.redis_flush  # the last worker removes a queue that is over
+        self._flush = df.settings.redis_flush  # the last worker removes an ended queue
         self._waits = df.settings.queue_when_empty == "wait"
         most = crawler.settings.getint("CONCURRENT_REQUESTS")
         self._prefetch = min(_MOST_PREFETCHED, max(most, 1))
         self._changes = Collected()
-        self._sent: Parcel | None = None  # and not answered
-        self._ready: deque[Taken] = deque()  # taken, and not handed out
+        self._sent: Parcel | None = None  # and not answered yet
+        self._ready: deque[Taken] = deque()  # leased to this worker, and not handed out yet
         self._unanswered: set[bytes] = set()  # fingerprints in batches that are not answered yet
         self._in_memory: set[bytes] = set()  # fingerprints of requests that cannot be stored
-        self._fingerprints: list[bytes] = []  # for the request that the filter is asked for
+        self._fingerprints: list[bytes] = []  # of the request that the filter is checking
         self._has_parent: WeakSet[Request] = WeakSet()
         self._kept = Kept(store.shards)
-        self._era = 0  # how often all was void, as far as the event loop knows
-        self._voids = 0  # as far as the thread knows
+        self._era = 0  # how often the worker has rejoined, as known in the event loop
+        self._thread_era = 0  # the same, as known in the thread
         self._send_at = self._look_at = 0.0  # on a monotonic clock
         self._timers: set[float] = set()
         self._progress_at = time.monotonic()
@@ -208,13 +208,13 @@ class SharedQueue(SafeQueue):
         self._requeues = bool(store.aside and not store.others)
         self._is_over = bool(store.ended_at) and not self._requeues and not self._waits
         self._reads_start = True
-        self._is_closing = self._is_void = False
-        self._changed = Bell()  # there is an answer, or the queue has failed, or is closed
+        self._is_closing = self._is_broken = False
+        self._changed = Bell()  # rings after a reply, a failure, or the close
         self._closed: Deferred[None] = Deferred()
         backend.collect = self._collect
         self._forgotten = QueuedForgotten(
             [RedisForgotten(each.server, each.key, each.filter.id) for each in backend.parts],
-            partial(self._note, "forgotten"),
+            partial(self._collect_change, "forgotten"),
             self._forgets(),
         )
         backend.forgotten.use(self._forgotten)
@@ -228,10 +228,10 @@ class SharedQueue(SafeQueue):
             return 0
         return len(self._ready) + self._changes.found or int(not self._is_over)
 
-    # What is found, and done.
+    # Requests that were found, and requests that are done.
 
     def _collect(self, fingerprint: bytes) -> bool:
-        """Return whether a fingerprint is new, as far as is known here; note it for its request."""
+        """Return whether a fingerprint is new to this worker, and keep it for its request."""
         if (
             fingerprint in self._unanswered
             or fingerprint in self._in_memory
@@ -242,12 +242,12 @@ class SharedQueue(SafeQueue):
         return True
 
     def yielded(self, each: Any) -> None:
-        """See `SafeQueue`. What the downloader puts in place of a request counts, too."""
+        """Remember that a request has a parent: a callback, start(), or a replaced request."""
         if isinstance(each, Request):
             self._has_parent.add(each)
 
     def enqueue(self, request: Request) -> str | None:
-        """See `SafeQueue`."""
+        """Add a request to the next batch, unless it is a duplicate; return where it is kept."""
         self._fingerprints = []
         if not request.dont_filter and self._df.request_seen(request):
             return None
@@ -271,24 +271,24 @@ class SharedQueue(SafeQueue):
         return self.place
 
     def _record(self, era: int, fingerprints: Sequence[bytes]) -> None:
-        """Record a request that is done, and was kept in memory."""
+        """Record the fingerprint of a request that was kept in memory, and is done."""
         self._in_memory.difference_update(fingerprints)
-        if era == self._era:  # else what it led to may be lost
+        if era == self._era:  # otherwise the requests that it led to may be lost
             self._unanswered.update(fingerprints)
             for each in fingerprints:
-                self._note("recorded", each)
+                self._collect_change("recorded", each)
 
     def _done(self, row: bytes) -> None:
         self._progress_at = time.monotonic()
-        self._note("done", row)
+        self._collect_change("done", row)
 
-    def _note(self, name: str, each: Any) -> None:
-        if not self.has_failed:  # else what led to it may have been refused
+    def _collect_change(self, name: str, each: Any) -> None:
+        if not self.has_failed:  # after a failure, requests of a parent may have been refused
             self._changes.add(name, each)
             self._flush_soon.schedule()
 
     async def may_go_on(self, request: Request | None) -> bool:
-        """See `SafeQueue`. While the spider is being closed, nobody waits for room."""
+        """Wait until there is room for more output of a request; while closing, return False."""
         await self._turn()
         while not self._changes.has_room and not self.has_failed and not is_closing(self._engine):
             await self._changed.wait(_POLL_SECS)
@@ -301,7 +301,7 @@ class SharedQueue(SafeQueue):
     # Batches.
 
     def flush(self) -> None:
-        """Send what is collected, if it is time to, and none is under way."""
+        """Send a batch if it is due, unless an earlier batch has no reply yet."""
         if self._sent is not None or self.has_failed:
             return
         now, changes = time.monotonic(), self._changes
@@ -353,13 +353,13 @@ class SharedQueue(SafeQueue):
         return sum(each.filter.forgets for each in self._backend.parts)
 
     def _exchange(self, batch: Parcel) -> Reply | Exception | None:
-        """Send a batch, in a thread; return the answer, or what is wrong."""
+        """Send a batch, in a thread; return the reply, or the error."""
         shared, backend = self._shared, self._backend
         try:
             if batch.is_last:
                 shared.leave()
                 return None
-            if batch.era != self._voids:  # then what these had led to may be lost
+            if batch.era != self._thread_era:  # the requests that these led to may be lost
                 batch.recorded, batch.start_ended = [], False
             if self._requeues:
                 shared.requeue("aside")
@@ -367,42 +367,42 @@ class SharedQueue(SafeQueue):
             batch.sent_at = time.monotonic()
             try:
                 reply = shared.apply(batch)
-                self._kept.note(batch, reply)
+                self._kept.add(batch, reply)
                 backend.keep_up()
-            except VoidError as error:
+            except RejoinedError as error:
                 batch.lost = self._kept.lost(error.last_known)
-                self._voids += 1
+                self._thread_era += 1
                 return error
-            self._forgotten.hear(self._forgets())
+            self._forgotten.read_news(self._forgets())
         except OtherFilterError as error:
             try:
-                join_anew(shared, backend, error)
-            except Exception as failure:  # noqa: BLE001 - as below
+                rejoin(shared, backend, error)
+            except Exception as failure:  # noqa: BLE001 - the thread must go on
                 return failure
             batch.lost = self._kept.start_over()
-            self._voids += 1
-            return VoidError(shared.name)
-        except Exception as error:  # noqa: BLE001 - the thread must go on, and the spider close
+            self._thread_era += 1
+            return RejoinedError(shared.name)
+        except Exception as error:  # noqa: BLE001 - the event loop closes the spider
             return error
         return reply
 
     def _delivered(self, batch: Parcel, outcome: Reply | Exception | None) -> None:
-        """Take up what a batch has brought."""
+        """Process the outcome of a batch, in the event loop."""
         if batch.is_last:
             self._has_left(outcome)
             return
         was_sent = batch is self._sent
         if was_sent:
             self._sent = None
-        if isinstance(outcome, VoidError):
-            self._begin_anew([*batch.lost, *batch.entries])
+        if isinstance(outcome, RejoinedError):
+            self._start_over([*batch.lost, *batch.entries])
         elif isinstance(outcome, Exception):
-            if not self._is_void:
+            if not self._is_broken:
                 self._fail(outcome)
         elif outcome is not None:
             self._leased_until = batch.sent_at + self._lease_secs
-            self._note_answers(batch, outcome)
-            self._note_state(outcome)
+            self._handle_answers(batch, outcome)
+            self._handle_state(outcome)
             if len(outcome.taken) < batch.want and not (outcome.taken and outcome.pending):
                 self._look_at = time.monotonic() + (
                     _LIMITED_SECS if outcome.pending else _LOOK_AGAIN_SECS
@@ -415,7 +415,7 @@ class SharedQueue(SafeQueue):
             ask_scheduler(self._engine)
             self.flush()
 
-    def _note_answers(self, batch: Parcel, reply: Reply) -> None:
+    def _handle_answers(self, batch: Parcel, reply: Reply) -> None:
         self._unanswered.difference_update(batch.recorded)
         for index, entry in enumerate(batch.entries):
             if entry.found.fingerprint is not None:
@@ -438,20 +438,21 @@ class SharedQueue(SafeQueue):
             signal=signals.request_dropped, request=request, spider=self._spider
         )
 
-    def _note_state(self, reply: Reply) -> None:
+    def _handle_state(self, reply: Reply) -> None:
         for data in reply.died:
             self._log_dead(data, "workers")
-        for name, held in reply.expired:
+        for name, number in reply.expired:
             self._logger.info(
-                "The worker %s gives no sign of life: its lease is over, and %s pending again, "
-                "which it had taken of the queue in %s",
+                "The lease of the worker %s of the queue in %s has expired without a heartbeat: %s "
+                "pending again",
                 escaped(name),
-                counted(held, "request is", "requests are"),
                 self._store_name,
+                counted(number, "request is", "requests are"),
             )
         if reply.is_stopped and not self._is_closing:
             self._logger.info(
-                "This worker of the queue in %s ends, as scrapy bloom stop asks", self._store_name
+                "This worker of the queue in %s shuts down, because scrapy bloom stop was run",
+                self._store_name,
             )
             close_spider_soon(self._crawler, "shutdown")
         self._may_start = not reply.is_started
@@ -465,22 +466,22 @@ class SharedQueue(SafeQueue):
         elif reply.ended_at or self._counters == reply.counters:
             self._is_over = True
             if not reply.ended_at:
-                self._note("is_over", True)
+                self._collect_change("is_over", True)
         else:
             self._counters = reply.counters
             self._look_at = time.monotonic() + _LAST_LOOK_SECS
 
-    def _begin_anew(self, unsent: Sequence[Entry]) -> None:
-        """Drop what is void: what was taken is pending again, or its queue is gone.
+    def _start_over(self, unsent: Sequence[Entry]) -> None:
+        """Drop the requests that this worker had taken: they are pending again, or lost.
 
-        What was found goes to the queue as it is now: it is the only word of some of it.
+        Requests that were found are sent to the current queue, because it may not have them.
         """
         self._era += 1
         number = len(self._ready) + len(self._in_flight)
         self._ready.clear()
         entries = [*unsent, *self._changes.entries]
         self._changes = Collected(entries)
-        if self._sent is not None:  # on its way to the queue as it is now
+        if self._sent is not None:  # the thread is sending it to the current queue
             entries += self._sent.entries
         found = (entry.found.fingerprint for entry in entries)
         self._unanswered = {fingerprint for fingerprint in found if fingerprint is not None}
@@ -489,20 +490,20 @@ class SharedQueue(SafeQueue):
         self._counters, self._may_start, self._runs_start = None, True, False
         self._leased_until = time.monotonic() + self._lease_secs
         self._logger.info(
-            "This worker's lease of the queue in %s had ended, or the server has lost it: it goes "
-            "on with a new one; %s crawled again, by this worker or another",
+            "This worker has rejoined the queue in %s, because its lease had expired or the server "
+            "had lost it: %s crawled again, by this worker or another",
             self._store_name,
             counted(number, "request is", "requests are"),
         )
 
-    # Taking.
+    # Requests that are handed out.
 
     def take(self) -> Request | None:
-        """See `SafeQueue`."""
+        """Return the next request that may be downloaded; None: there is none yet."""
         request = None
         while request is None and self._ready and not self.has_failed and not self._is_closing:
             if time.monotonic() >= self._leased_until:
-                break  # another worker may have it by now
+                break  # another worker may have taken the request
             taken = self._next_ready()
             if taken is None:
                 break
@@ -510,7 +511,7 @@ class SharedQueue(SafeQueue):
                 request = self.deserialized(taken.data)
             except Exception as error:  # noqa: BLE001 - a callback that was renamed, for example
                 self._log_unreadable(error)
-                self._note("set_aside", taken.id)
+                self._collect_change("set_aside", taken.id)
                 self._release(taken, 0.0)
             else:
                 self._progress_at = time.monotonic()
@@ -535,12 +536,12 @@ class SharedQueue(SafeQueue):
 
     def _release(self, taken: Taken, pause: float) -> None:
         if any(self._shared.limits.of(taken.slot)):
-            self._note("downloaded", (taken.id, taken.slot, pause))
+            self._collect_change("downloaded", (taken.id, taken.slot, pause))
 
-    # The spider's start(), which is one of the items of the queue.
+    # The spider's start(), which one worker at a time runs.
 
     async def _start(self, start: AsyncIterator[Any] | None) -> AsyncIterator[Any]:
-        """Stand in for start() until the crawl is over: one worker at a time runs it."""
+        """Replace start() until the crawl has ended: run it if the queue has this worker do so."""
         try:
             while not (self._is_closing or self.has_failed or self._is_over):
                 if not self._runs_start:
@@ -551,17 +552,17 @@ class SharedQueue(SafeQueue):
                 self._started_in = era
                 stands_for = Request("data:,start()")
                 self._in_flight.add(stands_for, partial(self._start_done, era))
-                # Without one, the server has lost the queue.
+                # After the server has lost the queue, start() is called again.
                 items, start = start or await start_again(self._crawler), None
                 try:
                     async for each in items:
                         if era != self._era:
-                            break  # it is run again, here or elsewhere
+                            break  # start() is run again, by this worker or another
                         yield each
-                except Exception:  # as with Scrapy's scheduler, that is its end
+                except Exception:  # as under Scrapy's scheduler, start() ends with an error
                     self._in_flight.end(stands_for)
                     raise
-                # What it yields while the crawl is being closed may be dropped.
+                # While the crawl is being closed, requests that start() yields may be dropped.
                 if is_running(self._engine):
                     self._in_flight.end(stands_for)
         finally:
@@ -569,55 +570,55 @@ class SharedQueue(SafeQueue):
 
     def _start_done(self, era: int) -> None:
         if era == self._era:
-            self._note("start_ended", True)
+            self._collect_change("start_ended", True)
 
-    # The end.
+    # The end of the worker.
 
     def close(self) -> Deferred[None]:
-        """Send what is collected, and leave the queue to the other workers."""
+        """Send the collected changes, and leave the queue."""
         self._in_flight.end_replaced()
         self._flush_soon.cancel()
-        self._is_closing = self.has_failed = True  # nothing is collected any more
-        self._backend.server.hurry()
+        self._is_closing = self.has_failed = True  # from now on, nothing is collected
+        self._backend.server.shorten_deadline()
         self._changed.ring()
         if self._sent is None:
-            if self._changes or self._is_over or self._is_void:
+            if self._changes or self._is_over or self._is_broken:
                 self._send_last()
             else:
-                self._send()  # perhaps the server has lost what was sent to it
+                self._send()  # the reply tells whether the server has lost earlier batches
         return self._closed
 
     def _send_last(self) -> None:
-        """Send what is left, batch by batch, and leave."""
-        if self._changes and not self._is_void:
+        """Send the next batch of the collected changes, or leave the queue if there is none."""
+        if self._changes and not self._is_broken:
             self._send()
         else:
             self._courier.send(Parcel(is_last=True))
             self._courier.end()
 
     def _fail(self, error: Exception) -> None:
-        self._is_void = True
+        self._is_broken = True
         super()._fail(error)
         self._changed.ring()
 
     def _has_left(self, outcome: object) -> None:
         shared = self._shared
         if isinstance(outcome, Exception):
-            if not self._is_void:
+            if not self._is_broken:
                 self._fail(outcome)
         elif shared.others:
             pass
         elif not shared.ended_at:
             self._logger.info(
-                "The crawl of the queue in %s is not over, and nobody is left to crawl: pending "
-                "requests: %s. The same command goes on with them",
+                "The crawl of the queue in %s is unfinished, and no worker is left; pending "
+                "requests: %s. Run the same command again to resume it",
                 self._store_name,
                 f"{shared.pending:,}",
             )
         elif self._flush and shared.aside:
             self._logger.warning(
-                "The queue in %s, and its filter, are not removed (BLOOM_REDIS_FLUSH): %s "
-                "left in it that could not be deserialized",
+                "The queue in %s and its filter are kept despite BLOOM_REDIS_FLUSH, because %s in "
+                "the queue could not be deserialized",
                 self._store_name,
                 counted(shared.aside, "request is", "requests are"),
             )
@@ -630,9 +631,9 @@ class _Courier:
     """Sends batches in a thread, one at a time, and delivers their outcomes in the event loop.
 
     Args:
-        exchange: called in the thread with each batch; it must not raise.
-        deliver: called in the event loop with each batch and what `exchange` has returned.
-        heartbeat_secs: how long it waits for a batch before it sends an empty one.
+        exchange: called in the thread with each batch; must not raise.
+        deliver: called in the event loop with each batch and the result of `exchange`.
+        heartbeat_secs: how long to wait for a batch before an empty batch is sent.
     """
 
     def __init__(
@@ -649,7 +650,7 @@ class _Courier:
         threading.Thread(target=self._run, name="scrapy_bloom courier", daemon=True).start()
 
     def send(self, batch: Parcel) -> None:
-        """Send a batch after those before it."""
+        """Send a batch after the batches before it."""
         self._outbox.put(batch)
 
     def end(self) -> None:

@@ -1,1 +1,1 @@
-"""Talking to a Redis server: clients, outages, errors."""
+"""Connections to a Redis server: clients, outages, errors."""

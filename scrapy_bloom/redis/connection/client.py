@@ -1,6 +1,6 @@
 """Connect to Redis: the URL of a server, and a client of redis-py that never repeats a command.
 
-redis-py is imported when a connection is made, not before: most crawls do without it.
+redis-py is imported only when a connection is made, because most crawls do not need it.
 """
 
 import inspect
@@ -33,10 +33,10 @@ def connect(
     sentinel: str | None,
     socket_secs: float,
 ) -> tuple[Any, Callable[[], None]]:
-    """Make a client of redis-py, and what closes it. Most kinds connect with the first command.
+    """Make a client of redis-py, and a function that closes it.
 
-    `RedisServer` has the first four arguments. An answer may take `socket_secs`, unless the URL
-    says otherwise.
+    Most kinds of clients connect with the first command. `RedisServer` documents the first four
+    arguments; `socket_secs` is the time-out for a reply, unless the URL has one.
 
     Raises:
         SettingError: redis-py is missing, or the URL or an option is not valid.
@@ -55,7 +55,8 @@ def connect(
         **options,
         "decode_responses": False,
     }
-    # A command whose reply was lost must come back to us, or it would be answered "seen".
+    # A command must not be repeated by redis-py after a lost reply: its second reply would report a
+    # new request as a duplicate.
     for name in ("retry_on_error", "retry_on_timeout", "redis_cls", "url"):
         params.pop(name, None)
     params["retry"] = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
@@ -71,7 +72,7 @@ def _cluster(redis: Any, url: str, params: dict[str, Any]) -> tuple[Any, Callabl
     address = without_secrets(url)
     if params.pop("db", 0):
         raise SettingError(f"{address}: a Cluster has only database 0")
-    # RedisCluster ignores what it does not know, and that might be about encryption.
+    # RedisCluster ignores unknown options, and one of them might be about encryption.
     known = {*redis.cluster.REDIS_ALLOWED_KEYS, *inspect.signature(redis.RedisCluster).parameters}
     if unknown := sorted(params.keys() - known):
         raise SettingError(
@@ -82,8 +83,8 @@ def _cluster(redis: Any, url: str, params: dict[str, Any]) -> tuple[Any, Callabl
         params.pop(name, None)
     ((host, port),) = hosts_of(address)
     name = f"[{host}]" if ":" in host else host
-    # With a URL, each node gets a pool of its own with these options; that it is encrypted is in
-    # the class of the connection already.
+    # With a URL, each node gets a pool of its own with these options. The class of the connection
+    # says whether it is encrypted.
     client = redis.RedisCluster(url=f"redis://{name}:{port or 6379}", **params)
 
     def close() -> None:
@@ -119,7 +120,7 @@ def _master(
 
 
 def import_redis() -> Any:
-    """Return the module redis, with all that is used of it; raises SettingError."""
+    """Return the module redis with all submodules that are used; raises SettingError."""
     try:
         import redis.backoff  # noqa: PLC0415 - an extra, and slow to import
         import redis.cluster  # noqa: PLC0415
@@ -140,7 +141,7 @@ def without_secrets(url: str) -> str:
     'rediss://host:6380/1'
 
     Raises:
-        ValueError: it is not valid; the message says what would be, and shows nothing of the URL.
+        ValueError: the URL is not valid; the message shows valid forms, and no part of the URL.
     """
     match = _URL.fullmatch(url)
     if match is None or not (url.isascii() and url.isprintable()):
@@ -149,7 +150,7 @@ def without_secrets(url: str) -> str:
 
 
 def looks_like_url(text: str) -> bool:
-    """Return whether a text is a URL, or a misspelt one with a password, and no path or name.
+    """Return whether a text is a URL, also a misspelt one with a password, not a path or name.
 
     >>> [looks_like_url(text) for text in ("https://host", "redis:secret@host", "redis:bloom")]
     [True, True, False]
@@ -163,7 +164,7 @@ def hosts_of(address: str) -> list[tuple[str, int | None]]:
     >>> hosts_of("redis://one:26379,two/0")
     [('one', 26379), ('two', None)]
 
-    Raises ValueError if a port is none.
+    Raises ValueError if a port is not valid.
     """
     each = [urlsplit(f"//{part}") for part in urlsplit(address).netloc.split(",")]
     return [(part.hostname or "localhost", part.port) for part in each]
@@ -172,12 +173,12 @@ def hosts_of(address: str) -> list[tuple[str, int | None]]:
 def with_login_of(url: str, known: str) -> str:
     """Return a URL with login and options of a known one, if that names the same server.
 
-    What it says itself stays as it is. If it has a password, or another user, nothing is added.
+    Parts that `url` has are kept. If it has a password, or another user, nothing is added.
 
     >>> with_login_of("redis://host/1", "redis://:secret@host:6379/0?ssl_ca_certs=ca.pem")
     'redis://:secret@host/1?ssl_ca_certs=ca.pem'
 
-    Raises ValueError if one of them is not valid.
+    Raises ValueError if one of the URLs is not valid.
     """
     same_server = _servers(without_secrets(url)) & _servers(without_secrets(known))
     new, old = urlsplit(url), urlsplit(known)
@@ -189,7 +190,7 @@ def with_login_of(url: str, known: str) -> str:
     others = [each for each in old.query.split("&") if each.partition("=")[0] not in {"", "db"}]
     return new._replace(
         netloc=login + at + new.netloc.rpartition("@")[2],
-        query="&".join([*filter(None, [new.query]), *others]),  # of two, the first counts
+        query="&".join([*filter(None, [new.query]), *others]),  # the first of two values is used
     ).geturl()
 
 
@@ -201,7 +202,7 @@ def _servers(address: str) -> set[tuple[str, str, int]]:
 
 
 def first_only(url: str) -> str:
-    """Return the URL with the first of several servers, as redis-py can read it.
+    """Return a URL with only the first of several servers, which redis-py can parse.
 
     >>> first_only("redis://:secret@one:26379,two:26379/0")
     'redis://:secret@one:26379/0'

@@ -1,22 +1,22 @@
-"""Judge errors of a Redis server: whether they may pass, and what to do about them."""
+"""Classify errors of a Redis server: whether to try again, and what to advise."""
 
 import re
 
 from scrapy_bloom.redis.connection.client import import_redis
 from scrapy_bloom.text import escaped
 
-# Replies that say "not now" rather than "no": a server that starts, saves, fails over, is full.
-# Redis 6 puts what went wrong in front of the reply that a script has got.
+# Replies of a server that is temporarily unable: it starts, saves, fails over, or is full. In a
+# script, Redis 6 puts other words before such a reply.
 _PASSING = ("LOADING", "MISCONF", "NOREPLICAS", "MASTERDOWN", "BUSY ", "READONLY", "OOM ")
-_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command in front of it
+_IN_PIPELINE = "of pipeline caused error: "  # redis-py puts the whole command before this
 _IN_SCRIPT = re.compile(r"^ACL failure in script: |\.? script: (\S+, )?on @\S+$")
 
 _NO_LOGIN = ("Authentication", "Authorization", "NOAUTH")
-# What to do about an error whose class or text has one of the words.
+# Advice for errors whose class or text contains one of the words.
 _HINTS = {
     ("MasterNotFound",): (
-        "the Sentinels have a password of their own: it goes to REDIS_PARAMS (sentinel_kwargs), "
-        "beside REDIS_URL in place of BLOOM_REDIS_URL"
+        "if the Sentinels have a password of their own, set it in REDIS_PARAMS (sentinel_kwargs), "
+        "and set REDIS_URL instead of BLOOM_REDIS_URL"
     ),
     _NO_LOGIN: (
         "check user and password in BLOOM_REDIS_URL (or REDIS_URL, REDIS_PARAMS; for a command, "
@@ -41,7 +41,7 @@ _HINTS = {
 
 
 def hint(error: Exception) -> str:
-    """Return what to do about a refusal, as an appendix to its text; empty if we don't know."""
+    """Return advice about a refusal, to be appended to its text; empty if there is none."""
     text = f"{type(error).__name__}: {short_text(error)}"
     hints = [hint for words, hint in _HINTS.items() if any(word in text for word in words)]
     return "".join(f"; {each}" for each in hints[:1])
@@ -59,7 +59,7 @@ def reason(error: Exception) -> Exception:
 
 
 def is_passing(error: Exception) -> bool:
-    """Check whether the same command may well succeed a little later."""
+    """Return whether the same command is likely to succeed a little later."""
     error = reason(error)
     about = f"{type(error).__name__} {error}"
     if any(word in about for word in (*_NO_LOGIN, "CERTIFICATE")):
@@ -81,23 +81,22 @@ def is_passing(error: Exception) -> bool:
     if not isinstance(error, errors.ResponseError):
         return False
     text = short_text(error)
-    is_moving = (
-        "access a non local key" in text
-    )  # a script's: its slot moves, and not all keys have
+    # The slot of a script moves to another node, which does not have all keys yet.
+    is_moving = "access a non local key" in text
     return is_moving or text.startswith(_PASSING) or any(f": -{word}" in text for word in _PASSING)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Check whether a server refused a write because its memory is full."""
+    """Return whether a server refused a write because its memory is full."""
     name = type(reason(error)).__name__
     return name == "OutOfMemoryError" or "OOM command not allowed" in str(error)
 
 
 def short_text(error: Exception) -> str:
-    """Return what an error says, in one line, without the command that it concerns."""
+    """Return the text of an error in one line, without the command."""
     _, _, text = " ".join(str(error).split()).rpartition(_IN_PIPELINE)
-    text, _, _ = text.partition(" : <")  # all about each Sentinel that was asked
+    text, _, _ = text.partition(" : <")  # details of each Sentinel
     text, _, _ = text.partition(", with args beginning with")  # which may be a password
-    text = _IN_SCRIPT.sub("", text)  # its name and line tell a user nothing
+    text = _IN_SCRIPT.sub("", text)  # name and line of the script
     text = escaped(text).rstrip(".") or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."

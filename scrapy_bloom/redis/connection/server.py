@@ -1,4 +1,4 @@
-"""Call a Redis or Valkey server, and wait out its outages."""
+"""Send commands to a Redis or Valkey server, and wait during its outages."""
 
 import functools
 import hashlib
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
-_SOCKET_SECS = 5.0  # for one answer, unless the URL says otherwise
+_SOCKET_SECS = 5.0  # time-out for a reply, unless the URL has one
 _SILENT_SECS = 2.0  # a shorter wait is not logged
 _BATCH = 64  # commands sent at once
-_CLOSING_SECS = 5.0  # for an outage that begins at the close
+_CLOSING_SECS = 5.0  # deadline while the crawl is being closed
 
 
 class RedisServer:
@@ -35,17 +35,17 @@ class RedisServer:
 
     Args:
         url: in the form of redis-py: redis://, rediss:// or unix://, with its options.
-        params: options of redis-py's connections, for what the URL does not say.
-        cluster: the URL is that of a node of a Cluster.
-        sentinel: the name of a service, if the URL is that of its Sentinels (host:port,host:port).
-            User and password in the URL are the service's; those of the Sentinels are in `params`,
-            as `sentinel_kwargs`.
-        deadline_secs: how long a call waits out an outage.
+        params: options of redis-py's connections that the URL does not have.
+        cluster: whether the URL is of a node of a Cluster.
+        sentinel: the name of a service, if the URL is of its Sentinels (host:port,host:port). User
+            and password in the URL are those of the service; those of the Sentinels are in
+            `params`, under `sentinel_kwargs`.
+        deadline_secs: how long a call waits during an outage.
 
     Attributes:
-        address: the URL without user, password and options, for people.
-        round_trips: calls answered or failed.
-        retries: calls made again after a failure.
+        address: the URL without user, password and options, for messages.
+        round_trips: how many calls had a reply or failed.
+        retries: how many calls were repeated after a failure.
 
     Raises:
         SettingError: the URL is not valid.
@@ -85,7 +85,9 @@ class RedisServer:
         self.deadline_secs = deadline_secs
         self._client: Any = None
         self._close: Callable[[], None]
-        self._warned_of: float | None = None  # when the outage began that was warned of
+        self._logged_since: float | None = (
+            None  # the begin of the outage for which a warning was logged
+        )
         self._down_since: float | None = None
         self._next_attempt = 0.0
 
@@ -96,16 +98,16 @@ class RedisServer:
         patient: bool = True,
         fails_when_full: bool = False,
     ) -> _T:
-        """Call a function with redis-py's client; after a failure of the server again, with pauses.
+        """Call a function with redis-py's client, and repeat it after temporary failures.
 
         So the server may have executed the commands more than once: compare `retries` before and
-        after. Once a call has waited for the deadline, the following ones fail at once, but for
-        one attempt every now and then, until the server is back.
+        after. After a call has waited until the deadline, further calls fail at once, except for
+        occasional attempts, until the server is back.
 
         Args:
             function: sends commands that may be repeated.
-            patient: wait out an outage; else one failure is enough.
-            fails_when_full: do not wait until a server whose memory is full has room again.
+            patient: whether to wait during an outage; otherwise, the first failure is raised.
+            fails_when_full: whether to fail at once if the server's memory is full.
 
         Raises:
             OutageError: the server could not be reached within the deadline.
@@ -115,7 +117,7 @@ class RedisServer:
         begun = time.monotonic()
         if self._down_since is not None and begun < self._next_attempt:
             raise OutageError(
-                f"{self.address} is out of reach; it is tried again soon", since=self._down_since
+                f"{self.address} is unreachable; the crawl tries again soon", since=self._down_since
             )
         pause = _FIRST_PAUSE
         while True:
@@ -125,13 +127,13 @@ class RedisServer:
                 result = function(self._connected())
             except BloomError:
                 raise
-            except Exception as error:  # noqa: BLE001 - it is reported below
+            except Exception as error:  # noqa: BLE001 - raised below
                 failure = reason(error)
             else:
                 self._log_return()
                 return result
-            # Not in the handler above: what redis-py's errors say may hold a password, and would
-            # be printed with ours.
+            # Not in the handler above: an error of redis-py may contain a password, and would be
+            # printed as the cause of ours.
             now = time.monotonic()
             if fails_when_full and is_out_of_memory(failure):
                 raise NoRoomError("the server's memory is full (maxmemory)")
@@ -144,36 +146,37 @@ class RedisServer:
                 self._down_since = self._down_since or begun
                 self._next_attempt = next_attempt(attempt, 1.0)
                 raise self._gone(failure, since=self._down_since)
-            self._warn_of_outage(failure, begun, now)
+            self._log_outage(failure, begun, now)
             self.retries += 1
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def send(self, *words: Any, patient: bool = True) -> Any:
-        """Send one command, and return its answer; raises what `call` raises."""
+        """Send one command, and return its reply; raises OutageError or RefusedError."""
         return self.call(lambda client: client.execute_command(*words), patient=patient)
 
     def script(self, text: str, keys: Sequence[str], *args: Any, **options: bool) -> Any:
-        """Run a Lua script on the server, and return its answer; `call` has the options."""
+        """Run a Lua script on the server, and return its reply; `call` documents the options."""
 
         def run(client: Any) -> Any:
             try:
                 return self._execute(client, "EVALSHA", _sha1(text), len(keys), *keys, *args)
-            except import_redis().exceptions.NoScriptError:  # of a server that has not met it yet
+            except import_redis().exceptions.NoScriptError:
+                # The server does not have the script yet.
                 return self._execute(client, "EVAL", text, len(keys), *keys, *args)
 
         return self.call(run, **options)
 
     def _execute(self, client: Any, *words: Any) -> Any:
-        """Send one command; of a single server, on a connection that its pool does not know.
+        """Send one command; to a single server, on a connection outside of redis-py's pool.
 
-        redis-py's own way, through its pool, takes twice as long as the rest of it.
+        The pool would take twice the time of the rest of a command.
         """
         if self._is_several:
             return client.execute_command(*words)
         pool = client.connection_pool
         try:
-            connection = self._idle.pop()  # another thread may have it
+            connection = self._idle.pop()  # may be empty: another thread may use the connection
         except IndexError:
             connection = pool.connection_class(**pool.connection_kwargs)
         try:
@@ -184,14 +187,14 @@ class RedisServer:
             connection.send_command(*words)
             return connection.read_response()
         finally:
-            self._idle.append(connection)  # after most errors, it is disconnected
+            self._idle.append(connection)  # most errors have disconnected it
 
     def transaction(self, *commands: Sequence[Any], **options: bool) -> list[Any]:
-        """Send commands, each a sequence of words, as one transaction; return their answers."""
+        """Send commands, each a sequence of words, as one transaction; return their replies."""
         return self.call(lambda client: _piped(client, commands, transaction=True), **options)
 
     def batches(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send any number of commands, not as one transaction, and return their answers."""
+        """Send any number of commands, without a transaction, and return their replies."""
         answers: list[Any] = []
         for start in range(0, len(commands), _BATCH):
             batch = commands[start : start + _BATCH]
@@ -199,19 +202,19 @@ class RedisServer:
         return answers
 
     def unlink(self, keys: Sequence[str]) -> None:
-        """Remove keys, by one command if that is possible: in a Cluster, they have many slots."""
+        """Remove keys, by one command except in a Cluster, where they are in many slots."""
         if self._cluster:
             self.batches([("UNLINK", key) for key in keys])
         else:
             self.send("UNLINK", *keys)
 
-    def _warn_of_outage(self, error: Exception, begun: float, now: float) -> None:
-        """Warn once of an outage that is waited out, but not of a single reply that was lost."""
+    def _log_outage(self, error: Exception, begun: float, now: float) -> None:
+        """Log a warning once per outage, but not for a single lost reply."""
         rest = begun + self.deadline_secs - now
-        if self._warned_of is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
-            self._warned_of = begun
+        if self._logged_since is None and now >= begun + _FIRST_PAUSE and rest > _SILENT_SECS:
+            self._logged_since = begun
             logger.warning(
-                "%s does not answer: %s. It is waited for, up to %g seconds "
+                "%s does not answer: %s. The crawl waits for it, up to %g seconds "
                 "(BLOOM_REDIS_DEADLINE_SECS)",
                 self.address,
                 short_text(error),
@@ -219,32 +222,32 @@ class RedisServer:
             )
 
     def _log_return(self) -> None:
-        since = self._warned_of if self._warned_of is not None else self._down_since
+        since = self._logged_since if self._logged_since is not None else self._down_since
         if since is not None:
-            self._warned_of = self._down_since = None
+            self._logged_since = self._down_since = None
             logger.info("%s is back after %.0f seconds", self.address, time.monotonic() - since)
 
     def now(self) -> float:
-        """Return the server's time, seconds since 1970: one clock for all crawlers."""
+        """Return the server's time in seconds since 1970, a common clock for all crawlers."""
         seconds, microseconds = self.call(lambda client: client.time(**self._at_one(client)))
         return float(seconds + microseconds / 1e6)
 
     def eviction_policy(self) -> str | None:
-        """Return the maxmemory-policy that may remove our keys, None without one or if hidden."""
+        """Return a maxmemory-policy that may evict our keys; None if unset or hidden."""
 
         def ask(client: Any) -> str | None:
             info = client.info("memory", **self._at_one(client))
             policy = str(info.get("maxmemory_policy", "noeviction"))
-            # The volatile-* policies remove keys that expire only: ours do while they are made.
+            # The volatile-* policies evict only keys that expire, as ours do while they are made.
             return policy if policy.startswith("allkeys") and info.get("maxmemory") else None
 
         try:
             return self.call(ask)
         except RefusedError:
-            return None  # an ACL need not allow INFO
+            return None  # an ACL may forbid INFO
 
     def _at_one(self, client: Any) -> dict[str, Any]:
-        """Return options for a command without a key: one node of a Cluster answers it."""
+        """Return options for a command without a key, which one node of a Cluster executes."""
         return {"target_nodes": client.get_default_node()} if self._cluster else {}
 
     def close(self) -> None:
@@ -255,8 +258,8 @@ class RedisServer:
             self._close()
             self._client = None
 
-    def hurry(self) -> None:
-        """Wait for no more than 5 seconds for anything from now on: the crawl is being closed."""
+    def shorten_deadline(self) -> None:
+        """Wait for at most 5 seconds from now on, because the crawl is being closed."""
         self.deadline_secs = min(self.deadline_secs, _CLOSING_SECS)
 
     def _connected(self) -> Any:
@@ -276,11 +279,11 @@ class RedisServer:
 
 @functools.cache
 def _sha1(text: str) -> str:
-    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - as Redis names scripts
+    return hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis names scripts by it
 
 
 def _is_stale(connection: Any) -> bool:
-    """Return whether a connection was closed by the server, or has an answer that nobody read."""
+    """Return whether a connection was closed by the server, or has an unread reply."""
     try:
         return bool(connection.can_read())
     except (import_redis().exceptions.ConnectionError, OSError):
@@ -295,10 +298,14 @@ def _piped(client: Any, commands: Sequence[Sequence[Any]], *, transaction: bool)
 
 
 def next_attempt(begun: float, pause: float = 0.0) -> float:
-    """Return when to try again after an attempt that failed, on the monotonic clock.
+    """Return when to try again after a failed attempt, on the monotonic clock.
 
-    It is after a pause at least. A server that hangs costs each attempt its time-out, so attempts
-    take a tenth of our time at most.
+    With a server that hangs, each attempt takes its whole time-out. So attempts may take at most a
+    tenth of the time.
+
+    Args:
+        begun: when the failed attempt began.
+        pause: seconds to wait at least.
     """
     now = time.monotonic()
     return now + max(pause, 10 * (now - begun))
