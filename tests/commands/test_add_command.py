@@ -303,7 +303,7 @@ def test_the_recipe_to_move_a_redis_spider(
     assert queued
     assert 20 < tree.total() < 100
 
-    setting, shell = (code for _, code in BLOCK.findall(section("Move a RedisSpider")))
+    setting, shell = (code for _, code in BLOCK.findall(section("From a RedisSpider")))
     named = {"shop:moved": f"{name}:moved", "shop:dupefilter": seen}
     for written, real in {"redis://localhost:6379/0": server.url, **named}.items():
         setting, shell = setting.replace(written, real), shell.replace(written, real)

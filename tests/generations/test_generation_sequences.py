@@ -94,4 +94,4 @@ class AgainstDict(RuleBasedStateMachine):
 @pytest.mark.parametrize("window", [WINDOW, 0.0])
 def test_any_sequence_of_uses(window: float) -> None:
     machine = type("Machine", (AgainstDict,), {"window": window})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=30))

@@ -17,7 +17,12 @@ from tests.support.sites import ScriptedSite, tree_site
 WARNING, INFO = logging.WARNING, logging.INFO
 
 
-@pytest.mark.parametrize("way", server_losses.WAYS, ids=lambda way: way.name.replace(" ", "-"))
+# A server that is back empty has lost as much as one that was flushed, and one without its last
+# second less than one that is back from a snapshot: `benchmarks/restarts.py` has all ways.
+LOSSES = [server_losses.WAYS[number] for number in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("way", LOSSES, ids=lambda way: way.name.replace(" ", "-"))
 def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     # Whatever the server has lost, a page that is crawled afterwards links to it: what is missing
     # in the end was taken for seen.
@@ -29,7 +34,7 @@ def test_every_page_is_crawled(way: server_losses.Way, tmp_path: Path) -> None:
     assert outcome.missing == []
     assert all(len(lines) <= 1 for lines in outcome.warnings), outcome.warnings
     told = [line for lines in outcome.warnings for line in lines]
-    if way.name in {"killed, back empty", "flushed, not killed"}:
+    if way.name == "flushed, not killed":
         assert "The crawl starts over with an empty filter" in told[0]
     else:
         assert all("has lost its latest changes" in line for line in told)

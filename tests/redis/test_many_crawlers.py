@@ -64,7 +64,7 @@ class TestManyCrawlers:
 
     @pytest.mark.parametrize("place", PLACES)
     def test_batches_of_many_at_once(self, place: str, key: str) -> None:
-        count, capacity = 3000, 500
+        count, capacity = 1500, 250
         cluster = place == "cluster"
         told = at_once(4, in_batches, count, url_of(place), key, cluster=cluster, capacity=capacity)
         assert sum(told) == count

@@ -23,7 +23,8 @@ class TestFull:
         backend = opened("valkey", "k", url=server.url, capacity=20_000)
         used = server.client.info("memory")["used_memory"]
         server.client.config_set("maxmemory", used + 200_000)  # the next one takes 300,000
-        for fingerprint in fps(25_000):
+        backend.add_many(fps(19_000))
+        for fingerprint in fps(19_000, 25_000):
             backend.add(fingerprint)
         status = backend.status()
         assert len(status.generations) == 1

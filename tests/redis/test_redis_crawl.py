@@ -116,9 +116,12 @@ def test_a_worker_that_flushes_costs_the_others_no_page(
         "DOWNLOAD_DELAY": 0.05,
         "CONCURRENT_REQUESTS": 2,
     }
+    site.hold_after(10)  # each takes part: neither may have crawled all before the other starts
     stays = shared(site.url, tmp_path / "stays", **settings)
-    stays.wait_until(lambda: site.total() >= 10)  # else the other may take all there is
+    stays.wait_until(site.is_holding)
     other = shared(site.url, tmp_path / "other", **settings, CLOSESPIDER_PAGECOUNT=10)
+    other.wait_until(lambda: "Bloom filter in " in other.output)
+    site.release()
     for worker in (stays, other):
         assert worker.finish() == 0, worker.output
         assert not worker.told("ERROR")
