@@ -146,7 +146,8 @@ class _Module:
             texts = [text for name in names for text in self._texts(name)]
             if texts and all(len(text.split()) > _LEAST_WORDS for text in texts):
                 return texts
-        passed = [[*self._texts(each)] for each in self._passed.get(value, [])]
+        called = [value] if isinstance(value, ast.Call) else []  # a function of this module
+        passed = [[*self._texts(each)] for each in self._passed.get(value, called)]
         texts = [each[0] if len(each) == 1 else GAP for each in passed]
         return [each if len(each.split()) > _LEAST_WORDS else GAP for each in texts] or [GAP]
 
