@@ -176,7 +176,7 @@ def _draw_line_at(axes: Any, requests: int, text: str, *, row: int, color: str) 
 def _write(
     axes: Any, text: str, at: Any, offset: tuple[int, int], coords: Any, **style: Any
 ) -> None:
-    """Write a text beside a point: to the left of it if it is moved to the left."""
+    """Write a text next to a point, on the left if its offset is negative."""
     side = "right" if offset[0] < 0 else "left"
     axes.annotate(text, at, offset, xycoords=coords, textcoords="offset points", ha=side, **style)
 

@@ -58,7 +58,7 @@ def test_names_of_workers(tmp_path: Path) -> None:
     crawl.finish()
     assert not controls(worker.output)
     (line,) = crawl.told("has expired without a heartbeat")
-    assert f"The worker {ESCAPED}{PLAIN} gives" in line
+    assert f"The lease of the worker {ESCAPED}{PLAIN} of the queue" in line
     site.end()
 
 

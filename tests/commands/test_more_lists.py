@@ -113,9 +113,8 @@ def write_hostile(path: Path, begin: bytes, block: bytes, times: int, end: bytes
         ("x.csv", b'url\nhttps://shop.example/1\n"', 1000 * b"x\n"),
         ("x.csv", b"url,b\nhttps://shop.example/1,\n", 1000 * b'"\n",'),
         ("x.json", b'[{"url": "https://shop.example/1"}, {"x": "', 1000 * b"xx"),
-        ("x.json", b'[{"url": "https://shop.example/1"}, [', 1000 * b"17,"),
     ],
-    ids=range(4),
+    ids=range(3),
 )
 def test_a_record_over_many_lines_takes_little_memory(
     name: str, begin: bytes, block: bytes, tmp_path: Path

@@ -147,7 +147,7 @@ def test_a_job_without_a_readable_queue_is_refused(
     before = database.read_bytes()
     ran = bloom("push", "job", server.url, "--key", key, cwd=tmp_path)
     assert "job/requests.sqlite" in ran.error
-    assert "move it away" in ran.error
+    assert "next to it away to start the job over" in ran.error
     assert not server.client.keys(f"*{key}*")
     assert database.read_bytes() == before
     database.rename(tmp_path / "away")

@@ -34,20 +34,6 @@ TERMS = {
 }
 # In documents, the settings, keys and columns of that name are code.
 TERMS_OF_DOCUMENTS = {r"\berror rates?\b": "false-positive rate"}
-# Files that still contain such terms. No file may be added.
-TO_DO: set[str] = {
-    "analysis/pictures.py",
-    "commands/plan.py",
-    "commands/report.py",
-    "commands/shared/output.py",
-    "files/directory.py",
-    "files/file.py",
-    "files/forgotten.py",
-    "files/log.py",
-    "job/locks.py",
-    "job/paths.py",
-    "job/recovery.py",
-}
 
 
 def found_in(text: str, terms: dict[str, str]) -> list[str]:
@@ -88,13 +74,7 @@ def test_no_document_has_home_made_terms(document: Path) -> None:
 )
 def test_no_module_has_home_made_terms(module: Path) -> None:
     found = found_in(texts_of(module), TERMS)
-    if str(module.relative_to(PACKAGE)) in TO_DO:
-        pytest.skip(f"to be done: {found}")
     assert not found
-
-
-def test_each_file_to_be_done_exists() -> None:
-    assert not [name for name in TO_DO if not (PACKAGE / name).exists()]
 
 
 def test_no_text_points_to_a_file_that_an_installed_user_lacks() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scrapy_bloom.exceptions import TROUBLESHOOTING
 from tests.support import servers
 from tests.support.crawls import Crawl
 from tests.support.redis_faults import (
@@ -55,7 +56,7 @@ def site() -> Iterator[Site]:
 def refusal(crawl: Crawl, site: Site) -> str:
     """Return the one error of a crawl that does not begin."""
     assert crawl.finish() == 1, crawl.output
-    (line,) = problems(crawl)
+    (line,) = [each.removesuffix(f" ({TROUBLESHOOTING})") for each in problems(crawl)]
     before_the_traceback, _, _ = crawl.output.partition("Traceback")
     assert line.partition("SERVER")[2] in before_the_traceback
     assert PASSWORD not in crawl.output

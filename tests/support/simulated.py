@@ -282,7 +282,7 @@ class Worker:
         self._in_flight |= {each.id: int(each.data) for each in reply.taken}
         self.world.dead += [int(each) for each in reply.died]
         rest = [name for name, _ in self._collected._changes]
-        waiting = self.store._waiting.done if isinstance(self.store, ShardedStore) else []
+        waiting = self.store._deferred.done if isinstance(self.store, ShardedStore) else []
         assert reply.leased == len(self._in_flight) + rest.count("done") + len(waiting)
         if reply.runs_start and self._start is None and "start_ended" not in rest:
             self._start = self.world.site.start()
