@@ -2,8 +2,8 @@
 
 memory.svg   of README: Scrapy's set against the filter
 badge-*.svg  of README: what is needed, as pyproject.toml has it
-report.png   of README: `scrapy bloom report` of the example project's crawl, in Chromium
-watch.svg    of docs/distributed.md: `scrapy bloom info --watch` of a shared crawl
+report.png   of docs/monitoring.md: `scrapy bloom report` of the example's crawl, in Chromium
+watch.svg    of README and docs/distributed.md: `scrapy bloom info --watch` of a shared crawl
 """
 
 import argparse
