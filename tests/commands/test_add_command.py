@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,24 +12,13 @@ from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl, spider_with
 from tests.support.documents import BLOCK, section
-from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.shared_crawls import SharedCrawl
 from tests.support.shell import run_in_shell
 from tests.support.sites import Site
 from tests.support.workspace import start_project
 
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
 ADDED = "/added/"
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
-
-
-def place(crawl: SharedCrawl) -> tuple[str, ...]:
-    return (crawl.server.url, "--key", crawl.key)
 
 
 def urls(site: Site, *numbers: int) -> list[str]:
@@ -57,16 +45,16 @@ def test_into_a_shared_crawl_that_runs_twice_at_once(wide: Site, tmp_path: Path)
     recorded, known = crawled(wide)
     (tmp_path / "list").write_text("\n".join([*urls(wide, *range(100)), "no URL"]))
     with ThreadPoolExecutor() as pool:
-        arguments = ("add", *place(crawl), "--file", "list", "--json")
+        arguments = ("add", *crawl.place, "--file", "list", "--json")
         ran = list(pool.map(lambda _: bloom(*arguments, cwd=tmp_path), range(2)))
     assert [(each.status, each.json["read"], each.json["skipped"]) for each in ran] == [
         (1, 100, 1)
     ] * 2
     assert sum(each.json["new"] for each in ran) == 100
     assert "1 line is not a URL and was left out; the first: line 101" in ran[0].error
-    again = bloom("add", *place(crawl), known, *urls(wide, 1, 100), cwd=tmp_path)
+    again = bloom("add", *crawl.place, known, *urls(wide, 1, 100), cwd=tmp_path)
     assert again.out == "1 request was added to the queue\nDuplicates, left out: 2\n"
-    twice = bloom("add", *place(crawl), known, "--dont-filter", "--json", cwd=tmp_path).json
+    twice = bloom("add", *crawl.place, known, "--dont-filter", "--json", cwd=tmp_path).json
     assert (twice["new"], twice["duplicate"], twice["handed_over"]) == (1, 0, False)
     crawl.finish()
     assert added(wide) == paths(*range(101))
@@ -79,7 +67,7 @@ def test_into_a_shared_crawl_that_has_ended(shards: int, wide: Site, tmp_path: P
     more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
     crawl = SharedCrawl(wide, tmp_path, **more)
     crawl.finish(crawl.start())
-    assert bloom("add", *place(crawl), *urls(wide, *range(5)), cwd=tmp_path).status == 0
+    assert bloom("add", *crawl.place, *urls(wide, *range(5)), cwd=tmp_path).status == 0
     assert crawl.state().pending == 5
     assert not crawl.state().ended_at
     crawl.finish(crawl.start())
@@ -92,10 +80,10 @@ def test_the_order_and_the_spider_of_what_is_added(wide: Site, tmp_path: Path) -
     crawl.hold(20)
     for priority in ("-5", "7"):
         options = ("--priority", priority, "--callback", "parse")
-        assert bloom("add", *place(crawl), *urls(wide, int(priority)), *options, cwd=tmp_path)
-    first = bloom("queue", *place(crawl), "--next", "1", "--json", cwd=tmp_path).json["next"][0]
+        assert bloom("add", *crawl.place, *urls(wide, int(priority)), *options, cwd=tmp_path)
+    first = bloom("queue", *crawl.place, "--next", "1", "--json", cwd=tmp_path).json["next"][0]
     assert (first["url"], first["priority"], first["callback"]) == (*urls(wide, 7), 7, "parse")
-    other = bloom("add", *place(crawl), *urls(wide, 1), "--spider", "other", cwd=tmp_path)
+    other = bloom("add", *crawl.place, *urls(wide, 1), "--spider", "other", cwd=tmp_path)
     assert "has the queue of the spider links, and this one is 'other'" in other.error
     crawl.finish()
     assert added(wide) == paths(-5, 7)
@@ -106,7 +94,7 @@ def test_more_than_a_host_may_have(wide: Site, tmp_path: Path) -> None:
     crawl.finish(crawl.start())
     options = ["-sBLOOM_MAX_PAGES_PER_SLOT=30", f"-sSCHEDULER={SAFE['SCHEDULER']}"]
     _, known = crawled(wide)
-    arguments = ("add", *place(crawl), *options, known, *urls(wide, 1, 2), "http://a.example")
+    arguments = ("add", *crawl.place, *options, known, *urls(wide, 1, 2), "http://a.example")
     ran = bloom(*arguments, "--json", cwd=tmp_path).json
     assert (ran["read"], ran["new"], ran["duplicate"], ran["dropped"]) == (4, 1, 1, 2)
     ran = bloom(*arguments, cwd=tmp_path).out
@@ -121,7 +109,7 @@ def test_during_an_outage_of_the_server(wide: Site, tmp_path: Path) -> None:
         (tmp_path / "list").write_text("\n".join(urls(wide, *range(3000))))
         with ThreadPoolExecutor() as pool:
             adding = pool.submit(
-                bloom, "add", *place(crawl), "--file", "list", "--json", cwd=tmp_path
+                bloom, "add", *crawl.place, "--file", "list", "--json", cwd=tmp_path
             )
             servers.wait_for(lambda: crawl.state().pending > 200, lambda: "nothing is added")
             server.kill()

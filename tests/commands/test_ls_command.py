@@ -9,19 +9,12 @@ import pytest
 from scrapy_bloom.redis.scripts import keys_of
 from tests.support import servers
 from tests.support.cli import at_a_terminal, bloom
-from tests.support.shared_crawls import SharedCrawl, wide_site
+from tests.support.shared_crawls import SharedCrawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, shared_filter, urls
 
 ID, OTHER_ID = "0123456789abcdef", "fedcba9876543210"
 BLOCK = bytes(8192)
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`scrapy bloom stop`, and workers that wait for requests until then."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,22 +8,11 @@ import pytest
 from tests.support import servers
 from tests.support.cli import bloom
 from tests.support.crawls import Crawl
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 
 FIRST = "/p/0"  # which "/" and start() lead to as well
 SAFE = {"SCHEDULER": "scrapy_bloom.CrashSafeScheduler"}
-
-
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
-
-
-def place(crawl: SharedCrawl) -> tuple[str, ...]:
-    return (crawl.server.url, "--key", crawl.key)
 
 
 def fields(crawl: SharedCrawl, ending: bytes) -> dict[bytes, bytes]:
@@ -38,7 +26,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(shards: int, wide: Site, tmp_p
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, **more)
     crawl.hold(20, 4)
     with ThreadPoolExecutor() as pool:
-        stopping = pool.submit(bloom, "stop", *place(crawl), cwd=tmp_path)
+        stopping = pool.submit(bloom, "stop", *crawl.place, cwd=tmp_path)
         servers.wait_for(lambda: len(fields(crawl, b":stop")) == 4, lambda: "they are not asked")
         crawl.finish(reason="shutdown")
         ran = stopping.result(servers.LIMIT)
@@ -51,7 +39,7 @@ def test_all_workers_end_and_the_crawl_is_resumed(shards: int, wide: Site, tmp_p
     assert not fields(crawl, b":stop")
     assert wide.total() < PAGES
 
-    again = bloom("stop", *place(crawl), cwd=tmp_path)
+    again = bloom("stop", *crawl.place, cwd=tmp_path)
     assert again.out.startswith("No worker uses the queue ")
     crawl.finish(crawl.start())  # nobody asks this one to end
     assert len(wide.hits) == PAGES
@@ -111,12 +99,12 @@ def test_workers_wait_for_requests_until_they_are_stopped(wide: Site, tmp_path: 
     servers.wait_for(go_on, lambda: "they do not look for requests any more")
     crawl.start()  # one that finds nothing does so, too
     assert "stay open when it is empty" in crawl.workers[-1].output
-    assert bloom("stop", *place(crawl), cwd=tmp_path).status == 0
+    assert bloom("stop", *crawl.place, cwd=tmp_path).status == 0
     crawl.finish(reason="shutdown")
     assert not crawl.state().ended_at
     crawl.finish(crawl.start(BLOOM_QUEUE_WHEN_EMPTY="close"))
     assert crawl.state().ended_at
     late = crawl.start()
-    assert bloom("stop", *place(crawl), cwd=tmp_path).status == 0  # of a crawl that is over, too
+    assert bloom("stop", *crawl.place, cwd=tmp_path).status == 0  # of a crawl that is over, too
     crawl.finish(late, reason="shutdown")
     assert [path for path, number in wide.hits.items() if number > 1] == [FIRST]

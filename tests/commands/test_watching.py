@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -17,7 +16,7 @@ from tests.support.cli import UNMEASURED, bloom
 from tests.support.crawls import Crawl
 from tests.support.processes import start_scrapy
 from tests.support.request_queues import InRedis, leave_dead_letter
-from tests.support.shared_crawls import PAGES, SharedCrawl, wide_site
+from tests.support.shared_crawls import PAGES, SharedCrawl
 from tests.support.sites import Site
 from tests.support.workspace import fingerprints, make_filter, urls
 
@@ -93,23 +92,12 @@ class Watch:
             os.close(self.controller)
 
 
-@pytest.fixture
-def wide() -> Iterator[Site]:
-    site = wide_site()
-    yield site
-    site.end()
-
-
-def place(crawl: SharedCrawl) -> tuple[str, ...]:
-    return (crawl.server.url, "--key", crawl.key)
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 def test_each_worker_and_the_queue(shards: int, wide: Site, tmp_path: Path) -> None:
     more = {"BLOOM_REDIS_SHARDS": shards} if shards > 1 else {}
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4, BLOOM_QUEUE_LEASE_SECS=20, **more)
     crawl.hold(20)
-    watch = Watch(*place(crawl), "--watch", "0.2", "--json", cwd=tmp_path)
+    watch = Watch(*crawl.place, "--watch", "0.2", "--json", cwd=tmp_path)
 
     def is_still() -> bool:
         return bool(watch.lines) and watch.lines[-1]["queue"]["done_per_second"] == 0
@@ -142,7 +130,7 @@ def test_each_worker_and_the_queue(shards: int, wide: Site, tmp_path: Path) -> N
 def test_a_table_on_a_terminal(columns: int, wide: Site, tmp_path: Path) -> None:
     crawl = SharedCrawl(wide, tmp_path, CONCURRENT_REQUESTS=4)
     crawl.hold(20)
-    watch = Watch(*place(crawl), "--watch=0.2", cwd=tmp_path, columns=columns, NO_COLOR="1")
+    watch = Watch(*crawl.place, "--watch=0.2", cwd=tmp_path, columns=columns, NO_COLOR="1")
     watch.wait_for(r"worker +pages/s", r"0\.0 ", "all workers", r"host +pending", r"127\.0\.0\.1")
     assert ("heartbeat" in watch.text) == (columns > 100)
     assert "\x1b[31m" not in watch.text
@@ -157,8 +145,8 @@ def test_a_line_per_interval_through_a_restart(wide: Site, tmp_path: Path) -> No
     try:
         crawl = SharedCrawl(wide, tmp_path, server=server)
         crawl.hold(20)
-        dumb = Watch(*place(crawl), "--watch", "0.2", cwd=tmp_path, columns=80, TERM="dumb")
-        watch = Watch(*place(crawl), "--watch", "0.2", cwd=tmp_path)
+        dumb = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path, columns=80, TERM="dumb")
+        watch = Watch(*crawl.place, "--watch", "0.2", cwd=tmp_path)
         for each in (dumb, watch):
             each.wait_for(
                 r"\d\d:\d\d:\d\d 2 workers; 0\.0 pages/s \(0\.0 on average\); \d+ in flight; "
@@ -234,7 +222,7 @@ def test_prometheus_of_a_shared_crawl(wide: Site, tmp_path: Path) -> None:
     before = None
     while before != (state := crawl.state()).done:  # what was answered before is being finished
         before = state.done
-        found = parsed(bloom("info", *place(crawl), "--format", "prometheus", cwd=tmp_path).out)
+        found = parsed(bloom("info", *crawl.place, "--format", "prometheus", cwd=tmp_path).out)
     ((labels, pending),) = found["scrapy_bloom_pending_requests"]
     assert crawl.key in labels["filter"]
     assert pending == state.pending

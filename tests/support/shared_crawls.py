@@ -147,6 +147,11 @@ class SharedCrawl:
         """How often start() has begun."""
         return len((self.directory / "started").read_text())
 
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The queue, as arguments of a command."""
+        return (self.server.url, "--key", self.key)
+
     def told(self, text: str, level: str = "INFO") -> list[str]:
         """The lines of all workers with that text."""
         return [line for each in self.workers for line in each.told(level) if text in line]
